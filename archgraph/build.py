@@ -1,0 +1,496 @@
+"""Build: an :class:`ArchGraph` becomes an ``nn.Module`` again, and shapes are inferred.
+
+Each mode of the graph becomes one ``torch.fx.Graph``; its generated forward is compiled once per
+graph and dispatched on ``self.training``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import keyword
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from archgraph.errors import GraphError
+from archgraph.ir import (
+    ArchGraph,
+    Atom,
+    Batch,
+    Constant,
+    Leaf,
+    Node,
+    Param,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+    size_at,
+    specialise,
+    walk,
+)
+from archgraph.ops.schema import from_atom, schema
+from archgraph.ops.table import Initialiser, initialiser
+
+
+class Output(dict[str, Any]):
+    """A model's named results: a dict whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+pytree.register_pytree_node(
+    Output,
+    lambda o: (list(o.values()), list(o)),
+    lambda values, keys: Output(zip(keys, values, strict=True)),
+    serialized_type_name="archgraph.Output",
+)
+
+
+class ArchModule(torch.nn.Module):
+    """A module built from a graph.
+
+    Attributes:
+        arch: The graph. State-dict keys, training flags and outputs are those of the model that
+            it was traced from.
+    """
+
+    arch: ArchGraph
+
+    def extra_repr(self) -> str:
+        """One line: name, operators, parameters."""
+        return f"{self.arch.name}: {len(self.arch.nodes)} operators"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {k: v.detach().clone() for k, v in state_of(self).items()}
+        return _rebuild, (self.arch, state, self.training)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchModule:
+        copy = build(self.arch, state_of(self))
+        copy.train(self.training)
+        memo[id(self)] = copy
+        return copy
+
+
+def _rebuild(graph: ArchGraph, state: Mapping[str, torch.Tensor], training: bool) -> ArchModule:
+    return build(graph, state).train(training)
+
+
+def build(
+    graph: ArchGraph, state: Mapping[str, torch.Tensor] | None = None, *, seed: int = 0
+) -> ArchModule:
+    """Module that computes a graph.
+
+    Args:
+        graph: The architecture.
+        state: Tensors by leaf name (copied); without it leaves start as their operators' defaults.
+        seed: Seed of the initialisation.
+
+    Raises:
+        GraphError: If the state lacks a leaf or has one of another shape.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> build(graph, state)(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+    values = dict(state) if state is not None else initial_state(graph, seed)
+    kind: type[ArchModule] = graph._memo("archgraph.build", _module_class)
+    module = kind()
+    module.arch = graph
+    tensors: dict[str, torch.Tensor] = {}
+    for param in graph.params:
+        if param.role == "constant":
+            assert param.value is not None
+            tensors[param.name] = tensor_of(param.value)
+            continue
+        value = values.get(param.name)
+        if value is None:
+            raise GraphError("state lacks a tensor", where=param.name, expected=str(param.type))
+        if tuple(value.shape) != param.shape:
+            raise GraphError(
+                "state has another shape",
+                where=param.name,
+                found=tuple(value.shape),
+                expected=param.shape,
+            )
+        tensors[param.name] = value.detach().to(torch_dtype(param.dtype), copy=True)
+    for param in graph.params:
+        held = tensors[param.name]
+        leaf: torch.Tensor = held
+        if param.role == "parameter":
+            leaf = torch.nn.Parameter(held, requires_grad=param.trainable)
+        for name in (param.name, *param.aliases):
+            _register(module, name, leaf, param.role)
+    return module
+
+
+def _register(module: torch.nn.Module, name: str, leaf: torch.Tensor, role: str) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        child = module._modules.get(part)
+        if child is None:
+            child = torch.nn.Module()
+            module.add_module(part, child)
+        module = child
+    if isinstance(leaf, torch.nn.Parameter):
+        module.register_parameter(last, leaf)
+    else:
+        module.register_buffer(last, leaf, persistent=role != "constant")
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """State of a built module: owners only, detached views of its tensors, in graph order.
+
+    Raises:
+        GraphError: If the module was not built from a graph.
+    """
+    graph = getattr(module, "arch", None)
+    if not isinstance(graph, ArchGraph):
+        raise GraphError("not a module built by archgraph", found=type(module).__name__)
+    full = module.state_dict(keep_vars=True)
+    return {name: full[name].detach() for name in graph.state_names}
+
+
+def load_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy a state into a built module, in place.
+
+    Raises:
+        GraphError: If a tensor is missing or has another shape; nothing is copied then.
+    """
+    own = state_of(module)
+    for name, tensor in own.items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = tuple(state[name].shape) if name in state else "nothing"
+            raise GraphError(
+                "state does not fit", where=name, found=found, expected=tuple(tensor.shape)
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name.
+
+    Raises:
+        GraphError: If there is none.
+
+    >>> torch_dtype("float32")
+    torch.float32
+    """
+    value = from_atom(Atom(name))
+    if not isinstance(value, torch.dtype):
+        raise GraphError("unknown dtype", found=name)
+    return value
+
+
+def tensor_of(value: Constant) -> torch.Tensor:
+    """A constant as a fresh tensor."""
+    dtype = torch_dtype(value.dtype)
+    if not value.data:
+        return torch.empty(value.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(value.data), dtype=dtype).reshape(value.shape)
+
+
+def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Fresh weights: each leaf as the operator that uses it says, drawn in graph order.
+
+    Args:
+        graph: The architecture.
+        seed: Seed; equal seeds give equal states.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        p.name: _initial(p, initialiser(graph, p), generator)
+        for p in graph.params
+        if p.role != "constant"
+    }
+
+
+def _initial(
+    param: Param, how: Initialiser | None, generator: torch.Generator
+) -> torch.Tensor:
+    if param.value is not None:
+        return tensor_of(param.value)
+    dtype = torch_dtype(param.dtype)
+    tensor = torch.zeros(param.shape, dtype=dtype)
+    if how is None or not dtype.is_floating_point:
+        return tensor
+    match how.kind:
+        case "zeros":
+            return tensor
+        case "ones":
+            return tensor.fill_(how.scale)
+        case "uniform":
+            return tensor.uniform_(-how.scale, how.scale, generator=generator)
+        case "normal":
+            return tensor.normal_(0.0, how.scale, generator=generator)
+
+
+# -- code -----------------------------------------------------------------------------------
+
+
+def _module_class(graph: ArchGraph) -> type[ArchModule]:
+    """A module class whose forward computes the graph in both modes."""
+    evaluate, train = (_compile(specialise(graph, training=t)) for t in (False, True))
+    if evaluate[1] == train[1]:
+        forward = evaluate[0]
+    else:
+        arguments = ", ".join(_argument(k) for k, _ in graph.inputs)
+        scope: dict[str, Any] = {"evaluate": evaluate[0], "train": train[0]}
+        exec(  # our own generated dispatcher over validated identifiers
+            f"def forward(self, {arguments}):\n"
+            f"    return (train if self.training else evaluate)(self, {arguments})\n",
+            scope,
+        )
+        forward = scope["forward"]
+    return type("ArchModule", (ArchModule,), {"forward": forward, "__module__": __name__})
+
+
+def _argument(name: str) -> str:
+    if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
+        raise GraphError("argument of forward must be an identifier", where="inputs", found=name)
+    return name
+
+
+def _compile(graph: ArchGraph) -> tuple[Callable[..., Any], str]:
+    code = fx_graph(graph).python_code("self")
+    scope = dict(code.globals)
+    exec(code.src, scope)  # generated by torch.fx from validated ATen operators
+    return scope["forward"], code.src
+
+
+def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
+    """The ``torch.fx`` graph of one mode (no :class:`~archgraph.ir.Mode` left inside)."""
+    fx = torch.fx.Graph()
+    env: dict[str, torch.fx.Node] = {}
+    get = torch.ops.aten
+    placeholders = {k: fx.placeholder(_argument(k)) for k, _ in graph.inputs}
+
+    def take_apart(value: Value, held: torch.fx.Node) -> None:
+        match value:
+            case Ref(name):
+                env[name] = held
+            case tuple():
+                for index, item in enumerate(value):
+                    take_apart(item, fx.call_function(operator.getitem, (held, index)))
+            case Record():
+                for key, item in value.fields:
+                    take_apart(item, fx.call_function(operator.getitem, (held, key)))
+
+    for key, value in graph.inputs:
+        take_apart(value, placeholders[key])
+    attributes: dict[str, torch.fx.Node] = {}
+    sizes: dict[Batch, torch.fx.Node] = {}
+    batched = next(
+        (n.name for n in graph.nodes if n.op == "input" and n.shape and n.shape[0] == Batch()), None
+    )
+    first_input = next((n.name for n in graph.nodes if n.op == "input"), None)
+
+    def size(value: Batch) -> torch.fx.Node:
+        if value not in sizes:
+            if batched is None:
+                raise GraphError("a size depends on the batch, but no input has a batch axis")
+            if value == Batch():
+                sizes[value] = fx.call_function(get.sym_size.int, (env[batched], 0))
+            elif value.power > 1:
+                whole = size(Batch(value.factor, value.power - 1))
+                sizes[value] = fx.call_function(operator.mul, (whole, size(Batch())))
+            else:
+                sizes[value] = fx.call_function(operator.mul, (size(Batch()), value.factor))
+        return sizes[value]
+
+    def lower(value: Value) -> Any:
+        match value:
+            case Ref(name):
+                return env[name]
+            case Leaf(name):
+                if name not in attributes:
+                    attributes[name] = fx.get_attr(name)
+                return attributes[name]
+            case Batch():
+                return size(value)
+            case Atom():
+                return from_atom(value)
+            case tuple():
+                return [lower(v) for v in value]
+            case _:
+                return value
+
+    def lower_tree(value: Value) -> Any:
+        match value:
+            case Record(fields, ""):
+                keys, values = [k for k, _ in fields], [lower_tree(v) for _, v in fields]
+                return fx.call_function(_output, (keys, values))
+            case Record(fields, name):
+                keys, values = [k for k, _ in fields], [lower_tree(v) for _, v in fields]
+                return fx.call_function(_named, (name, keys, values))
+            case tuple():
+                return tuple(lower_tree(v) for v in value)
+            case _:
+                return lower(value)
+
+    for node in graph.nodes:
+        if node.op == "input":
+            continue
+        if node.op == "getitem":
+            args = (lower(node.arg("source")), node.arg("index"))
+            env[node.name] = fx.call_function(operator.getitem, args)
+            continue
+        row = schema(node.op)
+        given = {k: lower(v) for k, v in node.args}
+        if row.makes_tensor and first_input is not None:
+            given["device"] = fx.call_function(getattr, (env[first_input], "device"))
+        positional, named = row.call_args(given)
+        env[node.name] = fx.call_function(row.overload, tuple(positional), named)
+    for buffer, value in graph.updates:
+        fx.call_function(get.copy_.default, (fx.get_attr(buffer), lower(value)))
+    fx.output(lower_tree(graph.outputs))
+    return fx
+
+
+def _output(keys: list[str], values: list[Any]) -> Output:
+    return Output(zip(keys, values, strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _named_tuple(name: str, keys: tuple[str, ...]) -> Any:
+    from collections import namedtuple
+
+    return namedtuple(name, keys)
+
+
+def _named(name: str, keys: list[str], values: list[Any]) -> Any:
+    return _named_tuple(name, tuple(keys))(*values)
+
+
+# fx prints functions by their qualified name: these two must be importable from here.
+torch.fx.wrap("_output")
+torch.fx.wrap("_named")
+
+
+# -- shapes ---------------------------------------------------------------------------------
+
+_PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
+
+
+def infer(graph: ArchGraph) -> ArchGraph:
+    """The graph with every type recomputed from inputs and leaves, on meta tensors.
+
+    Raises:
+        GraphError: Names the operator whose arguments do not fit and their shapes.
+    """
+    types = [_infer_at(graph, batch) for batch in _PROBES]
+    nodes = tuple(
+        dataclasses.replace(n, type=_symbolic(types[0][n.name], types[1][n.name]))
+        for n in graph.nodes
+    )
+    return graph.replace(nodes=nodes)
+
+
+def infer_node(graph: ArchGraph, node: Node) -> TensorType | tuple[TensorType, ...]:
+    """Type of one operator appended to a graph whose types are known.
+
+    Raises:
+        GraphError: If its arguments do not fit.
+    """
+    found = []
+    for batch in _PROBES:
+        env = {
+            i.name: _meta(graph.node[i.name].type, batch)
+            for _, v in node.args
+            for i in walk(v)
+            if isinstance(i, Ref)
+        }
+        found.append(_run_meta(graph, node, env, batch))
+    return _symbolic(found[0], found[1])
+
+
+def _meta(type_: TensorType | tuple[TensorType, ...], batch: int) -> Any:
+    if isinstance(type_, tuple):
+        return [_meta(t, batch) for t in type_]
+    shape = [size_at(s, batch) for s in type_.shape]
+    return torch.empty(shape, dtype=torch_dtype(type_.dtype), device="meta")
+
+
+def _infer_at(graph: ArchGraph, batch: int) -> dict[str, Any]:
+    env: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op == "input":
+            env[node.name] = _meta(node.type, batch)
+        else:
+            env[node.name] = _run_meta(graph, node, env, batch)
+    return env
+
+
+def _run_meta(graph: ArchGraph, node: Node, env: Mapping[str, Any], batch: int) -> Any:
+    from archgraph.ir import in_mode
+
+    def lower(value: Value) -> Any:
+        match value:
+            case Ref(name):
+                return env[name]
+            case Leaf(name):
+                return _meta(graph.param[name].type, batch)
+            case Batch():
+                return value.at(batch)
+            case Atom():
+                return from_atom(value)
+            case tuple():
+                return [lower(v) for v in value]
+            case _:
+                return value
+
+    given = {k: lower(in_mode(v, True)) for k, v in node.args}
+    if node.op == "getitem":
+        try:
+            return given["source"][given["index"]]
+        except (IndexError, TypeError):
+            raise GraphError("no such result", where=f"%{node.name}", found=given["index"]) from None
+    row = schema(node.op)
+    if row.makes_tensor:
+        given["device"] = torch.device("meta")
+    positional, named = row.call_args(given)
+    try:
+        with torch.no_grad():
+            return row.overload(*positional, **named)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        shapes = {
+            k: list(v.shape) if isinstance(v, torch.Tensor) else [list(t.shape) for t in v]
+            for k, v in given.items()
+            if isinstance(v, torch.Tensor)
+            or (isinstance(v, list) and v and all(isinstance(t, torch.Tensor) for t in v))
+        }
+        raise GraphError(
+            f"{node.op} does not fit its arguments: {str(error).splitlines()[0]}",
+            where=f"%{node.name}" + (f" in {node.scope}" if node.scope else ""),
+            found=", ".join(f"{k} {v}" for k, v in shapes.items()),
+        ) from error
+
+
+def _symbolic(a: Any, b: Any) -> Any:
+    """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
+    if isinstance(a, (list, tuple)):
+        return tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
+    shape: list[Any] = []
+    for x, y in zip(a.shape, b.shape, strict=True):
+        if x == y:
+            shape.append(int(x))
+            continue
+        power = next(
+            (p for p in (1, 2, 3) if x * _PROBES[1] ** p == y * _PROBES[0] ** p), None
+        )
+        if power is None or x % _PROBES[0] ** power:
+            raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
+        shape.append(Batch(int(x) // _PROBES[0] ** power, power))
+    return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))

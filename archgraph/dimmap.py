@@ -1,0 +1,350 @@
+"""One dimension's linear map: slices where it can be, an index, weights or a fold where it must.
+
+A :class:`DimMap` is a sparse matrix from one axis to another in one canonical form, so that equal
+maps are equal values and composing them stays closed. Transfers are Kronecker products of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from archgraph.errors import RewriteError
+
+Positions: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
+Vector: TypeAlias = npt.NDArray[np.float64]
+Run: TypeAlias = tuple[int, int, int]
+
+# A selection of more contiguous runs than this, or of shorter ones, is gathered by index.
+MAX_RUNS = 64
+MIN_RUN = 4
+
+
+def _pack(values: npt.NDArray[Any], dtype: str) -> bytes:
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class DimMap:
+    """One dimension's linear map, a sparse ``length × size`` matrix in its one canonical form.
+
+    Target position ``i`` is ``Σ_k weight[k] · source[position[k]]`` over its own ``k``: exactly
+    one for a selection or a replication, several for a fold, none for a zero. Make it with
+    :meth:`of` or :meth:`sparse`, which choose the form; ``None`` stands for the identity. Equal
+    maps are equal values.
+
+    Attributes:
+        size: Extent of the source dimension.
+        length: Extent of the target dimension.
+        runs: The positions as few slices ``(start, stop, step)``, in order; else empty.
+        index: The positions as packed int64 where they are no few slices; else empty.
+        weights: Packed float64, one per position; empty when all are one.
+        offsets: Packed int64 of ``length + 1`` bounds into the positions; empty when every target
+            position has exactly one.
+    """
+
+    size: int
+    length: int
+    runs: tuple[Run, ...] = ()
+    index: bytes = b""
+    weights: bytes = b""
+    offsets: bytes = b""
+
+    @staticmethod
+    def of(
+        positions: Positions, size: int, weights: Sequence[float] | Vector | None = None
+    ) -> DimMap | None:
+        """The map that takes these positions in this order, each with its weight.
+
+        Identity becomes ``None``, an arithmetic progression one slice, few contiguous runs as many
+        slices, anything else an index; repetition is allowed.
+
+        Raises:
+            RewriteError: If a position lies outside ``0 … size - 1``.
+
+        >>> DimMap.of(range(8), 8) is None
+        True
+        >>> print(DimMap.of(range(4), 8), DimMap.of([1, 3, 5], 8), DimMap.of([0, 0, 3], 8))
+        :4 1:6:2 [0, 0, 3]
+        >>> print(DimMap.of([0, 1, 2, 3, 8, 9, 10, 11], 16))
+        0:4+8:12
+        """
+        where = np.asarray(positions, dtype=np.int64).reshape(-1)
+        factors = None if weights is None else np.asarray(weights, dtype=np.float64).reshape(-1)
+        if factors is not None and factors.shape != where.shape:
+            raise RewriteError(
+                "weights do not match positions", found=len(factors), expected=len(where)
+            )
+        return DimMap._make(where, size, len(where), factors, None)
+
+    @staticmethod
+    def sparse(
+        rows: Positions,
+        columns: Positions,
+        weights: Sequence[float] | Vector,
+        *,
+        size: int,
+        length: int,
+    ) -> DimMap | None:
+        """The map with ``weights`` at (target ``rows``, source ``columns``), duplicates added up.
+
+        Raises:
+            RewriteError: If a row or column lies outside the matrix.
+
+        Example:
+            Four units merged into two, the second half averaged:
+
+            >>> print(DimMap.sparse([0, 0, 1, 1], [0, 1, 2, 3], [1, 1, 0.5, 0.5], size=4, length=2))
+            fold 4 → 2
+        """
+        row = np.asarray(rows, dtype=np.int64)
+        column = np.asarray(columns, dtype=np.int64)
+        weight = np.asarray(weights, dtype=np.float64)
+        if len(row) and (row.min() < 0 or row.max() >= length):
+            raise RewriteError("row outside the map", found=int(row.max()), expected=f"< {length}")
+        order = np.lexsort((column, row))
+        row, column, weight = row[order], column[order], weight[order]
+        if len(row):
+            first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(column) != 0)])
+            row, column, weight = row[first], column[first], np.add.reduceat(weight, first)
+        kept = weight != 0
+        row, column, weight = row[kept], column[kept], weight[kept]
+        counts = np.bincount(row, minlength=length)
+        offsets = None if (counts == 1).all() else np.r_[0, np.cumsum(counts)]
+        return DimMap._make(column, size, length, weight, offsets)
+
+    @staticmethod
+    def _make(
+        where: npt.NDArray[np.int64],
+        size: int,
+        length: int,
+        weights: Vector | None,
+        offsets: npt.NDArray[np.int64] | None,
+    ) -> DimMap | None:
+        if len(where) and (where.min() < 0 or where.max() >= size):
+            wrong = int(where.max() if where.min() >= 0 else where.min())
+            raise RewriteError("position outside the axis", found=wrong, expected=f"0 … {size - 1}")
+        if weights is not None and (weights == 1).all():
+            weights = None
+        runs = _runs(where)
+        plain = weights is None and offsets is None
+        if plain and length == size and runs == (((0, size, 1),) if size else ()):
+            return None
+        return DimMap(
+            size,
+            length,
+            runs,
+            b"" if runs else _pack(where, "<i8"),
+            b"" if weights is None else _pack(weights, "<f8"),
+            b"" if offsets is None else _pack(offsets, "<i8"),
+        )
+
+    @property
+    def selects(self) -> bool:
+        """Whether every target position is one source position with weight one."""
+        return not self.weights and not self.offsets
+
+    @property
+    def slices(self) -> bool:
+        """Whether it selects by a few slices: a view, no index."""
+        return self.selects and bool(self.runs)
+
+    @property
+    def window(self) -> slice | None:
+        """The one slice that it selects by, if it does."""
+        return slice(*self.runs[0]) if self.selects and len(self.runs) == 1 else None
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Source positions; one per target position unless it folds."""
+        if self.runs:
+            return np.concatenate([np.arange(*run, dtype=np.int64) for run in self.runs])
+        return np.frombuffer(self.index, dtype="<i8").astype(np.int64)
+
+    @property
+    def values(self) -> Vector:
+        """Weights, one per position."""
+        if self.weights:
+            return np.frombuffer(self.weights, dtype="<f8").astype(np.float64)
+        return np.ones(len(self.positions))
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """Target positions, one per source position."""
+        if not self.offsets:
+            return np.arange(self.length)
+        counts = np.diff(np.frombuffer(self.offsets, dtype="<i8"))
+        return np.repeat(np.arange(self.length), counts)
+
+    def then(self, other: DimMap) -> DimMap | None:
+        """The map that applies this one, then the other (matrix product ``other · self``).
+
+        >>> half, last = DimMap.of(range(4), 8), DimMap.of([2, 3], 4)
+        >>> print(half.then(last))
+        2:4
+        """
+        if self.length != other.size:
+            raise RewriteError("maps do not meet", found=other.size, expected=self.length)
+        if self.selects and other.selects:
+            if len(self.runs) == len(other.runs) == 1:
+                (start, _, step), (first, stop, stride) = self.runs[0], other.runs[0]
+                low, high = start + first * step, start + (stop - 1) * step + 1
+                width = step * stride if other.length > 1 else 1
+                return DimMap(self.size, other.length, ((low, high, width),))
+            return DimMap.of(self.positions[other.positions], self.size)
+        via, outer = other.positions, other.values
+        if self.offsets:
+            bounds = np.frombuffer(self.offsets, dtype="<i8")
+            counts = (bounds[1:] - bounds[:-1])[via]
+            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            picked = np.repeat(bounds[:-1][via], counts) + within
+            rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
+        else:
+            picked, rows, factors = via, other.targets, outer
+        return DimMap.sparse(
+            rows,
+            self.positions[picked],
+            self.values[picked] * factors,
+            size=self.size,
+            length=other.length,
+        )
+
+    def coverage(self, rows: Vector | None = None) -> Vector:
+        """``|A|ᵀ (rows ∘ |A| 1)`` over the source positions; ``rows`` defaults to ones.
+
+        >>> DimMap.of([0, 0, 2], 4).coverage().tolist()
+        [2.0, 0.0, 1.0, 0.0]
+        """
+        if window := self.window:
+            taken = np.zeros(self.size)
+            taken[window] = 1 if rows is None else rows
+            return taken
+        weights, targets = np.abs(self.values), self.targets
+        sums: Vector = np.bincount(targets, weights, minlength=self.length).astype(np.float64)
+        if rows is not None:
+            sums = sums * rows
+        spread = np.bincount(self.positions, sums[targets] * weights, minlength=self.size)
+        return spread.astype(np.float64)
+
+    def magnitude(self) -> DimMap:
+        """The map with the absolute values of its weights."""
+        if not self.weights:
+            return self
+        return dataclasses.replace(self, weights=_pack(np.abs(self.values), "<f8"))
+
+    def matrix(self) -> Vector:
+        """The ``length × size`` matrix.
+
+        >>> DimMap.of([2, 2], 3, weights=[0.5, 0.5]).matrix().tolist()
+        [[0.0, 0.0, 0.5], [0.0, 0.0, 0.5]]
+        """
+        dense = np.zeros((self.length, self.size))
+        np.add.at(dense, (self.targets, self.positions), self.values)
+        return dense
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """``A x`` along one dimension, a new tensor.
+
+        Shapes:
+            x: ``[…, size, …]`` → ``[…, length, …]``
+        """
+        if self.slices:
+            return torch.cat([x[_at(dim, run)] for run in self.runs], dim)
+        if self._dense:
+            matrix = torch.from_numpy(self.matrix()).to(x)
+            return torch.tensordot(matrix, x, dims=([1], [dim])).movedim(0, dim)
+        y = x.index_select(dim, self._tensor(self.positions, x))
+        if self.weights:
+            y *= _along(dim, torch.from_numpy(self.values).to(x), x.dim())
+        if self.offsets:
+            shape = (*x.shape[:dim], self.length, *x.shape[dim + 1 :])
+            y = x.new_zeros(shape).index_add_(dim, self._tensor(self.targets, x), y)
+        return y
+
+    def scatter(self, y: Tensor, dim: int, into: Tensor, alpha: float = 1.0) -> None:
+        """Add ``alpha · Aᵀ y`` along one dimension to ``into``, in place.
+
+        Shapes:
+            y: ``[…, length, …]``; into: ``[…, size, …]``
+        """
+        if self.slices:
+            begin = 0
+            for run in self.runs:
+                end = begin + len(range(*run))
+                into[_at(dim, run)].add_(y[_at(dim, (begin, end, 1))], alpha=alpha)
+                begin = end
+            return
+        if self._dense:
+            matrix = torch.from_numpy(self.matrix()).to(y)
+            into.add_(torch.tensordot(matrix, y, dims=([0], [dim])).movedim(0, dim), alpha=alpha)
+            return
+        if self.offsets:
+            y = y.index_select(dim, self._tensor(self.targets, y))
+        if self.weights:
+            y = y * _along(dim, torch.from_numpy(self.values).to(y), y.dim())
+        into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
+
+    @property
+    def _dense(self) -> bool:
+        """Whether a matrix product is cheaper than gathering every single weight."""
+        return bool(self.offsets) and len(self.positions) > 4 * (self.size + self.length)
+
+    @staticmethod
+    def _tensor(positions: npt.NDArray[np.int64], like: Tensor) -> Tensor:
+        return torch.from_numpy(positions).to(like.device)
+
+    def __str__(self) -> str:
+        if self.offsets:
+            return f"fold {self.size} → {self.length}"
+        if len(self.runs) == 1:
+            start, stop, step = self.runs[0]
+            ends = ("" if start == 0 else str(start), "" if stop == self.size else str(stop))
+            text = f"{ends[0]}:{ends[1]}" + (f":{step}" if step > 1 else "")
+        elif self.runs and len(self.runs) <= 4:
+            text = "+".join(f"{start}:{stop}" for start, stop, _ in self.runs)
+        elif self.length <= 8:
+            text = f"[{', '.join(map(str, self.positions))}]"
+        else:
+            text = f"[{', '.join(map(str, self.positions[:3]))}, … {self.length} of {self.size}]"
+        return f"weighted {text}" if self.weights else text
+
+
+def _runs(where: npt.NDArray[np.int64]) -> tuple[Run, ...]:
+    """Few slices that list these positions in order; empty when there are none or too many."""
+    count = len(where)
+    if count == 0:
+        return ()
+    steps = np.diff(where)
+    if count == 1 or (steps[0] > 0 and (steps == steps[0]).all()):
+        return ((int(where[0]), int(where[-1]) + 1, int(steps[0]) if count > 1 else 1),)
+    breaks = np.flatnonzero(steps != 1)
+    if len(breaks) >= MAX_RUNS or count < MIN_RUN * (len(breaks) + 1):
+        return ()
+    starts, stops = where[np.r_[0, breaks + 1]], where[np.r_[breaks, count - 1]] + 1
+    return tuple((int(a), int(b), 1) for a, b in zip(starts, stops, strict=True))
+
+
+def _at(dim: int, run: Run) -> tuple[slice, ...]:
+    return (*[slice(None)] * dim, slice(*run))
+
+
+def _along(dim: int, vector: Tensor, rank: int) -> Tensor:
+    return vector.view(*[1] * dim, -1, *[1] * (rank - dim - 1))
+
+
+def chain(a: DimMap | None, b: DimMap | None) -> DimMap | None:
+    """``a``, then ``b``, where ``None`` is the identity.
+
+    >>> chain(None, None) is None, str(chain(None, DimMap.of([0], 2)))
+    (True, ':1')
+    """
+    if a is None or b is None:
+        return b if a is None else a
+    return a.then(b)

@@ -1,0 +1,143 @@
+"""FedFA's attack: malicious clients add a multiple of an update trained on shuffled labels.
+
+Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
+
+``ΔM_malicious = ΔM_c + λ · ΔM_backdoor``
+
+======================  ====================================================
+symbol                  here
+======================  ====================================================
+``ΔM_c``                honest update: state after the program - state sent
+``ΔM_backdoor``         the same program on the same inputs, labels shuffled
+``λ``                   ``Attack.intensity``
+======================  ====================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from archgraph.ir import ArchGraph
+from archgraph.strategy import (
+    ClientData,
+    Examples,
+    Outcome,
+    Program,
+    State,
+    Work,
+    seeded,
+)
+
+
+def malicious(clients: Sequence[int], share: float, seed: int) -> frozenset[int]:
+    """The clients that attack: a seeded choice of ``share`` of them, rounded to the nearest.
+
+    A share above 0 is at least one client.
+
+    >>> len(malicious(range(20), 0.2, seed=0)), malicious(range(20), 0.0, seed=0)
+    (4, frozenset())
+    """
+    count = math.floor(share * len(clients) + 0.5)
+    if share > 0:
+        count = max(count, 1)
+    order = torch.randperm(len(clients), generator=seeded(seed, "malicious"))
+    return frozenset(clients[i] for i in order[:count].tolist())
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A program that does another one honestly and adds a backdoor (Eq. 1).
+
+    Its honest part draws the same random numbers as the program would alone, so that with
+    ``intensity=0`` the update is the honest one, bit for bit. Only trainable entries are attacked:
+    running statistics and counters stay honest, since a multiple of their change can leave their
+    range (a negative variance) and would be rejected.
+
+    Attributes:
+        program: What an honest client would do.
+        intensity: λ.
+        seed: Of the shuffled labels; a client's labels are shuffled alike in every round.
+    """
+
+    program: Program
+    intensity: float
+    seed: int = 0
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train twice from the same state: on the labels, and on shuffled labels."""
+        second = torch.Generator().manual_seed((work.generator.initial_seed() ^ _OTHER) >> 1)
+        honest = self.program(work)
+        if self.intensity == 0:
+            return honest
+        torch.manual_seed(second.initial_seed())
+        order = torch.randperm(
+            work.data.examples, generator=seeded(self.seed, "labels", work.client)
+        )
+        backdoor = self.program(
+            dataclasses.replace(work, data=Shuffled(work.data, order), generator=second)
+        )
+        others = {
+            name: self._add(work.others[name].graph, work.others[name].state, state, bad)
+            for name, state in honest.others.items()
+            if (bad := backdoor.others.get(name)) is not None
+        }
+        return dataclasses.replace(
+            honest,
+            state=self._add(work.graph, work.state, honest.state, backdoor.state),
+            others={**honest.others, **others},
+        )
+
+    def _add(
+        self, graph: ArchGraph, sent: State, honest: State, backdoor: State
+    ) -> dict[str, torch.Tensor]:
+        """``sent + ΔM_c + λ·ΔM_backdoor`` for trainable floating point entries."""
+        attacked = {
+            p.name
+            for p in graph.params
+            if p.role == "parameter" and p.trainable and sent[p.name].is_floating_point()
+        }
+        return {
+            name: value.add(backdoor[name] - sent[name].to(value.device), alpha=self.intensity)
+            if name in attacked
+            else value
+            for name, value in honest.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled:
+    """Another client's data with its labels in another order.
+
+    Attributes:
+        data: The data.
+        order: Example ``i`` gets the label of example ``order[i]``.
+    """
+
+    data: ClientData
+    order: torch.Tensor
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return self.data.examples
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """Examples per class: shuffling changes none."""
+        return self.data.histogram
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        """As the data's own batches, with the shuffled labels."""
+        labels = torch.cat([batch.targets for batch in self.data.batches(None, self.examples)])
+        shuffled = labels.index_select(0, self.order.to(labels.device))
+        for batch in self.data.batches(generator, size):
+            yield batch._replace(targets=shuffled.index_select(0, batch.ids.to(labels.device)))
+
+
+# Makes the seed of the backdoor's training from that of the honest one.
+_OTHER = 0x5EED0FBACD001234

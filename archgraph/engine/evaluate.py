@@ -1,0 +1,391 @@
+"""Testing models: on all test data, on each client's own classes, and the worst tier.
+
+A model whose normalisation is static carries no running statistics; it gets cumulative ones from
+one pass over training data first (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archgraph.build import load_state
+from archgraph.engine.data import Dataset, Split
+from archgraph.engine.partition import local_test_indices
+from archgraph.engine.shard import Kept, isolated
+from archgraph.ir import ArchGraph, per_graph, specialise
+from archgraph.ops.schema import schema
+from archgraph.ops.table import row, statistics
+from archgraph.strategy import (
+    ClientData,
+    Evaluated,
+    LocalOptions,
+    Logits,
+    Model,
+    Predict,
+    State,
+    Work,
+    World,
+    mask_absent,
+    module_of,
+    seeded,
+)
+
+Json = Any
+IGNORED = -100  # a target that counts for nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a model said to each test example.
+
+    Attributes:
+        loss: Sum of the cross-entropy over the example's targets, float64 ``[example]``.
+        right: Number of targets that were predicted, int64 ``[example]``.
+        targets: Number of targets, 1 for images, the window's length for text, ``[example]``.
+    """
+
+    loss: Tensor
+    right: Tensor
+    targets: Tensor
+
+    def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
+        """Accuracy and mean loss over the chosen examples.
+
+        Example:
+            >>> answers = Answers(torch.ones(2), torch.tensor([1, 0]), torch.tensor([1, 1]))
+            >>> answers.summary()
+            {'accuracy': 0.5, 'loss': 1.0}
+        """
+        count = max(int(self.targets[chosen].sum()), 1)
+        return {
+            "accuracy": int(self.right[chosen].sum()) / count,
+            "loss": float(self.loss[chosen].sum()) / count,
+        }
+
+
+def answers(
+    module: nn.Module,
+    data: Split,
+    *,
+    predict: Predict | None = None,
+    masks: Sequence[Tensor] = (),
+    batch: int = 500,
+    device: str = "cpu",
+) -> list[Answers]:
+    """Test a module in eval mode: its answers, then those under each mask.
+
+    Args:
+        module: On ``device``.
+        data: Test examples.
+        predict: From outputs to logits ``[batch, ..., classes]``; None: the only output.
+        masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
+        batch: Examples at a time.
+        device: Where the module is.
+    """
+    predict = predict or Logits()
+    module.eval()
+    variants: list[Tensor | None] = [None, *masks]
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in variants]
+    with torch.inference_mode():
+        for start in range(0, len(data), batch):
+            inputs, targets = data.batch(slice(start, start + batch))
+            wanted = targets.to(device)
+            logits = predict(module(inputs.to(device)))
+            whole: tuple[Tensor, Tensor] | None = None
+            for present, part in zip(variants, parts, strict=True):
+                # A mask that hides nothing changes nothing.
+                if whole is None or (present is not None and not bool(present.all())):
+                    shown = logits if present is None else mask_absent(logits, present)
+                    part.append(_compare(shown, wanted))
+                    whole = whole or part[-1]
+                else:
+                    part.append(whole)
+    counts = (data.targets != IGNORED).reshape(len(data), -1).sum(1)
+    return [
+        Answers(torch.cat([loss for loss, _ in part]), torch.cat([hit for _, hit in part]), counts)
+        for part in parts
+    ]
+
+
+def _compare(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and number of right predictions of each example, on the CPU."""
+    loss = nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]),
+        targets.reshape(-1),
+        reduction="none",
+        ignore_index=IGNORED,
+    )
+    hits = logits.argmax(-1) == targets
+    count = len(targets)
+    return loss.double().reshape(count, -1).sum(1).cpu(), hits.reshape(count, -1).sum(1).cpu()
+
+
+def recalibrated(
+    graph: ArchGraph,
+    state: State,
+    data: Split,
+    *,
+    batch: int = 500,
+    examples: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> State:
+    """The state with running statistics computed anew, as their mean over one pass of the data.
+
+    Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
+    running statistics use those of the batch. Batches are of equal size, up to one example, and
+    drawn in a random order, so that sorted data does no harm.
+
+    Args:
+        graph: The architecture.
+        state: Its state.
+        data: Training data.
+        batch: Examples at a time, at most.
+        examples: Use at most so many, drawn at random; None: all.
+        seed: Of the order.
+        device: Where to compute.
+
+    Returns:
+        A state with the same entries; the given one if the graph has no running statistics.
+    """
+    probe, buffers = _measuring(graph)
+    if not buffers:
+        return state
+    order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
+    module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
+    live = dict(module.named_buffers())
+    sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
+    pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
+    with torch.no_grad():
+        for piece in pieces:
+            inputs, _ = data.batch(piece)
+            module(inputs.to(device))
+            for name, total in sums.items():
+                total += live[name]
+    means = {
+        name: (total / len(pieces)).to(state[name].dtype).cpu() for name, total in sums.items()
+    }
+    return {name: means.get(name, tensor) for name, tensor in state.items()}
+
+
+@per_graph
+def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
+    """The graph in eval mode whose running statistics become those of each batch; their names."""
+    running = statistics(graph)
+    nodes, found = [], []
+    for node in graph.nodes:
+        flag = row(node.op).training_flag
+        held = [name for name in node.leaves() if name in running]
+        if flag is not None and held and "momentum" in schema(node.op).by_name:
+            # Momentum 1 replaces the old statistics by those of the batch.
+            node = node.with_args(**{flag: True, "momentum": 1.0})
+            found += held
+        nodes.append(node)
+    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
+    return probe, tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Tests the models that a strategy answers for.
+
+    Attributes:
+        world: Who takes part.
+        data: Test data, and the training data that statistics are computed from.
+        shard: Training data of a client.
+        local: How programs train before a test.
+        batch: Examples at a time.
+        examples: Training examples for statistics; None: all.
+        device: Where to compute.
+    """
+
+    world: World
+    data: Dataset
+    shard: Callable[[int], ClientData]
+    local: LocalOptions
+    batch: int = 500
+    examples: int | None = None
+    device: str = "cpu"
+
+    def __call__(
+        self, models: Iterable[Evaluated], *, kept: Mapping[int, Kept], round: int
+    ) -> dict[str, Json]:
+        """Figures of each model, and of all together.
+
+        Args:
+            models: What the strategy answers for.
+            kept: What clients kept.
+            round: Rounds that are done; randomness of programs depends on it.
+
+        Returns:
+            ``models``: of each ``accuracy`` and ``loss`` (for text ``perplexity`` too) on all test
+            data, and ``local``, the mean over its clients of the accuracy on test examples of the
+            client's own classes (``masked``: with the logits of its absent classes set to 0).
+            ``global``: the model of that name, else the mean over all.
+            ``local``: mean over all clients, each on its tier's model.
+            ``worst``: the tier with the least accuracy (for text the largest perplexity).
+        """
+        figures: dict[str, dict[str, Json]] = {}
+        clients: dict[str, dict[int, dict[str, float]]] = {}
+        for model in models:
+            figures[model.name], clients[model.name] = self._one(model, kept, round)
+            if clients[model.name]:
+                figures[model.name]["local"] = _mean(clients[model.name].values())
+        return _together(figures, clients)
+
+    def _one(
+        self, model: Evaluated, kept: Mapping[int, Kept], round: int
+    ) -> tuple[dict[str, Json], dict[int, dict[str, float]]]:
+        """Figures on all test data, and on each client's."""
+        state = model.state
+        if model.statistics == "recompute":
+            state = recalibrated(
+                model.graph,
+                state,
+                self.data.train,
+                batch=self.batch,
+                examples=self.examples,
+                seed=self.world.seed,
+                device=self.device,
+            )
+        module = module_of(Model(model.graph, state), self.device)
+        owners = self._owners(model.clients)
+        personal = model.program is not None or model.kept
+        if self.data.kind == "text" and not personal:
+            owners = {}  # the windows of a text are not of classes: nothing to tell apart
+        masks = () if personal else tuple(owners)
+        plain, *masked = self._test(module, model, self.data.test, masks)
+        clients: dict[int, dict[str, float]] = {}
+        for present, ids in owners.items():
+            at = self._own(present)
+            if not len(at):
+                continue
+            if personal:
+                test = self.data.test.subset(at)
+                for client in ids:
+                    load_state(
+                        module, self._personal(model, state, kept.get(client), client, round)
+                    )
+                    answers_, *own = self._test(module, model, test, (present,))
+                    clients[client] = _local(answers_, own[0], slice(None))
+            else:
+                found = _local(plain, masked[masks.index(present)], at)
+                clients |= dict.fromkeys(ids, found)
+        return self._perplexing(plain.summary()), clients
+
+    def _owners(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
+        """Clients by the classes that they own."""
+        owners: dict[tuple[bool, ...], list[int]] = {}
+        for client in clients:
+            present = tuple(n > 0 for n in self.world.clients[client].histogram)
+            # The windows of a text are not of classes: everybody is tested on all of them.
+            key = present if self.data.kind == "image" else (True,) * len(present)
+            owners.setdefault(key, []).append(client)
+        return owners
+
+    def _own(self, present: tuple[bool, ...]) -> Tensor:
+        """Test examples of some classes."""
+        targets = self.data.test.targets
+        if all(present):
+            return torch.arange(len(targets))
+        return torch.from_numpy(local_test_indices(targets, torch.tensor(present)))
+
+    def _test(
+        self,
+        module: nn.Module,
+        model: Evaluated,
+        data: Split,
+        masks: Sequence[tuple[bool, ...]],
+    ) -> list[Answers]:
+        return answers(
+            module,
+            data,
+            predict=model.predict,
+            masks=[torch.tensor(m) for m in masks],
+            batch=self.batch,
+            device=self.device,
+        )
+
+    def _personal(
+        self, model: Evaluated, state: State, kept: Kept | None, client: int, round: int
+    ) -> State:
+        """The model as one client has it: with its own entries, then fine-tuned."""
+        kept = kept or Kept()
+        if model.kept:
+            state = kept.over(state)
+        if model.program is None:
+            return state
+        generator = seeded(self.world.seed, "evaluate", model.name, round, client)
+        with isolated(generator, self.device):
+            return model.program(
+                Work(
+                    client=client,
+                    round=max(round, 1),
+                    rounds=self.world.rounds,
+                    graph=model.graph,
+                    state=state,
+                    data=self.shard(client),
+                    local=self.local,
+                    generator=generator,
+                    keep=kept.keep,
+                    device=self.device,
+                )
+            ).state
+
+    def _perplexing(self, figures: dict[str, float]) -> dict[str, Json]:
+        """The figures, with perplexity where the targets are tokens."""
+        if self.data.kind == "image":
+            return dict(figures)
+        return {**figures, "perplexity": math.exp(min(figures["loss"], _LARGEST_EXPONENT))}
+
+
+def _local(plain: Answers, masked: Answers, at: Tensor | slice) -> dict[str, float]:
+    return {**plain.summary(at), "masked": masked.summary(at)["accuracy"]}
+
+
+def _mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each figure."""
+    rows = list(rows)
+    return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
+
+
+def _together(
+    figures: dict[str, dict[str, Json]], clients: Mapping[str, Mapping[int, dict[str, float]]]
+) -> dict[str, Json]:
+    """Global, local and worst-tier figures from those of each model."""
+    tiers = [name for name in figures if name != GLOBAL] or list(figures)
+    owned = {client for name in tiers for client in clients[name]}
+    own = {
+        client: _mean(clients[name][client] for name in tiers if client in clients[name])
+        for client in sorted(owned)
+    }
+    own |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in own}
+    result: dict[str, Json] = {"models": figures}
+    whole = [{k: v for k, v in row.items() if k != "local"} for row in figures.values()]
+    if whole:
+        result["global"] = (
+            {k: v for k, v in figures[GLOBAL].items() if k != "local"}
+            if GLOBAL in figures
+            else _mean(whole)
+        )
+
+        def badness(name: str) -> float:
+            row = figures[name]
+            return row["perplexity"] if "perplexity" in row else -row["accuracy"]
+
+        name = max(tiers, key=badness)
+        row = {k: v for k, v in figures[name].items() if k != "local"}
+        result["worst"] = {"name": name, **row}
+    if own:
+        result["local"] = _mean(own.values())
+    return result
+
+
+GLOBAL = "global"
+_LARGEST_EXPONENT = 700.0  # of a float

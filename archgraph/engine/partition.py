@@ -1,0 +1,253 @@
+"""Who owns which examples: partitions of a train split among clients.
+
+The splitting itself is flwr-datasets', so that a partition means here what it means on Flower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from archgraph.errors import DataError
+
+Scheme: TypeAlias = Literal["iid", "dirichlet", "classes"]
+
+
+def partition(
+    targets: torch.Tensor | np.ndarray,
+    *,
+    clients: int,
+    scheme: Scheme | str = "iid",
+    seed: int = 0,
+    **params: Any,
+) -> tuple[np.ndarray, ...]:
+    """Split examples among clients: disjoint, nonempty, the same for the same seed.
+
+    Schemes and their parameters:
+        * `iid(min_size=1)`: a random order cut into shards whose sizes differ by one at most.
+        * `dirichlet(alpha=0.5, min_size=10, balanced=False)`: of each class the clients get shares
+          drawn from a Dirichlet distribution of concentration `alpha`, drawn again until everyone
+          has `min_size` examples; `balanced` gives nothing more to clients above the average.
+        * `classes(per_client=2, assignment="first-deterministic", min_size=1)`: each client owns
+          so many classes, a class is shared equally among its owners. `first-deterministic` gives
+          client i the class i modulo their number and draws the others; `random` draws all;
+          `deterministic` counts on from i. A class that nobody owns is left out.
+
+    Text, whose targets are `[window, position]`, is cut into contiguous shards (`iid` only): its
+    windows follow one another.
+
+    Args:
+        targets: Class of each example, `[example]`, or text targets `[window, position]`.
+        clients: Number of clients.
+        scheme: `iid`, `dirichlet` or `classes`.
+        seed: Of everything random.
+        **params: Of the scheme, as above.
+
+    Returns:
+        For each client the positions of its examples, int64, ascending.
+
+    Raises:
+        DataError: The scheme or a parameter is unknown, or no such partition exists.
+
+    Example:
+        >>> labels = np.arange(60) % 3
+        >>> [len(own) for own in partition(labels, clients=4, scheme="iid")]
+        [15, 15, 15, 15]
+        >>> owners = partition(labels, clients=3, scheme="classes", per_client=1)
+        >>> [sorted(set(labels[own].tolist())) for own in owners]
+        [[0], [1], [2]]
+    """
+    labels = np.asarray(targets)
+    where = f"partition {scheme}"
+    if scheme not in _SCHEMES:
+        raise DataError(
+            "unknown scheme", where="partition", found=repr(scheme), expected=_list(_SCHEMES)
+        )
+    assign = _SCHEMES[scheme]
+    known = list(inspect.signature(assign).parameters)[3:]
+    for key in params:
+        if key not in known:
+            raise DataError("unknown parameter", where=where, found=key, expected=_list(known))
+    if labels.ndim not in (1, 2):
+        raise DataError(
+            "targets of unknown shape",
+            where=where,
+            found=labels.shape,
+            expected="[example] or [window, position]",
+        )
+    if labels.ndim == 2 and scheme != "iid":
+        raise DataError(
+            "text has no classes to split by", where=where, found=scheme, expected="iid"
+        )
+    min_size = params.get("min_size", inspect.signature(assign).parameters["min_size"].default)
+    if min_size < 1:
+        raise DataError("clients need examples", where=where, found=f"min_size={min_size}")
+    if clients < 1 or clients * min_size > len(labels):
+        raise DataError(
+            "impossible number of clients",
+            where=where,
+            found=clients,
+            expected=f"1…{len(labels) // min_size} clients of at least {min_size} of the "
+            f"{len(labels)} examples",
+        )
+    try:
+        parts = assign(labels, clients, seed, **params)
+    except ValueError as error:  # how flwr-datasets says no
+        raise DataError(
+            "no such partition",
+            where=where,
+            found=f"{clients} clients, {params}: {error}",
+            hint="choose fewer clients, a larger alpha or a smaller min_size",
+        ) from error
+    for client, own in enumerate(parts):
+        if len(own) < min_size:
+            raise DataError(
+                "too few examples",
+                where=f"{where}, client {client}",
+                found=len(own),
+                expected=f"at least {min_size}",
+                hint="choose fewer clients, a larger alpha or another seed",
+            )
+    return parts
+
+
+def class_histogram(targets: torch.Tensor | np.ndarray, classes: int) -> np.ndarray:
+    """Number of examples of each class, int64 `[class]`.
+
+    Example:
+        >>> class_histogram(np.array([2, 0, 2]), classes=4)
+        array([1, 0, 2, 0])
+    """
+    return np.bincount(np.asarray(targets).reshape(-1), minlength=classes)
+
+
+def local_test_indices(
+    test_targets: torch.Tensor | np.ndarray, class_histogram: torch.Tensor | np.ndarray
+) -> np.ndarray:
+    """Positions of the test examples whose class the client owns (FedFA's local test sets).
+
+    Args:
+        test_targets: Class of each test example, `[example]`.
+        class_histogram: Number of train examples of the client in each class, `[class]`.
+
+    Raises:
+        DataError: The targets are not classes of the histogram.
+
+    Example:
+        >>> local_test_indices(np.array([0, 1, 2, 0]), np.array([5, 0, 1]))
+        array([0, 2, 3])
+    """
+    labels, owned = np.asarray(test_targets), np.asarray(class_histogram) > 0
+    if labels.ndim != 1 or owned.ndim != 1:
+        raise DataError(
+            "local test sets need one class per example",
+            found=f"targets {labels.shape}, histogram {owned.shape}",
+            expected="[example] and [class]",
+        )
+    if len(labels) and (labels.min() < 0 or labels.max() >= len(owned)):
+        raise DataError(
+            "test class outside the histogram",
+            found=f"{labels.min()}…{labels.max()}",
+            expected=f"0…{len(owned) - 1}",
+        )
+    return np.flatnonzero(owned[labels])
+
+
+def _iid(labels: np.ndarray, clients: int, seed: int, min_size: int = 1) -> tuple[np.ndarray, ...]:
+    with _quiet():
+        from flwr_datasets.partitioner import IidPartitioner
+
+        # The partitioner cuts in order: what makes it iid is the shuffling before. Text stays.
+        order = np.arange(len(labels))
+        if labels.ndim == 1:
+            order = np.random.default_rng(seed).permutation(order)
+        return _collect(IidPartitioner(num_partitions=clients), np.zeros_like(order), order)
+
+
+def _dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    balanced: bool = False,
+) -> tuple[np.ndarray, ...]:
+    with _quiet():
+        from flwr_datasets.partitioner import DirichletPartitioner
+
+        partitioner = DirichletPartitioner(
+            num_partitions=clients,
+            partition_by="label",
+            alpha=float(alpha),
+            min_partition_size=min_size,
+            self_balancing=balanced,
+            seed=seed,
+        )
+        return _collect(partitioner, labels, np.arange(len(labels)))
+
+
+def _classes(
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    per_client: int = 2,
+    assignment: str = "first-deterministic",
+    min_size: int = 1,
+) -> tuple[np.ndarray, ...]:
+    if per_client < 1:
+        raise ValueError(f"per_client={per_client} gives no client any class")
+    with _quiet():
+        from flwr_datasets.partitioner import PathologicalPartitioner
+
+        partitioner = PathologicalPartitioner(
+            num_partitions=clients,
+            partition_by="label",
+            num_classes_per_partition=per_client,
+            class_assignment_mode=assignment,
+            seed=seed,
+        )
+        return _collect(partitioner, labels, np.arange(len(labels)))
+
+
+_SCHEMES: Mapping[str, Callable[..., tuple[np.ndarray, ...]]] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "classes": _classes,
+}
+
+
+def _collect(partitioner: Any, labels: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Run a partitioner over the labels; `order` is the position of each row."""
+    import datasets
+
+    partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "position": order})
+    # `[:]` reads a shard at once; a column would be read example by example.
+    shards = (
+        partitioner.load_partition(client).with_format("numpy")[:]["position"]
+        for client in range(partitioner.num_partitions)
+    )
+    return tuple(np.sort(shard.astype(np.int64)) for shard in shards)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep flwr-datasets from reporting home and from warning.
+
+    What it warns of (repeated draws, classes that nobody owns) is either resolved or documented.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return f"one of {', '.join(names)}" if names else "none"

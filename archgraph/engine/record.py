@@ -1,0 +1,425 @@
+"""The run folder: what was asked, what was measured, and where to go on after a crash.
+
+::
+
+    run.yaml                  the experiment as resolved
+    metrics.jsonl             one line per round, on disk before the next round begins
+    checkpoints/round-000007/ server.safetensors, server.json, clients/000012.safetensors
+
+A checkpoint is complete or absent: it is written beside its place, synchronised and renamed. The
+line of a round is written before its checkpoint, so a run that died between the two repeats that
+round, to the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from archgraph.errors import RunError
+
+FORMAT = 1
+
+Json = Any
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after a round.
+
+    Attributes:
+        round: Rounds that are done.
+        tensors: The server's tensors.
+        values: The server's plain values.
+        kept: What each client kept, by client.
+    """
+
+    round: int
+    tensors: Tensors
+    values: Mapping[str, Json]
+    kept: Mapping[int, Tensors]
+
+
+def digest(value: Json) -> str:
+    """SHA-256 of a plain value, independent of the order of its keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(found: Json, expected: Json, path: str = "") -> Iterator[str]:
+    """Where two plain values differ, as ``key: found …, expected …``.
+
+    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    ['a.b: 1 instead of 2']
+    """
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        for key in sorted({*found, *expected}, key=str):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from differences(found.get(key), expected.get(key), inner)
+    elif found != expected:
+        yield f"{path}: {_brief(found)} instead of {_brief(expected)}"
+
+
+def _brief(value: Json) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass
+class Record:
+    """An open run folder; a context manager that holds the folder's lock.
+
+    Create one with :meth:`create` or :meth:`resume`.
+    """
+
+    folder: Path
+    identity: str
+    keep: int
+    _lock: int | None = None
+    _metrics: IO[bytes] | None = None
+    _changed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def create(cls, folder: Path, text: str, facts: Json, *, keep: int = 2) -> Record:
+        """Begin a run in an empty or new folder.
+
+        Args:
+            folder: The run folder.
+            text: The experiment as resolved, YAML.
+            facts: All that decides the run's numbers; a checkpoint of other facts is refused.
+            keep: Checkpoints to keep, the latest ones.
+
+        Raises:
+            RunError: If the folder holds something or cannot be written.
+        """
+        record = cls(folder, digest(facts), keep)
+        record._acquire()
+        try:
+            with _writing(folder):
+                (folder / "checkpoints").mkdir()
+                _replace(folder / "facts.json", json.dumps(facts, indent=1).encode())
+                _replace(folder / "run.yaml", text.encode())
+                record._metrics = (folder / "metrics.jsonl").open("ab")
+        except BaseException:
+            record.close()
+            raise
+        return record
+
+    @classmethod
+    def resume(
+        cls, folder: Path, facts: Json, *, keep: int = 2
+    ) -> tuple[Record, Checkpoint | None, list[dict[str, Json]]]:
+        """Open a run folder to go on: the record, its last checkpoint and the lines until then.
+
+        A line that a crash cut off is dropped, and so are the lines of rounds after the checkpoint.
+
+        Raises:
+            RunError: If there is no run, it is of another experiment, or its checkpoint is damaged.
+        """
+        if not (folder / "run.yaml").is_file():
+            raise RunError(
+                "no run to resume",
+                where=str(folder),
+                found="no run.yaml",
+                hint="start it without resume",
+            )
+        record = cls(folder, digest(facts), keep)
+        record._acquire()
+        try:
+            record._same(facts)
+            for leftover in _leftovers(folder):
+                _remove(leftover)
+            last = max(record._rounds(), default=None)
+            checkpoint = None if last is None else record._load(last)
+            lines = read_metrics(folder, until=last or 0)
+            with _writing(folder):
+                text = "".join(json.dumps(line) + "\n" for line in lines)
+                _replace(folder / "metrics.jsonl", text.encode())
+                record._metrics = (folder / "metrics.jsonl").open("ab")
+        except BaseException:
+            record.close()
+            raise
+        return record, checkpoint, lines
+
+    def line(self, values: Mapping[str, Json]) -> None:
+        """Append the line of one round to ``metrics.jsonl`` and flush it."""
+        assert self._metrics is not None
+        with _writing(self.folder):
+            self._metrics.write(json.dumps(values).encode() + b"\n")
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+
+    def changed(self, client: int) -> None:
+        """Note that what a client keeps differs from the last checkpoint."""
+        self._changed.add(client)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint: complete or not at all; then forget all but the last few.
+
+        Files of clients that kept what they had are links to those of the previous checkpoint.
+        """
+        parent = self.folder / "checkpoints"
+        previous = max(self._rounds(), default=None)
+        old = None if previous is None else self._path(previous) / "clients"
+        with _writing(self.folder):
+            draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=parent))
+            try:
+                _save(draft / "server.safetensors", checkpoint.tensors)
+                (draft / "clients").mkdir()
+                for client, tensors in checkpoint.kept.items():
+                    target = draft / "clients" / f"{client:06d}.safetensors"
+                    source = None if old is None else old / target.name
+                    if source is not None and client not in self._changed and source.is_file():
+                        _link(source, target)
+                    else:
+                        _save(target, tensors)
+                values = {
+                    "format": FORMAT,
+                    "experiment": self.identity,
+                    "round": checkpoint.round,
+                    "values": checkpoint.values,
+                }
+                _write(draft / "server.json", json.dumps(values).encode())
+                _sync(draft / "clients")
+                _sync(draft)
+                place = self._path(checkpoint.round)
+                draft.chmod(0o755)
+                draft.replace(place)
+                _sync(parent)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            self._changed.clear()
+            for past in sorted(self._rounds())[: -self.keep]:
+                _remove(self._path(past))
+        return place
+
+    def close(self) -> None:
+        """Close the files and release the lock."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _acquire(self) -> None:
+        """Lock the folder itself, so that no lock file is left behind and none outlives a crash."""
+        with _writing(self.folder):
+            lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise RunError("another process is writing this run", where=str(self.folder)) from error
+        self._lock = lock
+
+    def _path(self, number: int) -> Path:
+        return self.folder / "checkpoints" / f"round-{number:06d}"
+
+    def _rounds(self) -> list[int]:
+        """Rounds that have a checkpoint, in order."""
+        names = [p.name for p in (self.folder / "checkpoints").glob("round-*") if p.is_dir()]
+        return sorted(int(name.removeprefix("round-")) for name in names)
+
+    def _same(self, facts: Json) -> None:
+        try:
+            found = json.loads((self.folder / "facts.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunError(
+                "cannot tell what this run is", where=str(self.folder / "facts.json"), found=error
+            ) from error
+        if digest(found) != self.identity:
+            changed = list(differences(found, facts))
+            raise RunError(
+                "the folder holds another experiment",
+                where=str(self.folder),
+                found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
+                hint="resume with the experiment that began it, or choose a new folder",
+            )
+
+    def _load(self, number: int) -> Checkpoint:
+        place = self._path(number)
+        try:
+            values = json.loads((place / "server.json").read_bytes())
+            tensors = load_file(place / "server.safetensors")
+            kept = {
+                int(path.stem): load_file(path)
+                for path in sorted((place / "clients").glob("*.safetensors"))
+            }
+            version, experiment = values["format"], values["experiment"]
+            done, plain = values["round"], values["values"]
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise RunError(
+                "damaged checkpoint",
+                where=str(place),
+                found=f"{type(error).__name__}: {error}",
+                hint="delete this folder to go on from the checkpoint before it",
+            ) from error
+        if version != FORMAT:
+            raise RunError(
+                "checkpoint of another version", where=str(place), found=version, expected=FORMAT
+            )
+        if experiment != self.identity or done != number:
+            raise RunError(
+                "checkpoint of another experiment",
+                where=str(place),
+                found=f"round {done} of {str(experiment)[:12]}",
+                expected=f"round {number} of {self.identity[:12]}",
+                hint="it was copied here from another run; delete it",
+            )
+        return Checkpoint(number, tensors, plain, kept)
+
+
+def read_metrics(folder: Path, until: int | None = None) -> list[dict[str, Json]]:
+    """Complete lines of ``metrics.jsonl``, by default all; a last line that was cut off is dropped.
+
+    Raises:
+        RunError: If any other line is not JSON.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    lines: list[dict[str, Json]] = []
+    # What follows the last newline was cut off; without a cut it is empty.
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(text)
+            if until is None or line["round"] <= until:
+                lines.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError("damaged line", where=f"{path}:{number}", found=error) from error
+    return lines
+
+
+@contextlib.contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Make sure that a run can be written to a folder, before any work; remove it if that fails.
+
+    Raises:
+        RunError: If the folder holds something, is no folder, or cannot be written.
+    """
+    made: list[Path] = []
+    with _writing(folder):
+        if folder.is_dir():
+            if any(folder.iterdir()):
+                raise RunError(
+                    "the run folder is not empty",
+                    where=str(folder),
+                    hint="resume it, or choose another folder",
+                )
+        else:
+            missing = [p for p in (folder, *folder.parents) if not p.exists()]
+            for path in reversed(missing):
+                path.mkdir()
+                made.append(path)
+        tempfile.TemporaryFile(dir=folder).close()
+    try:
+        yield
+    except BaseException:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):  # not empty: the run has begun
+                path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn what the file system says into an error that names the run folder."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            "cannot write the run folder",
+            where=str(folder),
+            found=error.strerror or str(error),
+            hint="choose a folder that can be written, on a disk with space",
+        ) from error
+
+
+def _leftovers(folder: Path) -> Iterator[Path]:
+    """Drafts that a crash left behind."""
+    yield from folder.glob(".draft-*")
+    yield from (folder / "checkpoints").glob(".draft-*")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder in one step as seen from outside."""
+    if path.is_dir():
+        if not path.name.startswith(".draft-"):
+            path = path.rename(path.with_name(f".draft-{path.name}"))
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that it holds the old content or the new, never a part."""
+    draft = path.with_name(f".draft-{path.name}")
+    _write(draft, content)
+    draft.replace(path)
+    _sync(path.parent)
+
+
+def _save(path: Path, tensors: Tensors) -> None:
+    """Write tensors as safetensors, to the disk."""
+    owned: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        # The format knows no views: what shares its memory is written on its own.
+        storage = flat.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != flat.nbytes:
+            flat = flat.clone()
+        storages.add(flat.untyped_storage().data_ptr())
+        owned[name] = flat
+    save_file(owned, path)
+    _sync(path)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+        _sync(target)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,86 @@
+"""Every error of archgraph: where, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class ArchGraphError(Exception):
+    """Base of all errors that archgraph raises on purpose.
+
+    The parts stay accessible as attributes, so that a caller (the command line, a server that
+    rejects one client) can add context without taking a sentence apart.
+
+    Args:
+        message: What is wrong, a short fact.
+        where: The place: a path, `file:line`, a node, a parameter, a client.
+        found: What was there.
+        expected: What should have been there.
+        hint: What to do about it.
+
+    Example:
+        >>> raise ArchGraphError("wrong rank", where="conv1", found=3, expected=4, hint="add a dim")
+        Traceback (most recent call last):
+        archgraph.errors.ArchGraphError: conv1: wrong rank; found 3; expected 4; add a dim
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Render as `where: message; found …; expected …; hint`, leaving out what is unknown."""
+        parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
+        if self.found is not None:
+            parts.append(f"found {self.found}")
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.hint is not None:
+            parts.append(self.hint)
+        return "; ".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with all parts: errors cross process borders (xdist, simulation workers)."""
+        return type(self), (self.message,), self.__dict__
+
+
+class GraphError(ArchGraphError):
+    """A graph breaks a law: order, names, shapes, arguments."""
+
+
+class TraceError(ArchGraphError):
+    """A module cannot be captured, or its capture cannot be expressed."""
+
+
+class SpecError(ArchGraphError):
+    """A YAML file says something that cannot be understood or built."""
+
+
+class AxisError(ArchGraphError):
+    """Layouts do not unify, or a named axis does not exist."""
+
+
+class RewriteError(ArchGraphError):
+    """A rewrite cannot be applied, or would break its promise."""
+
+
+class RejectedUpdate(ArchGraphError):
+    """A client's update is not fit for merging; nothing of it was added."""
+
+
+class DataError(ArchGraphError):
+    """A data file is missing, damaged or not what it claims, or a partition is impossible."""
+
+
+class RunError(ArchGraphError):
+    """A run cannot start, continue or be recorded."""

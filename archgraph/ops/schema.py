@@ -1,0 +1,180 @@
+"""ATen overloads by name: their arguments, defaults, and whether they may appear in a graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from archgraph.errors import GraphError
+from archgraph.ir import Atom, Value, show
+
+# Operators that read or write anything but their arguments; never accepted, wherever they come from.
+_UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})
+# Arguments that say where or how to store, not what to compute: they never enter a graph.
+STORAGE_ARGS = frozenset({"device", "layout", "pin_memory", "cudnn_enabled", "non_blocking"})
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an operator's schema."""
+
+    name: str
+    type: str
+    required: bool
+    default: Value
+    keyword_only: bool
+
+
+@dataclass(frozen=True)
+class Schema:
+    """An ATen overload and its arguments.
+
+    Attributes:
+        op: Graph name, e.g. ``aten.add.Tensor``.
+        overload: What to call.
+        args: Arguments in order, storage arguments included.
+        returns: Number of results; a list result counts as ``-1``.
+    """
+
+    op: str
+    overload: Any
+    args: tuple[Argument, ...]
+    returns: int
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Argument]:
+        """Arguments by name."""
+        return {a.name: a for a in self.args}
+
+    def call_args(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of a call, from arguments by name."""
+        positional: list[Any] = []
+        keyword: dict[str, Any] = {}
+        last = max(
+            (i for i, a in enumerate(self.args) if a.name in given and not a.keyword_only),
+            default=-1,
+        )
+        for i, argument in enumerate(self.args):
+            if argument.keyword_only:
+                if argument.name in given:
+                    keyword[argument.name] = given[argument.name]
+            elif i <= last or argument.required:
+                # A required storage argument (batch_norm's cudnn_enabled) is a permission: granted.
+                fallback = True if argument.name in STORAGE_ARGS else argument.default
+                positional.append(given.get(argument.name, fallback))
+        return positional, keyword
+
+    @functools.cached_property
+    def makes_tensor(self) -> bool:
+        """Whether it makes a tensor on a device of its own choice (``zeros``, ``arange``)."""
+        return "device" in self.by_name and "Tensor" not in (self.args[0].type if self.args else "")
+
+
+def op_name(overload: Any) -> str:
+    """Graph name of an overload.
+
+    >>> op_name(torch.ops.aten.relu.default), op_name(torch.ops.aten.add.Tensor)
+    ('aten.relu', 'aten.add.Tensor')
+    """
+    namespace, _, packet = overload._schema.name.partition("::")
+    name = overload._overloadname
+    return f"{namespace}.{packet}" if name == "default" else f"{namespace}.{packet}.{name}"
+
+
+@functools.lru_cache(maxsize=None)
+def schema(op: str) -> Schema:
+    """Schema of an operator by its graph name.
+
+    Raises:
+        GraphError: If it is no functional ATen operator.
+    """
+    parts = op.split(".")
+    packet = None
+    if parts[0] == "aten" and len(parts) in (2, 3) and parts[1] not in _UNSAFE:
+        packet = getattr(torch.ops.aten, parts[1], None)
+    overload = getattr(packet, parts[2] if len(parts) == 3 else "default", None)
+    if not isinstance(overload, torch._ops.OpOverload):
+        raise GraphError(
+            "unknown operator",
+            found=op,
+            expected="an ATen overload such as aten.conv2d or aten.add.Tensor",
+        )
+    if overload._schema.is_mutable:
+        raise GraphError("operator changes its arguments in place", found=op)
+    args = tuple(
+        Argument(
+            a.name,
+            str(a.type),
+            not a.has_default_value(),
+            to_value(a.default_value, str(a.type)) if a.has_default_value() else None,
+            bool(a.kwarg_only),
+        )
+        for a in overload._schema.arguments
+    )
+    returns = overload._schema.returns
+    count = -1 if len(returns) == 1 and str(returns[0].type).startswith("List") else len(returns)
+    return Schema(op, overload, args, count)
+
+
+def to_value(value: Any, type_: str = "") -> Value:
+    """A torch argument as a graph value: lists become tuples, enumerations ``Atom``.
+
+    >>> to_value([1, 2]), to_value(torch.float32), to_value(1, "float")
+    ((1, 2), Atom(name='float32'), 1.0)
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(to_value(v, "float" if "float" in type_ else "") for v in value)
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+        return Atom(str(value).removeprefix("torch."))
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if type_.startswith(("float", "Optional[float]", "List[float]")) and isinstance(value, int):
+        return float(value)
+    if isinstance(value, (int, float)):
+        return value
+    if "dtype" in type_ or "ScalarType" in type_:
+        return None
+    raise GraphError("argument cannot be part of a graph", found=repr(value))
+
+
+def from_atom(atom: Atom) -> Any:
+    """The torch enumeration that an ``Atom`` names.
+
+    >>> from_atom(Atom("int64"))
+    torch.int64
+    """
+    value = getattr(torch, atom.name, None)
+    if not isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+        raise GraphError("unknown torch enumeration", found=f":{atom.name}", expected=":float32")
+    return value
+
+
+def canonical_args(op: str, given: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
+    """Arguments in schema order without those that equal their default.
+
+    Raises:
+        GraphError: For an argument that the operator does not have, or a missing one.
+    """
+    row = schema(op)
+    unknown = sorted(set(given) - set(row.by_name))
+    if unknown:
+        names: Sequence[str] = [a.name for a in row.args]
+        raise GraphError(f"{op} has no argument {unknown[0]!r}", expected=", ".join(names))
+    result = []
+    for argument in row.args:
+        if argument.name in STORAGE_ARGS:
+            continue
+        if argument.name not in given:
+            if argument.required:
+                raise GraphError(f"{op} needs argument {argument.name!r}", found=sorted(given))
+            continue
+        value = given[argument.name]
+        if argument.type in ("float", "Optional[float]") and type(value) is int:
+            value = float(value)
+        if argument.required or show(value) != show(argument.default):
+            result.append((argument.name, value))
+    return tuple(result)

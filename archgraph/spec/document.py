@@ -1,0 +1,423 @@
+"""YAML files with positions: plain data, and for every key the line it stands on.
+
+Only mappings, sequences and plain scalars are read; nothing is constructed, no tag is followed.
+What a file may ask for is bounded: size, depth, values (aliases count each time they are used).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pydantic
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from archgraph.errors import SpecError
+
+MAX_BYTES = 256 * 1024 * 1024
+MAX_DEPTH = 40
+MAX_VALUES = 200_000
+MAX_DIGITS = 19
+
+Key = str | int
+Place = tuple[Key, ...]
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+_TAG = "tag:yaml.org,2002:"
+_WORDS = {"true": True, "false": False}
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Advice that names the most similar valid name, if one is similar.
+
+    >>> nearest("kernal", ["kernel", "stride"])
+    "did you mean 'kernel'?"
+    """
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def dotted(place: Place) -> str:
+    """Printed form of a place in a file.
+
+    >>> dotted(("sections", 2, "steps", 0))
+    'sections[2].steps[0]'
+    """
+    parts = [f"[{k}]" if isinstance(k, int) else f".{k}" for k in place]
+    return "".join(parts).removeprefix(".")
+
+
+@dataclass(frozen=True)
+class Document:
+    """The content of a YAML file.
+
+    Attributes:
+        file: Path as the user gave it, for messages.
+        data: Mappings, tuples, strings, numbers, booleans and ``None``.
+        lines: Line (from 1) of every key and item, by place.
+        text_lines: Line (from 1) on which the text of a string begins, by place.
+    """
+
+    file: str
+    data: Any
+    lines: Mapping[Place, int]
+    text_lines: Mapping[Place, int] = field(default_factory=dict)
+
+    def where(self, place: Place) -> str:
+        """File, line and key of a place, or of the nearest one above that exists."""
+        known = place
+        while known and known not in self.lines:
+            known = known[:-1]
+        name = f": {dotted(place)}" if place else ""
+        return f"{self.file}:{self.lines.get(known, 1)}{name}"
+
+    def fail(
+        self,
+        place: Place,
+        message: str,
+        *,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> NoReturn:
+        """Raise a ``SpecError`` that points at a place of the file."""
+        raise SpecError(
+            message, where=self.where(place), found=found, expected=expected, hint=hint
+        ) from None
+
+    def at(self, place: Place) -> Any:
+        """The value at a place, or ``None`` where there is none."""
+        value = self.data
+        for key in place:
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def validate(
+        self, model: type[M], data: Any = None, place: Place = (), context: Any = None
+    ) -> M:
+        """The data (or a part of it, at a place) as a pydantic model.
+
+        Raises:
+            SpecError: For the first mistake, with its file, line and key.
+        """
+        try:
+            return model.model_validate(self.data if data is None else data, context=context)
+        except pydantic.ValidationError as error:
+            self.explain(error, model, place)
+
+    def explain(
+        self, error: pydantic.ValidationError, model: type[pydantic.BaseModel], place: Place = ()
+    ) -> NoReturn:
+        """Raise the first mistake that pydantic found as a ``SpecError``."""
+        # A misspelt key is often also a missing one; the misspelling says more.
+        errors = error.errors(include_url=False)
+        first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+        inner = self._present((*place, *first["loc"]), len(place))
+        value = first.get("input")
+        key = str(first["loc"][-1]) if first["loc"] else ""
+        match first["type"]:
+            case "extra_forbidden":
+                names = _field_names(model, first["loc"][:-1])
+                self.fail(
+                    inner,
+                    "is no known key",
+                    found=repr(key),
+                    expected=f"one of {', '.join(names)}" if names else None,
+                    hint=nearest(key, names),
+                )
+            case "missing":
+                self.fail(inner, f"lacks the key {key!r}")
+            case "value_error":
+                cause = first["ctx"]["error"]
+                if isinstance(cause, Mistake):
+                    self.fail((*inner, *cause.place), cause.message, **cause.facts)
+                self.fail(inner, str(cause), found=shorten(value))
+            case "literal_error" | "union_tag_invalid":
+                facts = first["ctx"]
+                listed = facts.get("expected_tags") or facts["expected"]
+                names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
+                wrong = facts.get("tag", value)
+                self.fail(
+                    inner,
+                    "has an unknown value",
+                    found=shorten(wrong),
+                    expected=f"one of {', '.join(names)}" if len(names) > 1 else names[0],
+                    hint=nearest(wrong, names) if isinstance(wrong, str) else None,
+                )
+            case _:
+                # The members of a union each say what they expected at the same place.
+                same = [
+                    e for e in errors if self._present((*place, *e["loc"]), len(place)) == inner
+                ]
+                expected = dict.fromkeys(_expected(e["msg"]) for e in same)
+                self.fail(
+                    inner,
+                    "has a wrong value",
+                    found=shorten(value),
+                    expected=" or ".join(expected),
+                )
+
+    def _present(self, loc: tuple[Key, ...], start: int) -> Place:
+        """The part of pydantic's location that is in the file: tags of unions are not."""
+        place = loc[:start]
+        for key in loc[start:]:
+            if (*place, key) in self.lines:
+                place = (*place, key)
+        return place
+
+    def sub(self, place: Place) -> Document:
+        """A part of the file as a document of its own."""
+
+        def inside(lines: Mapping[Place, int]) -> dict[Place, int]:
+            size = len(place)
+            return {k[size:]: v for k, v in lines.items() if k[:size] == place}
+
+        return Document(self.file, self.at(place), inside(self.lines), inside(self.text_lines))
+
+
+class Mistake(ValueError):
+    """What is wrong with a value, before it is known where in a file that stands.
+
+    Args:
+        message: What is wrong.
+        place: Keys from the examined value down to the mistake.
+        found: What was there.
+        expected: What should have been there.
+        hint: What to do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: Place = (),
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+        self.facts: dict[str, Any] = {"found": found, "expected": expected, "hint": hint}
+
+
+def shorten(value: object) -> str:
+    """A found value, short enough for a message.
+
+    >>> shorten("x" * 100)[-5:], shorten({"a": 1}), shorten((1, 2))
+    ('xxxx…', 'a mapping', '[1, 2]')
+    """
+    if isinstance(value, Mapping):
+        return "a mapping"
+    shown = repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return shown if len(shown) <= 60 else shown[:59] + "…"
+
+
+def _expected(message: str) -> str:
+    """Pydantic's "Input should be …" as what was expected, in the words of YAML."""
+    text = message.removeprefix("Input should be ").removeprefix("a valid ")
+    words = {
+        "tuple": "a list",
+        "dictionary": "a mapping",
+        "string": "text",
+        "integer": "an integer",
+    }
+    return words.get(text, text)
+
+
+def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
+    """Keys of the model that a location leads to; none where it leads elsewhere."""
+    for key in loc:
+        if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
+            return []
+        fields = {f.alias or n: f for n, f in model.model_fields.items()}
+        if key in fields:
+            found = list(_models(fields[str(key)].annotation))
+            model = found[0] if found else None
+    if isinstance(model, type) and issubclass(model, pydantic.BaseModel):
+        return [f.alias or n for n, f in model.model_fields.items()]
+    return []
+
+
+def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
+    """Models inside a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _models(inner)
+
+
+class _Reader:
+    """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Place, int] = {}
+        self.text_lines: dict[Place, int] = {}
+        self.count = 0
+
+    def fail(self, node: Node, message: str, **facts: Any) -> NoReturn:
+        raise SpecError(message, where=f"{self.file}:{node.start_mark.line + 1}", **facts)
+
+    def read(self, node: Node, place: Place) -> Any:
+        self.lines.setdefault(place, node.start_mark.line + 1)
+        self.count += 1
+        if self.count > MAX_VALUES:
+            self.fail(node, "holds too many values", expected=f"at most {MAX_VALUES}")
+        # An alias of its own ancestor ends here, too.
+        if len(place) > MAX_DEPTH:
+            self.fail(node, "is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
+        if not str(node.tag).startswith(_TAG):
+            self.fail(node, "has a tag of its own", found=str(node.tag), expected="plain YAML")
+        if isinstance(node, MappingNode):
+            return self.mapping(node, place)
+        if isinstance(node, SequenceNode):
+            return tuple(self.read(item, (*place, i)) for i, item in enumerate(node.value))
+        if isinstance(node, ScalarNode):
+            self.text_lines[place] = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
+            return self.scalar(node)
+        self.fail(node, "is no plain YAML")
+
+    def mapping(self, node: MappingNode, place: Place) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode) or key_node.tag == f"{_TAG}merge":
+                self.fail(key_node, "has a key that is no plain word", expected="a word")
+            key = str(key_node.value)
+            if key in result:
+                first = self.lines[(*place, key)]
+                self.fail(key_node, f"has the key {key!r} twice", hint=f"first on line {first}")
+            self.lines[(*place, key)] = key_node.start_mark.line + 1
+            result[key] = self.read(value_node, (*place, key))
+        return result
+
+    def scalar(self, node: ScalarNode) -> Any:
+        text = str(node.value)
+        match str(node.tag).removeprefix(_TAG):
+            case "null":
+                return None
+            case "bool":
+                return _WORDS[text.lower()]
+            case "int":
+                digits = text.replace("_", "")
+                if len(digits.lstrip("+-")) > MAX_DIGITS:
+                    self.fail(node, "is too large a number", found=shorten(text))
+                return int(digits, 0 if digits.lstrip("+-")[:2].lower() in ("0x", "0o") else 10)
+            case "float":
+                word = text.replace("_", "").lower()
+                if word.lstrip("+-") in (".inf", ".nan"):
+                    self.fail(node, "is no finite number", found=text)
+                value = float(word)
+                if value in (float("inf"), float("-inf")):
+                    self.fail(node, "is too large a number", found=shorten(text))
+                return value
+            case _:
+                return text
+
+
+def read_text(path: Path) -> str:
+    """Content of a text file.
+
+    Raises:
+        SpecError: If there is none, or it is too large or no UTF-8.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise SpecError(
+                "is too large", where=str(path), found=f"{size} bytes", expected=f"≤ {MAX_BYTES}"
+            )
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError("cannot be read", where=str(path), found=error.strerror) from None
+    except UnicodeDecodeError as error:
+        raise SpecError("is no UTF-8 text", where=str(path), found=str(error)) from None
+
+
+def read_document(path: str | os.PathLike[str]) -> Document:
+    """Read a YAML file.
+
+    Raises:
+        SpecError: If it is missing, no plain YAML, or asks for too much.
+    """
+    return parse_document(read_text(Path(path)), str(path))
+
+
+def parse_document(text: str, file: str) -> Document:
+    """Read YAML text; ``file`` names it in messages.
+
+    Raises:
+        SpecError: If it is no plain YAML mapping, or asks for too much.
+
+    Example:
+        >>> parse_document("a: [1, {b: yes}]", "x.yaml").data
+        {'a': (1, {'b': 'yes'})}
+    """
+    try:
+        root = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise SpecError(
+            "is no YAML", where=f"{file}:{line}", found=error.problem or error.context
+        ) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SpecError(
+            "holds a character that YAML does not allow",
+            where=f"{file}:{line}",
+            found=f"U+{error.character:04X}"
+            if isinstance(error.character, int)
+            else repr(error.character),
+        ) from None
+    except YAMLError as error:
+        raise SpecError("is no YAML", where=file, found=str(error)) from None
+    except RecursionError:
+        raise SpecError(
+            "is nested too deeply", where=file, expected=f"at most {MAX_DEPTH} levels"
+        ) from None
+    if not isinstance(root, MappingNode):
+        raise SpecError("is no mapping", where=f"{file}:1", expected="keys and values")
+    reader = _Reader(file)
+    data = reader.read(root, ())
+    return Document(file, data, reader.lines, reader.text_lines)
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Raises:
+        SpecError: If it cannot be written; an earlier file is then untouched.
+    """
+    target = Path(path)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # Temporary files are private; a spec is as readable as any new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(target)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise SpecError("cannot be written", where=str(path), found=error.strerror) from None

@@ -1,0 +1,221 @@
+"""The YAML of families and experiments as pydantic models; values only, nothing is built here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.spec.base import Base, Count, Json, Name, Natural, Share
+from archgraph.spec.document import Document, Mistake
+
+# A file beside this one, or a model written in place.
+ModelSource = str | dict[str, Json]
+Positions = Share | Count | tuple[Natural, ...]
+
+
+class MemberSpec(Base):
+    """One kind of client: how its architecture comes from the global one.
+
+    Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
+    the family's model with other choices; with ``model`` from a model of its own. What it starts
+    from is then changed by ``skip``, ``shallow``, ``width``, ``take``, in this order.
+    """
+
+    name: Name
+    count: Count = Field(default=1, description="number of clients of this kind")
+    model: ModelSource | None = Field(
+        default=None, description="a model of its own, aligned to the global"
+    )
+    choose: dict[str, Natural] = Field(default={}, description="choices of the family's model")
+    skip: tuple[str, ...] = Field(default=(), description="blocks left out")
+    shallow: dict[str, Count] = Field(
+        default={}, description="section → number of its first blocks kept"
+    )
+    width: Share | None = Field(
+        default=None, description="share of every free axis kept, rounded up"
+    )
+    take: dict[str, Positions] = Field(
+        default={},
+        description="axis, role or pattern → share, number of first positions, or positions",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _one_start(self) -> MemberSpec:
+        if self.model is not None and self.choose:
+            raise Mistake(
+                "has both a model and choices",
+                place=("choose",),
+                hint="choices belong to one model",
+            )
+        if self.width is not None and self.take:
+            raise Mistake(
+                "has both a width and axes to take",
+                place=("take",),
+                hint="write the width as take: {'*': …}",
+            )
+        return self
+
+
+class FamilySpec(Base):
+    """A global model and the architectures of its clients."""
+
+    archgraph: Literal[1] = 1
+    name: str = ""
+    model: ModelSource = Field(description="the global model: a file, or a model in place")
+    choose: dict[str, Natural] = Field(
+        default={},
+        description="choices of the global model; each one left out is the largest that any client "
+        "makes, so that the global model contains all",
+    )
+    clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)]
+
+    # Where it was read from, so that mistakes found later can still be pointed at.
+    _document: Document | None = pydantic.PrivateAttr(None)
+
+    @pydantic.model_validator(mode="after")
+    def _unique(self) -> FamilySpec:
+        seen: set[str] = set()
+        for index, member in enumerate(self.clients):
+            if member.name in seen:
+                raise Mistake(
+                    "names two kinds of client alike",
+                    place=("clients", index, "name"),
+                    found=repr(member.name),
+                    expected="a name of its own",
+                )
+            seen.add(member.name)
+        return self
+
+
+class IidSpec(Base):
+    """A random order cut into equal shards."""
+
+    scheme: Literal["iid"] = "iid"
+    min_size: Count = 1
+
+
+class DirichletSpec(Base):
+    """Shares of each class drawn from a Dirichlet distribution."""
+
+    scheme: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    min_size: Count = 10
+    balanced: bool = False
+
+
+class ClassesSpec(Base):
+    """So many classes for each client."""
+
+    scheme: Literal["classes"]
+    per_client: Count = 2
+    assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
+    min_size: Count = 1
+
+
+PartitionSpec = Annotated[IidSpec | DirichletSpec | ClassesSpec, Field(discriminator="scheme")]
+
+
+class DataSpec(Base):
+    """Which data, and who owns what of it."""
+
+    dataset: str = Field(description="digits, mnist, fashion-mnist, cifar10, wikitext-2, …")
+    root: str | None = Field(
+        default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
+    )
+    partition: PartitionSpec = IidSpec()
+    limit: Count | None = Field(default=None, description="at most so many examples of each split")
+    bptt: Count = Field(default=64, description="length of a text window, tokens")
+
+
+class LocalSpec(Base):
+    """How clients train; the keys are those of ``archgraph.strategy.LocalOptions``."""
+
+    epochs: Count = 1
+    batch: Count = 32
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(),
+        description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
+    )
+    decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="largest gradient norm"
+    )
+    fraction: Share = Field(default=1.0, description="share of the local data used in a round")
+
+
+class AttackSpec(Base):
+    """Malicious clients (FedFA, Eq. 1)."""
+
+    kind: Literal["label_shuffle"] = "label_shuffle"
+    fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.2, description="share of malicious"
+    )
+    intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
+
+
+class EvaluateSpec(Base):
+    """When the server measures, and how."""
+
+    every: Count = Field(default=1, description="rounds between two evaluations")
+    batch: Count = 256
+
+
+class EngineSpec(Base):
+    """Where the clients run."""
+
+    kind: Literal["local"] = "local"
+    workers: Natural = Field(default=0, description="processes that train clients; 0: this one")
+    device: str = "cpu"
+
+
+def _short_engine(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class ExperimentSpec(Base):
+    """Data, a family, a strategy, and how long."""
+
+    archgraph: Literal[1] = 1
+    name: str
+    family: str | FamilySpec = Field(description="a file, or a family in place")
+    data: DataSpec
+    strategy: dict[str, dict[str, Json] | None] = Field(
+        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}"
+    )
+    rounds: Count
+    sample: Share | Count = Field(
+        default=1.0, description="clients in a round: a number, or a share written with a point"
+    )
+    local: LocalSpec = LocalSpec()
+    attack: AttackSpec | None = None
+    evaluate: EvaluateSpec = EvaluateSpec()
+    engine: Annotated[EngineSpec, pydantic.BeforeValidator(_short_engine)] = EngineSpec()
+    seed: Natural = 0
+    out: str | None = Field(default=None, description="run folder")
+
+    @pydantic.field_validator("strategy")
+    @classmethod
+    def _one_strategy(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if len(value) != 1:
+            raise Mistake(
+                "names no single strategy",
+                found=", ".join(value) or "none",
+                expected="one, e.g. {fedfa: {}}",
+            )
+        return value
+
+    @property
+    def strategy_name(self) -> str:
+        """Name of the strategy."""
+        return next(iter(self.strategy))
+
+    @property
+    def strategy_options(self) -> dict[str, Any]:
+        """Options of the strategy, as given."""
+        return dict(self.strategy[self.strategy_name] or {})

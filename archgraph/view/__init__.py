@@ -1,0 +1,1 @@
+"""Pictures of graphs and of runs; nothing here changes either."""

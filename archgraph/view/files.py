@@ -1,0 +1,47 @@
+"""Writing files so that a reader sees the old content or the new, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from archgraph.errors import RunError
+
+
+def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Write a file in one step, with the folders it needs, and return its path.
+
+    Raises:
+        RunError: If the place cannot be written; what was there before stays.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/a/b.txt", "text").read_text()
+        'text'
+    """
+    target = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    temporary: str | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes private files; give the result the permissions of any new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise RunError(
+            "cannot write the file", where=str(target), found=error.strerror or str(error)
+        ) from error
+    return target

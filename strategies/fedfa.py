@@ -1,0 +1,410 @@
+r"""FedFA: clients choose depth and width; grafting completes them, scaling makes them comparable.
+
+Park, Joe-Wong: *Federated Learning with Flexible Architectures* (text in Algorithms 1-3, §4.3,
+§5.1, Table 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023.
+
+=====================  ==================================================================
+symbol                 here
+=====================  ==================================================================
+``A``                  ``World.tiers``
+``C_sel``, ``m``       the clients whose results arrive, their number
+``M_G``                group ``global`` of the server state
+``M_c``                ``Result.state``
+``N_{D_c}``            ``Result.examples``
+``M_{95%,c}^{(l)}``    what :func:`inner_norm` takes the norm of
+``n_c``                ``||M_{95%,c}^{(l)}||``
+``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the mean is applied once, in ``Merger.result``
+``γ^{(l)}``            the merger's coverage
+``⊕`` / ``⊖``          ``ag.graft`` (Algorithm 2) / ``ag.shallow`` (Algorithm 3)
+=====================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph.strategy import (
+    CrossEntropy,
+    Evaluated,
+    Json,
+    Model,
+    NormPolicy,
+    Objective,
+    Outcome,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Tier,
+    Train,
+    Work,
+    World,
+    layer_weights,
+    module_of,
+    seeded,
+)
+
+Variant = Literal["both", "depth", "width"]
+
+
+@dataclass(frozen=True)
+class FedFA(Strategy):
+    """Options of FedFA.
+
+    Attributes:
+        variant: What clients may choose (Table 1): depth and width, depth only, width only.
+        choice: Who runs which architecture. ``family``: as the family says. ``half_smallest``: a
+            share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
+            ``zico``: the others take the one with the best ZiCo score on their data (§5.1).
+        limited: Share of the clients that take the smallest architecture.
+        scale: Multiply layers by α; off: plain covered mean of grafted models.
+        percentile: Share of a layer's weights that its norm counts.
+        inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
+        rms: Divide the norm by the root of the number of weights it counts.
+        scale_vectors: Scale all parameters, not only the weights that layers multiply with.
+        weights: Weight of a client: its number of examples (paper), or 1.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training (§5.1).
+        norm: What becomes of running statistics.
+
+    Example:
+        >>> FedFA(percentile=0.9).inner
+        'abs'
+    """
+
+    variant: Variant = "both"
+    choice: Literal["family", "half_smallest", "zico"] = "family"
+    limited: float = 0.5
+    scale: bool = True
+    percentile: float = 0.95
+    inner: Literal["abs", "central"] = "abs"
+    rms: bool = False
+    scale_vectors: bool = False
+    weights: Literal["examples", "uniform"] = "examples"
+    mask_absent: bool = True
+    norm: Literal["static", "averaged", "local"] = "static"
+
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "paper": {"choice": "zico"},
+        "appendix_e": {"choice": "zico", "inner": "central"},
+    }
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 < self.percentile <= 1:
+            raise ag.SpecError(
+                "no share", where="percentile", found=self.percentile, expected="0 < … ≤ 1"
+            )
+        if not 0 <= self.limited <= 1:
+            raise ag.SpecError(
+                "no share", where="limited", found=self.limited, expected="0 ≤ … ≤ 1"
+            )
+
+    def init(self, world: World) -> ServerState:
+        """``M_G^0`` (Algorithm 1, line 3), and architectures as far as no score is needed (1-2)."""
+        tiers = [c.name for c in world.clients]
+        if self.choice != "family":
+            smallest, *others = sorted(world.tiers, key=_size)
+            limited = self._limited(world)
+            draw = seeded(world.seed, "fedfa choice")
+            for client in range(len(tiers)):
+                pick = int(torch.randint(max(len(others), 1), (), generator=draw))
+                tiers[client] = (smallest if client in limited or not others else others[pick]).name
+        for name in set(tiers):
+            _fit(world, name, self.variant)
+        return ServerState().with_group("global", world.state).with_values(tiers=tiers)
+
+    def survey(self, world: World, state: ServerState) -> Iterable[Task]:
+        """Clients that are not limited score all architectures on their data (line 2)."""
+        if self.choice != "zico":
+            return
+        weights = state.group("global")
+        candidates = {
+            tier.name: Model(fit.graph, fit.down.pull(weights))
+            for tier in world.tiers
+            for fit in [_fit(world, tier.name, self.variant)]
+        }
+        limited = self._limited(world)
+        for client in world.clients:
+            if client.id not in limited:
+                yield Task(
+                    client=client.id,
+                    graph=world.graph,
+                    state=weights,
+                    program=ZiCo(CrossEntropy(mask_absent=self.mask_absent)),
+                    kept=frozenset(world.graph.state_names),
+                    others=candidates,
+                )
+
+    def surveyed(self, world: World, state: ServerState, results: Iterable[Result]) -> ServerState:
+        """Each client's best architecture; equal scores: the smaller one."""
+        tiers = list(state.values["tiers"])
+        for result in results:
+            scores = {
+                t.name: result.metrics[f"zico/{t.name}"] for t in sorted(world.tiers, key=_size)
+            }
+            tiers[result.client] = max(scores, key=scores.__getitem__)
+        return state.with_values(tiers=tiers)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``M_c^t`` from ``M_G^t`` (lines 7-9, Algorithm 3)."""
+        fit = _fit(world, state.values["tiers"][client], self.variant)
+        return Task(
+            client=client,
+            graph=fit.graph,
+            state=fit.down.pull(state.group("global")),
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            kept=NormPolicy(self.norm).kept(fit.graph),
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Graft, scale and average in one pass (lines 11-22).
+
+        ``α_c = mean_κ(n_κ) / n_c`` needs all norms before the first product; since the mean is the
+        same for all clients, ``Σ N_c push(θ_c) / n_c`` is accumulated and multiplied at the end.
+        """
+        merger = ag.Merger(world.graph, state.group("global"))
+        policy = NormPolicy(self.norm)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for result in results:
+            fit = _fit(world, state.values["tiers"][result.client], self.variant)
+            grafted = fit.graft.pull(policy.filled(fit.graph, result.state))  # line 11, Algorithm 2
+            scales = {}
+            if self.scale:
+                norms = self._norms(fit, result)  # lines 12, 18
+                for name, norm in norms.items():
+                    sums[name] = sums.get(name, 0.0) + norm
+                    counts[name] = counts.get(name, 0) + 1
+                    # Weights that are all zero stay so, whatever they are multiplied by.
+                    scales[name] = 1.0 / norm if norm > 0 else 1.0
+            merger.add(  # lines 17, 19, 20
+                fit.up,
+                grafted,
+                weight=result.examples if self.weights == "examples" else 1,
+                scales=scales or None,
+                skip=policy.left_out(fit.grafted),
+                trusted=True,
+            )
+        means = {name: sums[name] / counts[name] for name in sums}
+        merged, _ = merger.result(multiply=means or None)  # line 22
+        return state.with_group("global", merged)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model, and each architecture's on the data of the clients that run it."""
+        policy = NormPolicy(self.norm)
+        weights = state.group("global")
+        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
+        for tier in world.tiers:
+            clients = tuple(c for c, name in enumerate(state.values["tiers"]) if name == tier.name)
+            if clients:
+                fit = _fit(world, tier.name, self.variant)
+                yield Evaluated(
+                    name=tier.name,
+                    graph=fit.graph,
+                    state=fit.down.pull(weights),
+                    clients=clients,
+                    statistics=policy.evaluation,
+                    kept=policy.name == "local",
+                )
+
+    def _limited(self, world: World) -> frozenset[int]:
+        """The clients that have resources for the smallest architecture only."""
+        order = torch.randperm(len(world.clients), generator=seeded(world.seed, "fedfa limited"))
+        return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
+
+    def _norms(self, fit: Fit, result: Result) -> dict[str, float]:
+        """``n_c`` of every scaled entry of the grafted model; a copied block's is its source's."""
+        weights_only = layer_weights(fit.grafted)
+        own: dict[str, float] = {}
+        norms = {}
+        for param in fit.grafted.params:
+            scaled = param.role == "parameter" if self.scale_vectors else param.name in weights_only
+            source = fit.graft.entries[param.name].source if scaled else None
+            if source is None:
+                continue
+            if source not in own:
+                weights = result.state[source]
+                own[source] = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
+                if own[source] == 0:  # nothing but outliers: they are the layer
+                    own[source] = inner_norm(weights, 1.0, rms=self.rms)
+            norms[param.name] = own[source]
+        return norms
+
+
+def inner_norm(
+    weights: Tensor,
+    percentile: float = 0.95,
+    inner: Literal["abs", "central"] = "abs",
+    *,
+    rms: bool = False,
+) -> float:
+    """Norm ``||M_{95%}||₂`` of the weights within a percentile (Algorithm 1, line 12; §4.3).
+
+    Args:
+        weights: A layer's weights, any shape.
+        percentile: Share that counts.
+        inner: ``abs``: ``|w| ≤ q_p(|w|)``; ``central``: ``q_{(1-p)/2}(w) ≤ w ≤ q_{(1+p)/2}(w)``.
+        rms: Divide by the root of the number of weights that count.
+
+    Example:
+        >>> inner_norm(torch.tensor([3.0, 4.0, 100.0]), 0.5)
+        5.0
+    """
+    flat = weights.detach().flatten().to(torch.float32)
+    last = len(flat) - 1
+    if percentile == 1 or last <= 0:
+        kept = flat
+    elif inner == "abs":
+        # Linear interpolation puts the quantile between two neighbours of this rank: no need to.
+        magnitude = flat.abs()
+        bound = magnitude.kthvalue(math.floor(percentile * last) + 1).values
+        kept = magnitude[magnitude <= bound]
+    else:
+        tail = (1 - percentile) / 2 * last
+        low = flat.kthvalue(math.ceil(tail) + 1).values
+        high = flat.kthvalue(math.floor(last - tail) + 1).values
+        kept = flat[(flat >= low) & (flat <= high)]
+    norm = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
+    return norm / math.sqrt(max(len(kept), 1)) if rms else norm
+
+
+@dataclass(frozen=True)
+class ZiCo:
+    """Score of architectures on a client's data, without training (Li et al., *ZiCo*).
+
+    ``Σ_l ln Σ_w mean|g_w| / std(g_w)`` over layers of weights, mean and standard deviation over two
+    minibatches, only weights whose deviation is above zero. Higher is better.
+
+    Attributes:
+        objective: Loss whose gradients are taken.
+    """
+
+    objective: Objective = field(default_factory=CrossEntropy)
+
+    def __call__(self, work: Work) -> Outcome:
+        """Score every further model: metric ``zico/NAME``."""
+        batches = []
+        for batch in work.data.batches(work.generator, work.local.batch):
+            batches.append(batch)
+            if len(batches) == 2:
+                break
+        scores = {}
+        for name, model in work.others.items():
+            module = module_of(model, work.device).train()
+            gradients: list[dict[str, Tensor]] = []
+            for batch in batches:
+                module.zero_grad(set_to_none=True)
+                inputs = tuple(x.to(work.device) for x in batch.inputs)
+                moved = batch._replace(inputs=inputs, targets=batch.targets.to(work.device))
+                self.objective(module(*inputs), moved, work).backward()
+                gradients.append(
+                    {
+                        k: p.grad.flatten().double()
+                        for k, p in module.named_parameters()
+                        if p.grad is not None and p.dim() > 1
+                    }
+                )
+            scores[f"zico/{name}"] = zico(gradients)
+        return Outcome(
+            state=work.state, others={k: m.state for k, m in work.others.items()}, metrics=scores
+        )
+
+
+def zico(gradients: list[dict[str, Tensor]]) -> float:
+    """ZiCo score from the gradients of each minibatch, by layer.
+
+    Example:
+        >>> round(zico([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}]), 4)
+        0.6931
+    """
+    score = 0.0
+    for name in gradients[0]:
+        layer = torch.stack([g[name] for g in gradients])
+        deviation = layer.std(0, correction=0)
+        varies = deviation > 0
+        ratio = float((layer.abs().mean(0)[varies] / deviation[varies]).sum())
+        score += math.log(ratio) if ratio > 0 else 0.0
+    return score
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an architecture relates to the global one.
+
+    Attributes:
+        graph: What the client runs.
+        down: Global state → its state (Algorithm 3).
+        grafted: It at the global depth.
+        graft: Its state → the grafted state (Algorithm 2).
+        up: Global state → the grafted state; its transpose enters the sum (line 19).
+    """
+
+    graph: ag.ArchGraph
+    down: ag.Transfer
+    grafted: ag.ArchGraph
+    graft: ag.Transfer
+    up: ag.Transfer
+
+
+def _fit(world: World, name: str, variant: Variant) -> Fit:
+    tier = world.tier(name)
+    return fit(world.graph, tier.graph, tier.transfer, variant)
+
+
+@functools.lru_cache(maxsize=256)
+def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Variant) -> Fit:
+    """Depth and width of an architecture against the global one, as far as the variant lets it.
+
+    Raises:
+        RewriteError: If a section cannot be completed to the global depth.
+    """
+    full, depths = _depths(whole), _depths(own)
+    grafted = ag.graft(own, full, like=whole)
+    up = _at_source(whole, grafted, down)
+    match variant:
+        case "both":
+            return Fit(own, down, grafted.graph, grafted.transfer, up)
+        case "width":
+            same = ag.Transfer.identity(grafted.graph)
+            return Fit(grafted.graph, up, grafted.graph, same, up)
+        case "depth":
+            shallow = ag.shallow(whole, depths)
+            again = ag.graft(shallow.graph, full, like=whole)
+            return Fit(
+                shallow.graph,
+                shallow.transfer,
+                again.graph,
+                again.transfer,
+                _at_source(whole, again, shallow.transfer),
+            )
+
+
+def _depths(graph: ag.ArchGraph) -> dict[str, int]:
+    return {section.name: len(section.blocks) for section in ag.structure(graph).sections}
+
+
+def _at_source(whole: ag.ArchGraph, grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
+    """Global → grafted: a copied block takes the positions that its source takes (line 19)."""
+    entries = {
+        name: entry
+        if entry.source is None
+        else dataclasses.replace(down.entries[entry.source], source=name)
+        for name, entry in grafted.transfer.entries.items()
+    }
+    return ag.Transfer(ag.signature(whole), ag.signature(grafted.graph), entries)
+
+
+def _size(tier: Tier) -> int:
+    """Number of parameters."""
+    return sum(math.prod(p.shape) for p in tier.graph.params if p.role == "parameter")

@@ -1,0 +1,183 @@
+"""HeteroFL: clients train the first channels of every layer; the server averages what is covered.
+
+Diao, Ding, Tarokh: *HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients*, ICLR 2021, Algorithm 1.
+
+=======================  ================================================================
+symbol                   here
+=======================  ================================================================
+``W_g``                  group ``global`` of the server state
+``r_m``                  rate of client m: ``rates``, or measured on its tier's transfer
+``W_g[:d_m, :k_m]``      ``Tier.transfer.pull``: the first channels of every layer
+mean over levels ``p``   ``ag.Merger``: every entry over the clients that cover it
+``Scaler``               ``ag.scaler``: divide by ``r_m`` while training
+sBN                      norm policy ``static``
+=======================  ================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph.strategy import (
+    Client,
+    CrossEntropy,
+    Evaluated,
+    NormPolicy,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Tier,
+    Train,
+    World,
+    label_rows,
+    seeded,
+)
+
+
+@dataclass(frozen=True)
+class HeteroFL(Strategy):
+    """Options of HeteroFL.
+
+    Attributes:
+        mode: ``fix``: clients keep their tiers. ``dynamic``: every round each client draws a tier,
+            with the family's counts as odds.
+        rates: Width rate of tiers by name; the others' are measured (see :func:`rate_of`).
+        scaler: Divide by the rate in training mode, after every weighted operator.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+        label_rows: Merge rows that belong to a label only from clients that own the label.
+        weights: Weight of a client: 1 (official code), or its number of examples.
+        norm: What becomes of running statistics.
+
+    Example:
+        >>> HeteroFL(mode="dynamic").norm
+        'static'
+    """
+
+    mode: Literal["fix", "dynamic"] = "fix"
+    rates: Mapping[str, float] = field(default_factory=dict)
+    scaler: bool = True
+    mask_absent: bool = True
+    label_rows: bool = True
+    weights: Literal["uniform", "examples"] = "uniform"
+    norm: Literal["static", "averaged", "local"] = "static"
+
+    def __post_init__(self) -> None:
+        """Check that rates are rates."""
+        for name, rate in self.rates.items():
+            if not 0 < rate <= 1:
+                raise ag.SpecError(
+                    "no rate", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
+                )
+
+    def init(self, world: World) -> ServerState:
+        """``W_g`` at the start, and who runs which tier.
+
+        Raises:
+            RunError: If ``rates`` names a tier that is not there.
+        """
+        for name in self.rates:
+            world.tier(name)
+        return (
+            ServerState()
+            .with_group("global", world.state)
+            .with_values(tiers=[c.name for c in world.clients])
+        )
+
+    def begin(
+        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
+    ) -> ServerState:
+        """Dynamic mode: draw the rates of all clients anew."""
+        if self.mode == "fix":
+            return state
+        names = [t.name for t in world.tiers]
+        odds = [sum(c.name == name for c in world.clients) for name in names]
+        drawn = torch.multinomial(
+            torch.tensor(odds, dtype=torch.float64),
+            len(world.clients),
+            replacement=True,
+            generator=seeded(world.seed, "heterofl rates", round),
+        )
+        return state.with_values(tiers=[names[i] for i in drawn.tolist()])
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
+        tier = world.tier(state.values["tiers"][client])
+        rate = self.rates.get(tier.name) or rate_of(tier)
+        graph = tier.graph
+        if self.scaler and rate < 1:
+            graph = ag.scaler(graph, rate).graph
+        return Task(
+            client=client,
+            graph=graph,
+            state=tier.transfer.pull(state.group("global")),
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            kept=NormPolicy(self.norm).kept(graph),
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Every entry: the mean over the clients that cover it (second inner loop)."""
+        merger = ag.Merger(world.graph, state.group("global"))
+        policy = NormPolicy(self.norm)
+        for result in results:
+            client = world.clients[result.client]
+            tier = world.tier(state.values["tiers"][client.id])
+            merger.add(
+                tier.transfer,
+                policy.filled(tier.graph, result.state),
+                weight=1 if self.weights == "uniform" else result.examples,
+                rows=self._rows(tier, client),
+                skip=policy.left_out(tier.graph),
+                trusted=True,
+            )
+        merged, _ = merger.result()
+        return state.with_group("global", merged)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model, and each tier's on the data of the clients that run it."""
+        policy = NormPolicy(self.norm)
+        weights = state.group("global")
+        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
+        for tier in world.tiers:
+            yield Evaluated(
+                name=tier.name,
+                graph=tier.graph,
+                state=tier.transfer.pull(weights),
+                clients=tuple(
+                    c for c, name in enumerate(state.values["tiers"]) if name == tier.name
+                ),
+                statistics=policy.evaluation,
+                kept=policy.name == "local",
+            )
+
+    def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor] | None:
+        """0/1 over the rows of label-wise entries; None where the client owns every label."""
+        if not self.label_rows or all(client.histogram):
+            return None
+        owned = torch.tensor([float(n > 0) for n in client.histogram])
+        return dict.fromkeys(label_rows(tier.graph, len(client.histogram)), owned)
+
+
+def rate_of(tier: Tier) -> float:
+    """Width rate of a tier: kept over all positions of its largest narrowed dimension.
+
+    Rounding up to whole channels distorts the largest dimension least.
+    """
+    source = {e.name: e.shape for e in tier.transfer.source}
+    size, rate = 0, 1.0
+    for entry in tier.transfer.target:
+        origin = tier.transfer.entries[entry.name].source
+        if origin is not None:
+            for kept, whole in zip(entry.shape, source[origin], strict=True):
+                if kept < whole and whole > size:
+                    size, rate = whole, kept / whole
+    return rate

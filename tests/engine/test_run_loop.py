@@ -1,0 +1,281 @@
+"""The round loop: what it promises about randomness, isolation, memory and time."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archgraph.engine.local import Clock, Loop, execute, finite, sample
+from archgraph.errors import RunError
+from archgraph.strategy import Outcome, Result, Train, Work
+
+
+def bits(tensors: Any) -> dict[str, bytes]:
+    return {k: v.numpy().tobytes() for k, v in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Spoil:
+    """Trains, then breaks its update."""
+
+    how: str
+
+    def __call__(self, work: Work) -> Outcome:
+        outcome = Train()(work)
+        state = dict(outcome.state)
+        match self.how:
+            case "nan":
+                state["5.weight"] = state["5.weight"].clone().fill_(float("nan"))
+            case "inf":
+                state["0.bias"] = state["0.bias"] / 0
+            case "missing":
+                del state["1.weight"]
+            case "shape":
+                state["5.bias"] = state["5.bias"][:-1]
+            case "unknown":
+                state["backdoor"] = torch.zeros(1)
+            case "dtype":
+                state["5.bias"] = state["5.bias"].double()
+            case "extras":
+                return Outcome(state, extras={"features": torch.tensor([float("nan")])})
+            case "others":
+                return Outcome(state, others={"large": state})
+            case "crash":
+                raise ValueError("out of battery")
+        return Outcome(state)
+
+
+REASONS = {
+    "nan": "5.weight: not finite",
+    "inf": "0.bias: not finite",
+    "missing": "1.weight: missing entry",
+    "shape": "5.bias: wrong shape",
+    "unknown": "backdoor: unknown entry",
+    "dtype": "5.bias: wrong dtype",
+    "extras": "features: not finite",
+    "others": "other models than the task's",
+}
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_bad_update_is_rejected_by_name_and_the_round_goes_on(experiment, mean, how):
+    run = execute(experiment(mean({1: Spoil(how)}), rounds=1, options=_all()))
+    (line,) = run.rounds
+    assert [r["client"] for r in line["clients"]] == [0, 2, 3]
+    (rejected,) = line["rejected"]
+    assert (rejected["client"], rejected["name"]) == (1, "odd")
+    assert rejected["reason"].startswith(REASONS[how])
+    assert line["failed"] == []
+    assert all(bool(torch.isfinite(t).all()) for t in run.server.tensors.values())
+
+
+def test_rejected_client_leaves_no_trace(experiment, mean):
+    """Nothing half-added: the others' mean is what it would be without the client."""
+
+    @dataclass(frozen=True)
+    class Without(mean):  # type: ignore[misc, valid-type]
+        def send(self, world, state, client, round):
+            task = super().send(world, state, client, round)
+            return task
+
+    spoilt = execute(experiment(mean({1: Spoil("missing")}), rounds=1, options=_all()))
+    crashed = execute(experiment(mean({1: Spoil("crash")}), rounds=1, options=_all()))
+    assert bits(spoilt.server.tensors) == bits(crashed.server.tensors)
+
+
+def test_failed_client_is_isolated(experiment, mean):
+    run = execute(experiment(mean({2: Spoil("crash")}), rounds=2, options=_all()))
+    for line in run.rounds:
+        assert line["failed"] == [
+            {"client": 2, "name": "even", "reason": "ValueError: out of battery"}
+        ]
+        assert len(line["clients"]) == 3
+
+
+def test_failure_of_every_client_is_not_the_clients(experiment, mean):
+    with pytest.raises(RunError, match="round 1: every client failed; found ValueError: out of"):
+        execute(experiment(mean(program=Spoil("crash")), rounds=1))
+
+
+def test_round_without_a_usable_update_keeps_the_old_state(experiment, mean):
+    setup = experiment(mean(program=Spoil("nan")), rounds=1)
+    run = execute(setup)
+    assert bits(run.server.group("global")) == bits(setup.world.state)
+    assert run.server.values["results"] == 0
+
+
+def test_diverging_client_is_rejected_with_its_parameter(experiment, mean):
+    setup = experiment(rounds=1)
+    wild = dataclasses_replace(setup.local, lr=1e30)
+    run = execute(experiment(rounds=1, local=wild))
+    assert run.rounds[0]["rejected"]
+    assert all("finite" in r["reason"] for r in run.rounds[0]["rejected"])
+
+
+def test_one_update_is_alive_at_a_time(experiment, mean):
+    """The law of memory: when a result arrives, those before it are gone."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    counts: list[int] = []
+
+    def seen(result: Result) -> None:
+        gc.collect()
+        alive.append(weakref.ref(result.state["5.weight"]))
+        counts.append(sum(r() is not None for r in alive))
+
+    execute(experiment(mean(seen=seen), clients=8, rounds=2))
+    # Two, since the strategy's own loop variable holds the last one until the next arrives.
+    assert len(counts) == 14
+    assert max(counts) <= 2
+
+
+def test_same_seed_same_bits_other_seed_other_bits(experiment):
+    a, b, c = (execute(experiment(rounds=1, seed=seed)) for seed in (0, 0, 1))
+    assert bits(a.server.tensors) == bits(b.server.tensors)
+    assert bits(a.server.tensors) != bits(c.server.tensors)
+
+
+def test_run_neither_uses_nor_moves_the_global_generator(experiment):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    a = execute(experiment(rounds=1))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert bits(a.server.tensors) == bits(execute(experiment(rounds=1)).server.tensors)
+
+
+def test_clients_draw_apart_from_one_another(experiment, mean):
+    """A client's randomness depends on nobody else: dropping one leaves the others' updates."""
+    updates: dict[str, dict[int, bytes]] = {"all": {}, "less": {}}
+
+    def watch(into):
+        def seen(result: Result) -> None:
+            into[result.client] = result.state["5.weight"].numpy().tobytes()
+
+        return seen
+
+    execute(experiment(mean(seen=watch(updates["all"])), rounds=1, options=_all()))
+    less = mean({0: Spoil("crash")}, seen=watch(updates["less"]))
+    execute(experiment(less, rounds=1, options=_all()))
+    assert set(updates["less"]) == {1, 2, 3}
+    assert all(updates["all"][k] == v for k, v in updates["less"].items())
+
+
+@given(clients=st.integers(1, 50), count=st.integers(1, 60), seed=st.integers(0, 9))
+def test_sampling_draws_distinct_clients_in_order(clients, count, seed):
+    chosen = sample(clients, count, seed, round=3)
+    assert chosen == sample(clients, count, seed, round=3)
+    assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) == min(count, clients)
+    assert set(chosen) <= set(range(clients))
+
+
+def test_sampling_reaches_everybody_equally():
+    counts = torch.zeros(10)
+    for round in range(2000):
+        counts[list(sample(10, 3, 0, round))] += 1
+    torch.testing.assert_close(counts, torch.full((10,), 600.0), rtol=0.1, atol=0)
+
+
+def test_kept_entries_stay_with_the_client(experiment, mean):
+    """Personal layers: never returned, found again in the next round."""
+    returned: list[set[str]] = []
+    strategy = mean(
+        kept=frozenset({"1.running_mean", "1.running_var"}),
+        seen=lambda result: returned.append(set(result.state)),
+    )
+    setup = experiment(strategy, rounds=2, options=_all())
+    loop = Loop(setup)
+    loop.start()
+    loop.round()
+    first = {client: kept.state["1.running_mean"].clone() for client, kept in loop.kept.items()}
+    assert len({bytes(t.numpy()) for t in first.values()}) == 4
+    loop.round()
+    assert all("1.running_mean" not in names and "1.weight" in names for names in returned)
+    untouched = setup.world.state["1.running_mean"]
+    assert torch.equal(loop.server.tensors["global/1.running_mean"], untouched)
+    for client, kept in loop.kept.items():
+        assert not torch.equal(kept.state["1.running_mean"], first[client])
+
+
+def test_what_a_program_keeps_comes_back(experiment, mean):
+    @dataclass(frozen=True)
+    class Count:
+        def __call__(self, work: Work) -> Outcome:
+            rounds = work.keep.get("rounds", torch.zeros(()))
+            return Outcome(work.state, keep={"rounds": rounds + 1}, metrics={"n": float(rounds)})
+
+    run = execute(experiment(mean(program=Count()), rounds=3, options=_all()))
+    assert [line["clients"][0]["n"] for line in run.rounds] == [0.0, 1.0, 2.0]
+
+
+def test_survey_comes_before_the_first_round(experiment, mean):
+    @dataclass(frozen=True)
+    class Answer:
+        def __call__(self, work: Work) -> Outcome:
+            assert work.round == 0
+            return Outcome(work.state, metrics={"answer": float(work.client)})
+
+    run = execute(experiment(mean(asked=Answer()), rounds=1))
+    assert run.server.values["answers"] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_seconds_are_split_and_add_up(experiment):
+    run = execute(experiment(rounds=2))
+    for line in run.rounds:
+        seconds = line["seconds"]
+        assert set(seconds) == {"local", "server", "evaluate", "record", "total"}
+        parts = seconds["local"] + seconds["server"] + seconds["evaluate"]
+        assert parts <= seconds["total"]
+        assert parts > 0.9 * seconds["total"]
+        assert sum(c["seconds"] for c in line["clients"]) <= seconds["local"] * 1.05
+    assert set(run.seconds) == set(run.rounds[0]["seconds"])
+
+
+def test_clock_counts_inner_purposes_once(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 7.0])
+    monkeypatch.setattr("archgraph.engine.local.time.perf_counter", lambda: next(now))
+    clock = Clock()
+    with clock.measure("server"), clock.measure("local"):
+        pass
+    assert clock.seconds == {"server": 1.0 + 4.0, "local": 2.0}
+
+
+def test_evaluation_comes_when_due_and_at_the_end(experiment):
+    setup = experiment(rounds=5)
+    options = dataclasses_replace(setup.options, evaluate_every=2)
+    run = execute(experiment(rounds=5, options=options))
+    assert ["evaluation" in line for line in run.rounds] == [False, True, False, True, True]
+    assert run.evaluation == run.rounds[-1]["evaluation"]
+    assert {"models", "global", "local", "worst"} == set(run.evaluation)
+
+
+def test_training_learns(experiment):
+    run = execute(experiment(rounds=6, options=_all()))
+    assert run.evaluation["global"]["accuracy"] > 0.7
+    assert run.rounds[0]["evaluation"]["global"]["accuracy"] < run.evaluation["global"]["accuracy"]
+
+
+def test_json_has_no_nan():
+    assert finite({"a": [float("inf"), (1, float("nan"))], "b": "nan"}) == {
+        "a": [None, [1, None]],
+        "b": "nan",
+    }
+
+
+def _all() -> Any:
+    from archgraph.engine.local import Options
+
+    return Options(batch=100)
+
+
+def dataclasses_replace(value: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(value, **changes)

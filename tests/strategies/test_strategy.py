@@ -1,0 +1,378 @@
+"""Laws of the shared types: objectives, local training, server states, lookup and options."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import archgraph as ag
+from archgraph.strategy import (
+    CrossEntropy,
+    Examples,
+    LocalOptions,
+    Logits,
+    Model,
+    NormPolicy,
+    Objective,
+    ServerState,
+    Task,
+    Train,
+    Work,
+    configure,
+    descend,
+    find_strategy,
+    layer_weights,
+    mask_absent,
+    module_of,
+    seeded,
+    state_of,
+    strategy_names,
+)
+
+# ---------------------------------------------------------------- randomness, states, options
+
+
+@given(st.integers(0, 2**31), st.integers(0, 99), st.integers(0, 99))
+def test_seeded_draws_depend_on_labels_alone(seed: int, a: int, b: int):
+    first = seeded(seed, "x", a)
+    torch.rand(3, generator=seeded(seed, "y", a))
+    assert torch.equal(
+        torch.rand(4, generator=first), torch.rand(4, generator=seeded(seed, "x", a))
+    )
+    differ = not torch.equal(
+        torch.rand(4, generator=seeded(seed, "x", a)), torch.rand(4, generator=seeded(seed, "x", b))
+    )
+    assert differ == (a != b)
+
+
+def test_labels_do_not_run_together():
+    a, b = seeded(1, "ab", "c"), seeded(1, "a", "bc")
+    assert not torch.equal(torch.rand(4, generator=a), torch.rand(4, generator=b))
+
+
+def test_server_state_survives_safetensors_and_json(lab):
+    before = (
+        ServerState()
+        .with_group("global", lab.state)
+        .with_group("submodel/3", {"w": torch.arange(3.0)})
+        .with_values(tiers=["a", "b"], seeds={"x": 1}, rate=0.1)
+    )
+    after = ServerState(load(save(dict(before.tensors))), json.loads(json.dumps(before.values)))
+    assert after.values == before.values
+    assert after.tensors.keys() == before.tensors.keys()
+    assert all(torch.equal(after.tensors[k], v) for k, v in before.tensors.items())
+    assert after.group("submodel/3").keys() == {"w"}
+
+
+def test_with_group_replaces_the_whole_group_and_nothing_else():
+    old = ServerState({"a/x": torch.ones(1), "ab/x": torch.ones(2)}, {"k": 1})
+    new = old.with_group("a", {"y": torch.zeros(3)})
+    assert {k: len(v) for k, v in new.tensors.items()} == {"ab/x": 2, "a/y": 3}
+    assert new.values == {"k": 1}
+    assert old.group("a").keys() == {"x"}
+
+
+def test_learning_rate_falls_at_milestones():
+    half = LocalOptions(lr=1.0, milestones=(0.5, 0.75))
+    assert [half.lr_at(t, 8) for t in (1, 4, 5, 6, 7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert LocalOptions(lr=1.0, milestones=(25,), decay=0.5).lr_at(26, 1000) == 0.5
+
+
+# ---------------------------------------------------------------- objectives
+
+
+def examples(targets: Tensor) -> Examples:
+    return Examples((), targets, torch.arange(len(targets)))
+
+
+def holder(lab: Any, histogram: tuple[int, ...]) -> Work:
+    labels = [k for k, n in enumerate(histogram) if n]
+    task = Task(0, lab.graph, lab.state, Train())
+    return lab.work_of(task, lab.toy(0, labels=labels))
+
+
+def test_masked_cross_entropy_closed_form(tiny):
+    """Absent logits count as 0 in the sum and receive no gradient."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]], requires_grad=True)
+    work = holder(tiny, (1, 0, 1, 0, 0))
+    loss = CrossEntropy(mask_absent=True)(logits, examples(torch.tensor([2])), work)
+    expected = math.log(math.e**1 + math.e**3 + 3) - 3
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient[0, [1, 3, 4]].tolist() == [0, 0, 0]
+    assert gradient[0, 0] > 0 > gradient[0, 2]
+
+
+def test_masking_nothing_is_plain_cross_entropy(tiny):
+    logits, targets = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    work = holder(tiny, (1, 1, 1, 1, 1))
+    plain = CrossEntropy()(logits, examples(targets), work)
+    assert torch.equal(CrossEntropy(mask_absent=True)(logits, examples(targets), work), plain)
+    assert torch.equal(nn.functional.cross_entropy(logits, targets), plain)
+
+
+def test_text_targets_count_position_by_position(tiny):
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, 1, -100], [2, 3, 4]])
+    loss = CrossEntropy()(logits, examples(targets), holder(tiny, (1,) * 5))
+    expected = nn.functional.cross_entropy(logits.transpose(1, 2), targets)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+
+
+def test_mask_of_another_number_of_classes_is_refused():
+    with pytest.raises(ag.RunError, match="3 logits; expected 2"):
+        mask_absent(torch.zeros(1, 3), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize(
+    ("output", "outputs", "found"),
+    [
+        (None, torch.tensor(1.0), 1.0),
+        (None, {"logits": torch.tensor(2.0), "x": torch.tensor(0.0)}, 2.0),
+        (None, {"only": torch.tensor(3.0)}, 3.0),
+        ("x", {"logits": torch.tensor(0.0), "x": torch.tensor(4.0)}, 4.0),
+        (None, (torch.tensor(5.0),), 5.0),
+        (1, (torch.tensor(0.0), torch.tensor(6.0)), 6.0),
+    ],
+)
+def test_logits_are_found(output, outputs, found):
+    assert float(Logits(output)(outputs)) == found
+
+
+@pytest.mark.parametrize(
+    ("output", "outputs"),
+    [
+        (None, {"a": torch.tensor(0.0), "b": torch.tensor(0.0)}),
+        ("c", {"a": torch.tensor(0.0)}),
+        (None, (torch.tensor(0.0), torch.tensor(0.0))),
+        (2, (torch.tensor(0.0),)),
+        (0, torch.tensor([0.0])),
+        (None, {}),
+    ],
+)
+def test_ambiguous_logits_are_refused(output, outputs):
+    with pytest.raises(ag.RunError, match="no logits among the outputs"):
+        Logits(output)(outputs)
+
+
+# ---------------------------------------------------------------- local training
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalOptions(epochs=2, batch=5, lr=0.1, momentum=0.9, weight_decay=1e-3),
+        LocalOptions(epochs=1, batch=4, optimiser="adam", lr=0.01),
+        LocalOptions(epochs=1, batch=4, lr=0.5, clip=0.1),
+    ],
+)
+def test_train_equals_a_loop_written_by_hand(lab, local):
+    data = lab.toy(1)
+    outcome = Train()(lab.work_of(Task(0, lab.graph, lab.state, Train()), data, local))
+
+    model = module_of(Model(lab.graph, lab.state)).train()
+    if local.optimiser == "adam":
+        optimiser: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=local.lr)
+    else:
+        optimiser = torch.optim.SGD(
+            model.parameters(),
+            lr=local.lr,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+        )
+    draw = seeded(0, "work", 0)
+    for _ in range(local.epochs):
+        order = torch.randperm(12, generator=draw)
+        for ids in order.split(local.batch):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(data.inputs[ids]), data.targets[ids]).backward()
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), local.clip)
+            optimiser.step()
+    expected = state_of(model)
+    assert all(torch.equal(outcome.state[k], v) for k, v in expected.items())
+    assert outcome.metrics["steps"] == local.epochs * math.ceil(12 / local.batch)
+    assert outcome.metrics["seen"] == 12 * local.epochs
+
+
+def test_train_leaves_what_it_was_sent_alone(lab):
+    before = {k: v.clone() for k, v in lab.state.items()}
+    Train()(lab.work_of(Task(0, lab.graph, lab.state, Train()), lab.toy(0)))
+    assert all(torch.equal(lab.state[k], v) for k, v in before.items())
+
+
+def test_fraction_bounds_the_examples_of_an_epoch(tiny):
+    task = Task(0, tiny.graph, tiny.state, Train())
+    outcome = Train()(
+        tiny.work_of(task, tiny.toy(0), LocalOptions(epochs=3, batch=3, fraction=0.5))
+    )
+    assert outcome.metrics["seen"] == 18
+
+
+def test_a_gradient_that_is_not_finite_is_named(tiny):
+    broken = {**tiny.state, "1.weight": torch.full_like(tiny.state["1.weight"], math.inf)}
+    task = Task(3, tiny.graph, broken, Train())
+    with pytest.raises(ag.RejectedUpdate, match=r"client 3: gradient of 1\.weight is not finite"):
+        Train()(tiny.work_of(task, tiny.toy(0)))
+
+
+def test_every_minibatch_is_reported(tiny):
+    seen: list[tuple[int, int]] = []
+
+    def note(*, epoch: int, step: int, loss: float) -> None:
+        assert math.isfinite(loss)
+        seen.append((epoch, step))
+
+    task = Task(0, tiny.graph, tiny.state, Train())
+    work = tiny.work_of(task, tiny.toy(0), LocalOptions(epochs=2, batch=6))
+    Train()(tiny.replace(work, progress=note))
+    assert seen == [(0, 0), (0, 1), (1, 2), (1, 3)]
+
+
+@dataclass(frozen=True)
+class Proximal:
+    weight: float
+
+    def __call__(self, parameters, work: Work) -> Tensor:
+        terms = [(p - work.state[k]).pow(2).sum() for k, p in parameters.items()]
+        return self.weight * torch.stack(terms).sum()
+
+
+def test_a_heavy_proximal_penalty_holds_the_weights(tiny):
+    def moved(program: Train) -> float:
+        work = tiny.work_of(Task(0, tiny.graph, tiny.state, program), tiny.toy(0), LocalOptions(5))
+        after = program(work).state["1.weight"]
+        return float((after - tiny.state["1.weight"]).norm())
+
+    assert 0 < moved(Train(penalty=Proximal(4.0))) < moved(Train()) / 2
+
+
+def test_gradients_can_be_revised_before_the_step(tiny):
+    work = tiny.work_of(Task(0, tiny.graph, tiny.state, Train()), tiny.toy(0))
+    module = module_of(work)
+    parameters = dict(module.named_parameters())
+
+    def hold_the_bias(named) -> None:
+        named["1.bias"].grad.zero_()
+
+    def loss(batch: Examples) -> Tensor:
+        return CrossEntropy()(module(*batch.inputs), batch, work)
+
+    descend(work, parameters, loss, revise=hold_the_bias)
+    after = state_of(module)
+    assert torch.equal(after["1.bias"], tiny.state["1.bias"])
+    assert not torch.equal(after["1.weight"], tiny.state["1.weight"])
+
+
+# ---------------------------------------------------------------- the graph's own facts
+
+
+def test_layer_weights_are_those_that_layers_multiply_with(lab):
+    expected = {k for k, v in lab.state.items() if v.dim() > 1}
+    assert layer_weights(lab.graph) == expected
+
+
+def test_layer_weights_leave_tables_out_and_look_through_views():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.randn(4, 6))
+            self.qkv = nn.Parameter(torch.randn(6, 18))
+            self.norm = nn.LayerNorm((4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x + self.position)
+            q, k, v = (y @ part for part in self.qkv.chunk(3, 1))
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    graph = ag.trace(Attention(), torch.randn(2, 4, 6)).graph
+    assert layer_weights(graph) == {"qkv"}
+
+
+def test_norm_policies(lab):
+    own = {k for k in lab.state if "running" in k or "tracked" in k}
+    affine = {k for k in lab.state if ".bn" in k} - own
+    assert len(own) == 36 and len(affine) == 24
+    cases = {
+        "averaged": (set(), set(), set(), "stored"),
+        "local": (own, own, set(), "stored"),
+        "static": (set(), own, set(), "recompute"),
+        "per_submodel": (set(), own | affine, own | affine, "stored"),
+        "per_width_stats": (set(), own, own, "stored"),
+    }
+    for name, (kept, left_out, grouped, evaluation) in cases.items():
+        policy = NormPolicy(name)  # type: ignore[arg-type]  # names as in a spec
+        assert policy.kept(lab.graph) == kept
+        assert policy.left_out(lab.graph) == left_out
+        assert policy.grouped(lab.graph) == grouped
+        assert policy.evaluation == evaluation
+
+
+def test_filled_stands_in_for_kept_entries_only(lab):
+    policy = NormPolicy("local")
+    sent = {k: v for k, v in lab.state.items() if k not in policy.kept(lab.graph)}
+    whole = policy.filled(lab.graph, sent)
+    assert list(whole) == list(lab.graph.state_names)
+    assert all(whole[k] is v for k, v in sent.items())
+    assert NormPolicy("static").filled(lab.graph, sent) is sent
+
+
+# ---------------------------------------------------------------- lookup and options
+
+
+def test_the_shipped_strategies_are_found_by_name():
+    assert {"fedavg", "heterofl", "fedfa"} <= set(strategy_names())
+    for name in ("fedavg", "heterofl", "fedfa"):
+        assert configure(name) == find_strategy(name)()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedaf", {}, r"strategy: unknown strategy; found 'fedaf'; .*did you mean 'fed"),
+        ("fedfa", {"percentle": 0.9}, r"strategy\.fedfa\.percentle: .*did you mean 'percentile'\?"),
+        ("fedfa", {"percentile": 1.5}, r"strategy\.fedfa\.percentile: no share; found 1\.5"),
+        (
+            "fedfa",
+            {"percentile": "high"},
+            r"strategy\.fedfa\.percentile: wrong value; found 'high'",
+        ),
+        ("fedfa", {"percentile": True}, r"strategy\.fedfa\.percentile: wrong value; found True"),
+        ("fedfa", {"rms": 1}, r"strategy\.fedfa\.rms: wrong value; found 1; expected bool"),
+        ("fedfa", {"inner": "mid"}, r"strategy\.fedfa\.inner: wrong value; .*'abs' or 'central'"),
+        ("fedfa", {"preset": "papr"}, r"strategy\.fedfa\.preset: .*did you mean 'paper'\?"),
+        ("fedavg", {"preset": "paper"}, r"strategy\.fedavg\.preset: .*expected one of none"),
+        ("heterofl", {"rates": {"a": 2}}, r"strategy\.heterofl\.rates\.a: no rate; found 2"),
+        ("heterofl", {"rates": {"a": "x"}}, r"strategy\.heterofl\.rates: wrong value"),
+    ],
+)
+def test_mistakes_are_answered_with_place_and_nearest_name(name, options, message):
+    with pytest.raises(ag.SpecError, match=message):
+        configure(name, options)
+
+
+def test_presets_set_options_and_options_override_them():
+    assert configure("fedfa", {"preset": "paper"}).choice == "zico"  # type: ignore[attr-defined]
+    own = configure("fedfa", {"preset": "appendix_e", "choice": "family"})
+    assert (own.choice, own.inner) == ("family", "central")  # type: ignore[attr-defined]
+
+
+def test_integers_pass_for_floats_but_nothing_else_is_bent():
+    assert configure("fedfa", {"percentile": 1}).percentile == 1.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedfa"])
+def test_strategies_and_programs_pickle(name):
+    strategy = configure(name)
+    assert pickle.loads(pickle.dumps(strategy)) == strategy
+    objective: Objective = CrossEntropy(mask_absent=True)
+    assert pickle.loads(pickle.dumps(Train(objective))) == Train(objective)
