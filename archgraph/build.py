@@ -29,11 +29,12 @@ from archgraph.ir import (
     Ref,
     TensorType,
     Value,
+    in_mode,
     size_at,
     specialise,
     walk,
 )
-from archgraph.ops.schema import from_atom, schema
+from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import Initialiser, initialiser
 
 
@@ -177,21 +178,6 @@ def load_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> No
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name.
-
-    Raises:
-        GraphError: If there is none.
-
-    >>> torch_dtype("float32")
-    torch.float32
-    """
-    value = from_atom(Atom(name))
-    if not isinstance(value, torch.dtype):
-        raise GraphError("unknown dtype", found=name)
-    return value
 
 
 def tensor_of(value: Constant) -> torch.Tensor:
@@ -434,8 +420,6 @@ def _infer_at(graph: ArchGraph, batch: int) -> dict[str, Any]:
 
 
 def _run_meta(graph: ArchGraph, node: Node, env: Mapping[str, Any], batch: int) -> Any:
-    from archgraph.ir import in_mode
-
     def lower(value: Value) -> Any:
         match value:
             case Ref(name):

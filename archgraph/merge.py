@@ -1,23 +1,25 @@
 """Streaming aggregation: updates of many architectures into one global state.
 
 The covered mean of DESIGN §6, ``θ = (Σ_c w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)`` where anything
-reached, elsewhere the old value bit for bit. Clients of one architecture share one sum in their own
-shape; it is embedded into the global shape once, when the result is asked for. What is kept does
-not grow with the number of clients.
+reached, elsewhere the old value bit for bit. What a transfer takes by slices (prefixes, windows,
+whole entries) is added straight into a view of one sum of the global size, which becomes the new
+state in place. What it takes by index, with weights or as a fold is summed per distinct transfer
+in the client's own shape and embedded once. Neither grows with the number of clients.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from archgraph.dimmap import Vector
-from archgraph.errors import RejectedUpdate, RewriteError
+from archgraph.errors import ArchGraphError, RejectedUpdate
 from archgraph.ir import ArchGraph
 from archgraph.transfer import (
     Coverage,
@@ -31,8 +33,27 @@ from archgraph.transfer import (
     signature,
 )
 
+# So many updates of a transfer add straight into views of the global sum; further ones are summed
+# in the client's shape first: contiguous, but it has to be embedded, and its memory to be had.
+DIRECT = 2
 # More cells of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_CELLS = 64
+
+
+class _Expected:
+    """A slot with its torch objects made once: checking an update must cost next to nothing."""
+
+    __slots__ = ("averaged", "dtype", "name", "shape", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot, self.name = slot, slot.name
+        self.shape, self.dtype = torch.Size(slot.shape), slot.torch_dtype
+        self.averaged = slot.averaged
+
+
+@functools.lru_cache(maxsize=256)
+def _expected(slots: Signature) -> tuple[_Expected, ...]:
+    return tuple(map(_Expected, slots))
 
 
 def check_update(graph: ArchGraph | Signature, state: State, *, finite: bool = True) -> None:
@@ -52,34 +73,34 @@ def check_update(graph: ArchGraph | Signature, state: State, *, finite: bool = T
     Traceback (most recent call last):
     archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
     """
-    slots = signature(graph)
-    for slot in slots:
-        if slot.name not in state:
-            raise RejectedUpdate("missing entry", where=slot.name, expected=str(slot))
-        value = state[slot.name]
+    expected = _expected(signature(graph))
+    for want in expected:
+        value = state.get(want.name)
+        if value is None:
+            raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
             kind = type(value).__name__
             if isinstance(value, Tensor):
                 kind = f"{value.layout} tensor on {value.device}"
-            raise RejectedUpdate("no dense tensor", where=slot.name, found=kind)
-        if tuple(value.shape) != slot.shape:
+            raise RejectedUpdate("no dense tensor", where=want.name, found=kind)
+        if value.shape != want.shape:
             raise RejectedUpdate(
-                "wrong shape", where=slot.name, found=list(value.shape), expected=list(slot.shape)
+                "wrong shape", where=want.name, found=list(value.shape), expected=list(want.shape)
             )
-        if value.dtype != slot.torch_dtype:
+        if value.dtype != want.dtype:
             raise RejectedUpdate(
                 "wrong dtype",
-                where=slot.name,
+                where=want.name,
                 found=str(value.dtype).removeprefix("torch."),
-                expected=slot.dtype,
+                expected=want.slot.dtype,
             )
-    if len(state) != len(slots):
-        further = sorted(set(state) - {slot.name for slot in slots})
+    if len(state) != len(expected):
+        further = sorted(set(state) - {want.name for want in expected})
         raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
     if finite:
-        for slot in slots:
-            if slot.averaged:
-                _check_finite(slot.name, state[slot.name])
+        for want in expected:
+            if want.averaged:
+                _check_finite(want.name, state[want.name])
 
 
 @torch.no_grad()
@@ -99,95 +120,62 @@ def _check_finite(name: str, value: Tensor) -> None:
 
 
 @dataclass(slots=True)
-class _Group:
-    """The sum over the clients of one transfer, in the client's own shape.
+class _Lane:
+    """One entry of a transfer on its way into the global state.
 
     Attributes:
-        transfer: Global → client.
-        sums: ``Σ w θ`` (times scales and rows) by client entry.
-        peaks: Element-wise maximum of integer entries.
-        weights: ``Σ w`` of the updates that gave the entry as a whole.
+        entry: Where the client's entry comes from.
+        source: Its global name.
+        dtype: What it is summed in.
+        direct: How many updates may still add straight into the global sum.
+        total: ``Σ w θ`` of the others in the client's shape; the maximum of an integer entry.
+        weight: ``Σ w`` of the updates that gave the entry as a whole.
         rows: ``Σ w · rows`` of those that gave only some rows of it.
     """
 
-    transfer: Transfer
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    peaks: dict[str, Tensor] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, Vector] = field(default_factory=dict)
+    entry: Entry
+    source: str
+    dtype: torch.dtype
+    direct: int = 0
+    total: Tensor | None = None
+    weight: float = 0.0
+    rows: Vector | None = None
 
-    def add(
-        self, slot: Slot, value: Tensor, weight: float, scale: float, dtype: torch.dtype
-    ) -> None:
-        """Add ``weight · scale · value`` and count the weight."""
-        factor = weight * scale
-        if slot.name in self.sums:
-            self.sums[slot.name].add_(value, alpha=factor)
-        elif factor == 1:
-            fresh = torch.empty(slot.shape, dtype=dtype, device=value.device)
-            self.sums[slot.name] = fresh.copy_(value)
-        else:
-            self.sums[slot.name] = value.to(dtype).mul(factor)
-        self.weights[slot.name] = self.weights.get(slot.name, 0.0) + weight
+    def term(self) -> Term | None:
+        """Coverage that it gives its global entry."""
+        if self.rows is not None:
+            return Term.of(self.entry, rows=tuple((self.rows + self.weight).tolist()))
+        return Term.of(self.entry, self.weight) if self.weight else None
 
-    def add_rows(
-        self,
-        slot: Slot,
-        value: Tensor,
-        weight: float,
-        scale: float,
-        dtype: torch.dtype,
-        rows: Tensor,
-    ) -> None:
-        """Add ``weight · scale · value`` in the given rows only."""
-        if slot.name not in self.sums:
-            self.sums[slot.name] = torch.zeros(slot.shape, dtype=dtype, device=value.device)
-        mask = rows.to(device=value.device, dtype=dtype).view(-1, *[1] * (value.dim() - 1))
-        self.sums[slot.name].addcmul_(value.to(dtype), mask, value=weight * scale)
-        counted = weight * rows.double().cpu().numpy()
-        self.rows[slot.name] = self.rows.get(slot.name, 0.0) + counted
 
-    def peak(self, slot: Slot, value: Tensor) -> None:
-        """Keep the larger of what is there and the value, element by element."""
-        if slot.name in self.peaks:
-            torch.maximum(self.peaks[slot.name], value, out=self.peaks[slot.name])
-        else:
-            self.peaks[slot.name] = value.clone()
+@dataclass(slots=True)
+class _Group:
+    """The lanes of one distinct transfer, by client entry."""
 
-    def terms(self) -> Iterator[tuple[str, Entry, str, Term]]:
-        """Source name, entry, client name and coverage of every averaged entry that was added."""
-        for name, entry in self.transfer.entries.items():
-            weight, rows = self.weights.get(name, 0.0), self.rows.get(name)
-            if entry.source is not None and (weight or rows is not None):
-                if rows is None:
-                    yield entry.source, entry, name, Term.of(entry, weight)
-                else:
-                    yield entry.source, entry, name, Term.of(entry, rows=rows + weight)
+    averaged: dict[str, _Lane] = field(default_factory=dict)
+    integers: dict[str, _Lane] = field(default_factory=dict)
 
 
 class Merger:
     """Adds up updates one at a time and gives the covered mean.
 
-    Kept: one sum per distinct transfer, in the client's shape; beyond ``groups`` of them the least
-    recently used is embedded into one sum of the global size. The global state is only referred
-    to, and the updates are not kept.
+    Kept: one sum of the global size, which becomes the new state, and per distinct transfer the
+    sums of what it does not take by slices; beyond ``groups`` transfers, those of the least
+    recently used are embedded. The old state is only referred to, and the updates are not kept.
 
     Args:
         graph: The global architecture, or its signature.
         state: The old global state.
         dtype: What sums are kept in; by default float32 for half precision, else the entry's own.
-        groups: How many sums of distinct transfers are kept.
+        groups: For how many distinct transfers sums are kept.
 
     Raises:
         RejectedUpdate: If the state is not one of the graph.
 
-    >>> slots = (Slot("w", (3,), "float32"),)
-    >>> old = {"w": torch.tensor([7.0, 8.0, 9.0])}
     >>> from archgraph.transfer import DimMap
-    >>> half = Transfer(
-    ...     slots, (Slot("w", (2,), "float32"),), {"w": Entry("w", (DimMap.of([0, 1], 3),))}
-    ... )
-    >>> merger = Merger(slots, old)
+    >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
+    >>> half = Transfer(slots, small, {"w": Entry("w", (DimMap.of([0, 1], 3),))})
+    >>> merger = Merger(slots, {"w": torch.tensor([7.0, 8.0, 9.0])})
     >>> merger.add(half, {"w": torch.tensor([1.0, 1.0])}, weight=10)
     >>> merger.add(half, {"w": torch.tensor([4.0, 1.0])}, weight=20)
     >>> state, coverage = merger.result()
@@ -205,15 +193,13 @@ class Merger:
     ) -> None:
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
-        if groups < 1:
-            raise RewriteError("a merger keeps at least one sum", found=groups)
         self._old = state
         self._dtype = dtype
-        self._limit = groups
-        self._slots = {slot.name: slot for slot in self.signature}
+        self._limit = max(groups, 1)
+        self._sums: dict[str, Tensor] = {}
         self._groups: dict[str, _Group] = {}  # in order of last use
-        self._spilt: dict[str, Tensor] = {}
         self._unit: float | None = None
+        self._taken = False
         self.clients = 0
 
     @torch.no_grad()
@@ -244,35 +230,28 @@ class Merger:
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
                 the entry's name; nothing of it was added.
-            RewriteError: If the transfer does not start at the global architecture.
+            ArchGraphError: If the transfer does not start at the global architecture, or the
+                result was already taken.
         """
-        group = self._groups.get(transfer.digest)
-        if group is None and transfer.source != self.signature:
-            raise RewriteError("the transfer does not start at the merger's graph")
+        self._check_open()
+        group = self._groups.get(transfer.digest) or self._group(transfer)
         scales, rows = scales or {}, rows or {}
         check_update(transfer.target, state, finite=not trusted)
-        self._check_options(transfer, weight, scales, rows, skip)
+        _check_options(transfer, weight, scales, rows, skip)
         # From here on nothing can be refused.
         self._unit = self._unit or weight
         weight = weight / self._unit
         self.clients += 1
-        group = self._groups.pop(transfer.digest, None) or _Group(transfer)
+        self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group
-        for slot in transfer.target:
-            source = transfer.entries[slot.name].source
-            if source is None or slot.name in skip:
-                continue
-            device = self._old[source].device
-            value = state[slot.name].to(device)
-            if slot.averaged:
-                scale, dtype = scales.get(slot.name, 1.0), self._sum_dtype(self._slots[source])
-                if slot.name in rows:
-                    group.add_rows(slot, value, weight, scale, dtype, rows[slot.name])
-                else:
-                    group.add(slot, value, weight, scale, dtype)
-            elif slot.dtype != "bool":
-                group.peak(slot, value)
-        self._spill()
+        for name, lane in group.averaged.items():
+            if name not in skip:
+                self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
+        for name, lane in group.integers.items():
+            if name not in skip:
+                value = state[name].to(self._old[lane.source].device)
+                lane.total = value.clone() if lane.total is None else lane.total.maximum(value)
+        self._embed(keep=self._limit)
 
     @torch.no_grad()
     def result(
@@ -280,174 +259,187 @@ class Merger:
     ) -> tuple[dict[str, Tensor], Coverage]:
         """The new global state, and what covered it, in the weights that were given.
 
-        May be asked for at any time; nothing is used up. Integers are the maximum over the clients
-        that have them; bools keep their old values.
+        Integers are the maximum over the clients that have them; bools keep their old values. The
+        sums become the new state in place, so this ends the merger.
 
         Args:
             multiply: Factor per global entry on the mean (FedFA's mean norm).
+
+        Raises:
+            ArchGraphError: If the result was already taken, or a factor is of no entry.
         """
+        self._check_open()
         multiply = multiply or {}
-        unknown = sorted(set(multiply) - set(self._slots))
-        if unknown:
-            raise RewriteError("no such global entry", where=unknown[0])
-        parts: dict[str, list[tuple[Entry, Tensor]]] = {}
+        for name in multiply:
+            if name not in self._old:
+                raise ArchGraphError("factor of an unknown entry", where=name)
+        self._taken = True
         terms: dict[str, list[Term]] = {}
         for group in self._groups.values():
-            for source, entry, name, term in group.terms():
-                terms.setdefault(source, []).append(term)
-                if name in group.sums:
-                    parts.setdefault(source, []).append((entry, group.sums[name]))
+            for lane in group.averaged.values():
+                if (term := lane.term()) is not None:
+                    terms.setdefault(lane.source, []).append(term)
+        self._embed(keep=0)
         shapes = {slot.name: slot.shape for slot in self.signature}
         coverage = Coverage(shapes, terms)
         new: dict[str, Tensor] = {}
-        for slot in self.signature:
-            old = self._old[slot.name]
-            if slot.averaged and slot.name in terms:
-                factor = multiply.get(slot.name, 1.0)
-                new[slot.name] = self._mean(slot, parts.get(slot.name, []), coverage, factor)
-            elif slot.averaged or slot.dtype == "bool":
-                new[slot.name] = old.clone()
+        for want in _expected(self.signature):
+            name = want.name
+            if name in terms:
+                new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
+            elif want.averaged or want.dtype == torch.bool:
+                new[name] = self._old[name].clone()
             else:
-                new[slot.name] = self._peak(slot)
+                new[name] = self._peak(name)
+        self._groups.clear()
         unit = self._unit or 1.0
-        scaled = {
-            name: [Term(term.factor * unit, term.vectors) for term in terms_]
-            for name, terms_ in terms.items()
+        given = {
+            name: [Term(term.factor * unit, term.vectors) for term in parts]
+            for name, parts in terms.items()
         }
-        return new, Coverage(shapes, scaled)
+        return new, Coverage(shapes, given)
 
-    def _check_options(
-        self,
-        transfer: Transfer,
-        weight: float,
-        scales: Mapping[str, float],
-        rows: Mapping[str, Tensor],
-        skip: Collection[str],
-    ) -> None:
-        if not (math.isfinite(weight) and weight > 0):
-            raise RejectedUpdate(
-                "unusable weight", where="weight", found=weight, expected="a positive number"
+    def _check_open(self) -> None:
+        if self._taken:
+            raise ArchGraphError("the result was already taken", hint="make a new Merger")
+
+    def _group(self, transfer: Transfer) -> _Group:
+        if transfer.source != self.signature:
+            raise ArchGraphError(
+                "the transfer does not start at the merger's graph",
+                hint="Merger.add takes the transfer from the global architecture to the client's",
             )
-        for kind, names in (("scale", scales), ("row mask", rows), ("skipped entry", skip)):
-            for name in names:
-                if name not in transfer.entries:
-                    raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
-        for name, scale in scales.items():
-            if not math.isfinite(scale):
-                raise RejectedUpdate("unusable scale", where=name, found=scale)
-        shapes = {slot.name: slot.shape for slot in transfer.target}
-        for name, mask in rows.items():
-            if tuple(mask.shape) != shapes[name][:1] or not shapes[name]:
-                raise RejectedUpdate(
-                    "row mask of another length",
-                    where=name,
-                    found=list(mask.shape),
-                    expected=list(shapes[name][:1]),
-                )
-            if not ((mask == 0) | (mask == 1)).all():
-                raise RejectedUpdate("row mask with other values than 0 and 1", where=name)
+        group = _Group()
+        for want in _expected(transfer.target):
+            entry = transfer.entries[want.name]
+            if entry.source is None or want.dtype == torch.bool:
+                continue
+            dtype = self._dtype or accumulator(self._old[entry.source].dtype)
+            lanes = group.averaged if want.averaged else group.integers
+            direct = (DIRECT if any(entry.dims) else sys.maxsize) if entry.sliced else 0
+            lanes[want.name] = _Lane(entry, entry.source, dtype, direct)
+        return group
 
-    def _sum_dtype(self, slot: Slot) -> torch.dtype:
-        return self._dtype or accumulator(slot.torch_dtype)
+    def _add(
+        self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
+    ) -> None:
+        """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
+        old = self._old[lane.source]
+        if value.device != old.device:
+            value = value.to(old.device)
+        factor, total, fresh = weight * scale, lane.total, False
+        if lane.direct > 0:
+            lane.direct -= 1
+            # The first update of a whole entry need not be added to zeros.
+            fresh = rows is None and not any(lane.entry.dims) and lane.source not in self._sums
+            total = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
+            factor *= lane.entry.scale
+        elif total is None:
+            fresh = rows is None
+            make = torch.empty if fresh else torch.zeros
+            lane.total = total = make(value.shape, dtype=lane.dtype, device=old.device)
+        if rows is not None:
+            mask = rows.to(device=old.device, dtype=lane.dtype)
+            mask = mask.view(-1, *[1] * (value.dim() - 1))
+            total.addcmul_(value.to(lane.dtype), mask, value=factor)
+            counted: Vector = weight * rows.double().cpu().numpy()
+            lane.rows = counted if lane.rows is None else lane.rows + counted
+            return
+        if not fresh:
+            total.add_(value, alpha=factor)
+        elif factor == 1:
+            total.copy_(value)
+        else:
+            torch.mul(value.to(lane.dtype), factor, out=total)
+        lane.weight += weight
 
-    def _spill(self) -> None:
-        """Embed the sums of the least recently used transfers beyond the limit."""
-        held = [group for group in self._groups.values() if group.sums]
-        for group in held[: -self._limit]:
-            for name, total in group.sums.items():
-                entry = group.transfer.entries[name]
-                assert entry.source is not None
-                if entry.source not in self._spilt:
-                    slot = self._slots[entry.source]
-                    self._spilt[entry.source] = torch.zeros(
-                        slot.shape, dtype=total.dtype, device=total.device
-                    )
-                entry.push(total, self._spilt[entry.source])
-            group.sums = {}
+    def _sum(self, source: str, dtype: torch.dtype, *, empty: bool = False) -> Tensor:
+        """The global sum of an entry, made when it is first needed."""
+        if source not in self._sums:
+            old = self._old[source]
+            make = torch.empty if empty else torch.zeros
+            self._sums[source] = make(old.shape, dtype=dtype, device=old.device)
+        return self._sums[source]
 
-    def _mean(
-        self,
-        slot: Slot,
-        parts: Sequence[tuple[Entry, Tensor]],
-        coverage: Coverage,
-        factor: float,
-    ) -> Tensor:
+    def _embed(self, keep: int) -> None:
+        """Add the transfers' own sums into the global one, but those of the last few used."""
+        held = [
+            lanes
+            for group in self._groups.values()
+            if (lanes := [v for v in group.averaged.values() if v.total is not None])
+        ]
+        for lanes in held[: max(len(held) - keep, 0)]:
+            for lane in lanes:
+                assert lane.total is not None
+                lane.entry.push(lane.total, self._sum(lane.source, lane.dtype))
+                lane.total = None
+                # More transfers than sums that may be kept: not again.
+                lane.direct = sys.maxsize if lane.entry.sliced else 0
+
+    def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
-        old, dtype = self._old[slot.name], self._sum_dtype(slot)
-        edges, table = coverage.grid(slot.name)
-        spilt = self._spilt.get(slot.name)
-        if table.size <= MAX_CELLS and all(_is_box(entry) for entry, _ in parts):
-            # Wide enough for the old values too: they come through bit for bit.
-            wide = torch.promote_types(dtype, old.dtype)
-            new = torch.empty(slot.shape, dtype=wide, device=old.device)
-            for cell in itertools.product(*map(range, table.shape)):
-                box = tuple((int(e[i]), int(e[i + 1])) for e, i in zip(edges, cell, strict=True))
-                _mean_of_box(new, old, spilt, parts, box, float(table[cell]), factor)
-            return new.to(old.dtype)
-        new = torch.zeros(slot.shape, dtype=dtype, device=old.device)
-        if spilt is not None:
-            new.add_(spilt)
-        for entry, total in parts:
-            entry.push(total, new)
-        cover = coverage[slot.name].to(device=old.device, dtype=dtype)
-        new.div_(cover)
-        if factor != 1:
-            new.mul_(factor)
-        return torch.where(cover > 0, new.to(old.dtype), old)
+        old, new = self._old[name], self._sums.pop(name)
+        boxes = coverage.boxes(name) if coverage.grid(name)[1].size <= MAX_CELLS else []
+        if not boxes:
+            cover = coverage[name].to(device=old.device, dtype=new.dtype)
+            new.div_(cover)
+            if factor != 1:
+                new.mul_(factor)
+            return torch.where(cover > 0, new.to(old.dtype), old)
+        for box, cover in boxes:
+            if cover > 0:
+                part = new[box].div_(cover)
+                if factor != 1:
+                    part.mul_(factor)
+        new = new.to(old.dtype)
+        for box, cover in boxes:
+            if cover == 0:
+                new[box] = old[box]
+        return new
 
-    def _peak(self, slot: Slot) -> Tensor:
+    def _peak(self, name: str) -> Tensor:
         """Maximum over the clients of an integer entry, the old value where none has it."""
-        old = self._old[slot.name]
-        where = torch.arange(old.numel(), device=old.device).view(slot.shape)
-        new, seen = old.clone().view(-1), torch.zeros_like(old, dtype=torch.bool).view(-1)
+        old = self._old[name]
+        where = torch.arange(old.numel(), device=old.device).view(old.shape)
+        new, seen = old.flatten().clone(), torch.zeros(old.numel(), dtype=torch.bool)
+        seen = seen.to(old.device)
         for group in self._groups.values():
-            for name, peak in group.peaks.items():
-                entry = group.transfer.entries[name]
-                if entry.source != slot.name:
-                    continue
-                # An integer entry only selects: pulling positions tells where each value belongs.
-                at, value = entry.pull(where).view(-1), peak.reshape(-1)
-                new[at[~seen[at]]] = torch.iinfo(old.dtype).min
-                new.scatter_reduce_(0, at, value, "amax")
-                seen[at] = True
-        return new.view(slot.shape)
+            for lane in group.integers.values():
+                if lane.source == name and lane.total is not None:
+                    # An integer entry only selects: pulling positions tells where values belong.
+                    at = lane.entry.pull(where).flatten()
+                    new[at[~seen[at]]] = torch.iinfo(old.dtype).min
+                    new.scatter_reduce_(0, at, lane.total.flatten(), "amax")
+                    seen[at] = True
+        return new.view(old.shape)
 
 
-def _is_box(entry: Entry) -> bool:
-    """Whether it takes a contiguous box of its source, unscaled."""
-    return entry.scale == 1 and all(
-        m is None or (m.selects and len(m.runs) == 1 and m.runs[0][2] == 1) for m in entry.dims
-    )
-
-
-def _mean_of_box(
-    new: Tensor,
-    old: Tensor,
-    spilt: Tensor | None,
-    parts: Sequence[tuple[Entry, Tensor]],
-    box: tuple[tuple[int, int], ...],
-    cover: float,
-    factor: float,
+def _check_options(
+    transfer: Transfer,
+    weight: float,
+    scales: Mapping[str, float],
+    rows: Mapping[str, Tensor],
+    skip: Collection[str],
 ) -> None:
-    """Write the mean of one box of equal coverage: one pass per sum that reaches it."""
-    here = tuple(slice(*bounds) for bounds in box)
-    if cover == 0:
-        new[here] = old[here]
-        return
-    inside = [] if spilt is None else [spilt[here]]
-    for entry, total in parts:
-        starts = [m.runs[0][0] if m else 0 for m in entry.dims]
-        moved = [(a - s, b - s) for (a, b), s in zip(box, starts, strict=True)]
-        if all(0 <= a and b <= n for (a, b), n in zip(moved, total.shape, strict=True)):
-            inside.append(total[tuple(slice(*bounds) for bounds in moved)])
-    target = new[here]
-    if len(inside) == 1:
-        torch.div(inside[0], cover, out=target)
-    else:
-        torch.add(inside[0], inside[1], out=target)
-        for more in inside[2:]:
-            target.add_(more)
-        target.div_(cover)
-    if factor != 1:
-        target.mul_(factor)
-
+    if not (math.isfinite(weight) and weight > 0):
+        raise RejectedUpdate(
+            "unusable weight", where="weight", found=weight, expected="a positive number"
+        )
+    for kind, names in (("scale", scales), ("row mask", rows), ("skip", skip)):
+        for name in names:
+            if name not in transfer.entries:
+                raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
+    for name, scale in scales.items():
+        if not math.isfinite(scale):
+            raise RejectedUpdate("unusable scale", where=name, found=scale)
+    for name, mask in rows.items():
+        shape = next(slot.shape for slot in transfer.target if slot.name == name)
+        if not shape or tuple(mask.shape) != shape[:1]:
+            raise RejectedUpdate(
+                "row mask of another length",
+                where=name,
+                found=list(mask.shape),
+                expected=list(shape[:1]),
+            )
+        if not ((mask == 0) | (mask == 1)).all():
+            raise RejectedUpdate("row mask with other values than 0 and 1", where=name)

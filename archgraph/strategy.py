@@ -38,10 +38,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from archgraph.analysis.axes import axes
 from archgraph.build import build
 from archgraph.build import state_of as detached_state
 from archgraph.errors import RejectedUpdate, RunError, SpecError
 from archgraph.ir import ArchGraph, Leaf, Ref, per_graph, walk
+from archgraph.layout import AxisRef, Layout
 from archgraph.ops.table import normalisation, row, statistics
 from archgraph.transfer import Transfer, signature
 
@@ -353,7 +355,8 @@ class Task:
         graph: Architecture of the model.
         state: Its weights. Entries of ``kept`` may be left out where the client has them.
         program: What to do.
-        kept: Entries that stay with the client from round to round and are never returned.
+        kept: Entries that stay with the client from round to round and are never returned. A later
+            task that keeps one of them gives it the same shape.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are no weights.
         values: Plain values.
@@ -657,6 +660,48 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
         p.name
         for p in graph.params
         if p.role == "parameter" and p.name in found and len(p.shape) > 1
+    )
+
+
+def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
+    """Leaves whose rows each belong to one label: the classifier's, and token embeddings.
+
+    A leaf is one of them if its first dimension is the class axis of an output, or if integers that
+    a node is given address its rows and there are as many rows as classes.
+
+    Args:
+        graph: The architecture.
+        classes: Number of labels.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
+        >>> label_rows(trace(net, torch.zeros(1, 3)).graph, 2)
+        ('2.weight', '2.bias')
+    """
+    solved = axes(graph)
+
+    def axes_of(*names: str) -> set[Layout]:
+        return {d for name in names for result in solved.value[name] for d in result}
+
+    outputs = [i.name for i in walk(graph.outputs) if isinstance(i, Ref)]
+    labels = {d for d in axes_of(*outputs) if isinstance(d, AxisRef) and d.size == classes}
+
+    def addressed(leaf: str, rows: Layout) -> bool:
+        for user in graph.leaf_users[leaf]:
+            node = graph.node[user]
+            operands = [graph.node[name] for name in node.uses()]
+            integers = any(o.dtype.startswith("int") for o in operands)
+            if integers and rows not in axes_of(user, *(o.name for o in operands)):
+                return True
+        return False
+
+    return tuple(
+        p.name
+        for p in graph.params
+        if p.role == "parameter" and p.shape[:1] == (classes,)
+        for rows in solved.of(p.name)[:1]
+        if rows in labels or addressed(p.name, rows)
     )
 
 

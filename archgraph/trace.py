@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import itertools
 import logging
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,6 @@ from archgraph.ir import (
     renumber,
     replace,
     same,
-    show,
     walk,
 )
 from archgraph.ops import table
@@ -377,10 +377,9 @@ class _Capture:
         value = constant(tensor)
         if value not in self.constants:
             taken = set(self.names.owner) | {p.name for p in self.constants.values()}
-            label = name if name and name not in taken else None
-            while label is None or label in taken:
-                label = f"constant_{len(taken) - len(self.names.owner)}"
-                taken.add(label)
+            numbered = (f"constant_{i}" for i in itertools.count())
+            free = (label for label in ([name] if name else []) if label not in taken)
+            label = next(free, None) or next(n for n in numbered if n not in taken)
             self.constants[value] = Param(
                 label, _tensor_type(tensor, None), "constant", False, (), value
             )

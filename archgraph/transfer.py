@@ -203,6 +203,11 @@ class Entry:
         return self.source is not None and self.scale == 1 and not any(self.dims)
 
     @property
+    def sliced(self) -> bool:
+        """Whether it is, but for its scale, one :meth:`view` of its source."""
+        return self.source is not None and not self._rest()
+
+    @property
     def selects(self) -> bool:
         """Whether every value is one source value, unscaled."""
         return self.scale == 1 and all(m is None or m.selects for m in self.dims)
@@ -230,7 +235,7 @@ class Entry:
         if self.init is not None:
             x = self.init.make(dtype, seed)
         assert x is not None
-        y = self._view(x)
+        y = self.view(x)
         # The map that shrinks most goes first: the others then touch less.
         rest = sorted(self._rest(), key=lambda item: item[1].length / max(item[1].size, 1))
         for dim, map_ in rest:
@@ -240,7 +245,7 @@ class Entry:
 
     def push(self, y: Tensor, into: Tensor, alpha: float = 1.0) -> None:
         """Add ``alpha · Aᵀ y`` to ``into``, of the source's shape, in place."""
-        view, alpha = self._view(into), alpha * self.scale
+        view, alpha = self.view(into), alpha * self.scale
         alpha = 1 if alpha == 1 else alpha  # integers take no floating-point factor
         rest = self._rest()
         if not rest:
@@ -256,7 +261,7 @@ class Entry:
         dim, map_ = rest[-1]
         map_.scatter(y, dim, view, alpha)
 
-    def _view(self, x: Tensor) -> Tensor:
+    def view(self, x: Tensor) -> Tensor:
         """The part of a source tensor that the single slices select."""
         if not any(self.dims):
             return x
@@ -276,38 +281,48 @@ class Entry:
 # ------------------------------------------------------------------------------- coverage
 
 
+Grid: TypeAlias = tuple[tuple[npt.NDArray[np.int64], ...], Vector]
+Box: TypeAlias = tuple[slice, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A share of one entry's coverage: ``factor · v_0 ⊗ v_1 ⊗ …`` (``None``: a vector of ones)."""
+    """A share of one entry's coverage: what one target entry gives its source entry.
+
+    Attributes:
+        factor: Of the whole entry.
+        dims: The target entry's maps.
+        rows: Weights along the target entry's first dimension; empty: ones.
+    """
 
     factor: float
-    vectors: tuple[Vector | None, ...]
+    dims: tuple[DimMap | None, ...]
+    rows: tuple[float, ...] = ()
 
     @staticmethod
-    def of(entry: Entry, weight: float = 1.0, rows: Vector | None = None) -> Term:
-        """The coverage that one target entry gives its source entry.
+    def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
+        """The coverage that an entry gives its source when it counts this much."""
+        return Term(weight * entry.scale**2, entry.dims, rows)
 
-        Args:
-            entry: The target entry.
-            weight: Of the whole entry.
-            rows: Weights along the target entry's first dimension.
-        """
-        ones: list[Vector | None] = [rows, *[None] * len(entry.dims)][: len(entry.dims)]
-        vectors = [
-            given if m is None else m.coverage(given)
-            for m, given in zip(entry.dims, ones, strict=True)
-        ]
-        return Term(weight * entry.scale**2, tuple(vectors))
+    def vectors(self) -> Iterator[Vector | None]:
+        """The vectors of the outer product that it is, ``None`` for ones; without the factor."""
+        for dim, map_ in enumerate(self.dims):
+            rows = np.asarray(self.rows) if self.rows and dim == 0 else None
+            yield rows if map_ is None else map_.coverage(rows)
 
 
 class Coverage(Mapping[str, Tensor]):
     """How much reached each position, by entry name: dense float64 tensors, made when looked up.
 
-    What is kept is the sum of outer products that the coverage is made of, a few small vectors;
-    where an entry is covered evenly, the tensor looked up is one number, expanded.
+    What is kept is the sum of outer products that the coverage is made of; where an entry is
+    covered evenly, the tensor looked up is one number, expanded.
 
-    >>> map_ = DimMap.of(range(2), 4)
-    >>> coverage = Coverage({"w": (4, 3)}, {"w": [Term.of(Entry("w", (map_, None)), weight=5)]})
+    Args:
+        shapes: Of every entry.
+        terms: What covers them; an entry without any is not covered.
+
+    >>> term = Term.of(Entry("w", (DimMap.of(range(2), 4), None)), weight=5)
+    >>> coverage = Coverage({"w": (4, 3)}, {"w": [term]})
     >>> coverage["w"][:, 0].tolist(), coverage.share("w")
     ([5.0, 5.0, 0.0, 0.0], 0.5)
     """
@@ -317,13 +332,15 @@ class Coverage(Mapping[str, Tensor]):
     ) -> None:
         self._shapes = dict(shapes)
         self._terms = {name: tuple(terms.get(name, ())) for name in shapes}
+        # Entries of one shape that are covered alike (all norms of a width) share their grid.
+        self._grids: dict[tuple[tuple[int, ...], tuple[Term, ...]], tuple[Grid, list[Any]]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         bounds, table = self.grid(name)
         for dim, edges in enumerate(bounds):
             if len(edges) > 2:
                 table = np.repeat(table, np.diff(edges), axis=dim)
-        return torch.from_numpy(table).expand(self._shapes[name])
+        return torch.from_numpy(table.copy()).expand(self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -331,28 +348,20 @@ class Coverage(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def grid(self, name: str) -> tuple[tuple[npt.NDArray[np.int64], ...], Vector]:
+    def grid(self, name: str) -> Grid:
         """The coverage of an entry as cells of equal value.
 
         Returns:
             Per dimension the cells' edges (``0, …, extent``), and the table of their values.
         """
-        shape, terms = self._shapes[name], self._terms[name]
-        bounds = []
-        for dim, extent in enumerate(shape):
-            given = [v for t in terms if (v := t.vectors[dim]) is not None]
-            changes = np.zeros(max(extent - 1, 0), dtype=bool)
-            for values in given:
-                changes |= np.diff(values) != 0
-            bounds.append(np.r_[0, np.flatnonzero(changes) + 1, extent].astype(np.int64))
-        table = np.zeros([len(edges) - 1 for edges in bounds])
-        for term in terms:
-            part = np.asarray(term.factor)
-            for edges, vector in zip(bounds, term.vectors, strict=True):
-                cells = np.ones(len(edges) - 1) if vector is None else vector[edges[:-1]]
-                part = np.multiply.outer(part, cells)
-            table += part
-        return tuple(bounds), table
+        return self._alike(name)[0]
+
+    def boxes(self, name: str) -> list[tuple[Box, float]]:
+        """The coverage of an entry as disjoint boxes that fill it, each of one value."""
+        grid, boxes = self._alike(name)
+        if not boxes:
+            boxes.extend(_boxes(*grid))
+        return boxes
 
     def share(self, name: str) -> float:
         """Fraction of an entry's positions that anything reached, 0 to 1."""
@@ -362,9 +371,51 @@ class Coverage(Mapping[str, Tensor]):
             sizes = np.multiply.outer(sizes, np.diff(edges))
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
+    def _alike(self, name: str) -> tuple[Grid, list[tuple[Box, float]]]:
+        key = self._shapes[name], self._terms[name]
+        if key not in self._grids:
+            self._grids[key] = _grid(*key), []
+        return self._grids[key]
+
     def __repr__(self) -> str:
         full = sum(self.share(name) == 1 for name in self)
         return f"Coverage({full} of {len(self)} entries covered everywhere)"
+
+
+def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
+    products = [(term.factor, list(term.vectors())) for term in terms]
+    bounds = []
+    for dim, extent in enumerate(shape):
+        changes = np.zeros(max(extent - 1, 0), dtype=bool)
+        for _, vectors in products:
+            if (vector := vectors[dim]) is not None:
+                changes |= vector[1:] != vector[:-1]
+        bounds.append(np.r_[0, np.flatnonzero(changes) + 1, extent].astype(np.int64))
+    table = np.zeros([len(edges) - 1 for edges in bounds])
+    for factor, vectors in products:
+        part = np.asarray(factor)
+        for edges, vector in zip(bounds, vectors, strict=True):
+            cells = np.ones(len(edges) - 1)
+            if vector is not None and len(vector):
+                cells = vector[edges[:-1]]
+            part = np.multiply.outer(part, cells)
+        table += part
+    return tuple(bounds), table
+
+
+def _boxes(
+    bounds: tuple[npt.NDArray[np.int64], ...], table: Vector, outer: Box = ()
+) -> Iterator[tuple[Box, float]]:
+    """Cells of a table as boxes, equal neighbours along an axis joined."""
+    if table.ndim == 0:
+        yield outer, float(table)
+        return
+    edges, start = bounds[0], 0
+    for stop in range(1, len(table) + 1):
+        if stop == len(table) or not np.array_equal(table[stop], table[start]):
+            here = slice(int(edges[start]), int(edges[stop]))
+            yield from _boxes(bounds[1:], table[start], (*outer, here))
+            start = stop
 
 
 # ------------------------------------------------------------------------------- transfer

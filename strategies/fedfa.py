@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,19 +129,19 @@ class FedFA(Strategy):
             return
         weights = state.group("global")
         candidates = {
-            tier.name: Model(fit.graph, fit.down.pull(weights))
+            tier.name: Model(one.graph, one.down.pull(weights))
             for tier in world.tiers
-            for fit in [_fit(world, tier.name, self.variant)]
+            for one in [_fit(world, tier.name, self.variant)]
         }
+        smallest = candidates[min(world.tiers, key=_size).name]
         limited = self._limited(world)
         for client in world.clients:
             if client.id not in limited:
                 yield Task(
                     client=client.id,
-                    graph=world.graph,
-                    state=weights,
+                    graph=smallest.graph,
+                    state=smallest.state,
                     program=ZiCo(CrossEntropy(mask_absent=self.mask_absent)),
-                    kept=frozenset(world.graph.state_names),
                     others=candidates,
                 )
 
@@ -261,22 +262,24 @@ def inner_norm(
         >>> inner_norm(torch.tensor([3.0, 4.0, 100.0]), 0.5)
         5.0
     """
-    flat = weights.detach().flatten().to(torch.float32)
+    flat = weights.detach().flatten().to(torch.promote_types(weights.dtype, torch.float32))
+    if not len(flat):
+        return 0.0
+    # A quantile lies between two neighbours in order: which weights it keeps depends on ranks only.
     last = len(flat) - 1
-    if percentile == 1 or last <= 0:
-        kept = flat
-    elif inner == "abs":
-        # Linear interpolation puts the quantile between two neighbours of this rank: no need to.
-        magnitude = flat.abs()
-        bound = magnitude.kthvalue(math.floor(percentile * last) + 1).values
-        kept = magnitude[magnitude <= bound]
+    if inner == "abs":
+        values, low, high = flat.abs(), 0, math.floor(percentile * last)
     else:
         tail = (1 - percentile) / 2 * last
-        low = flat.kthvalue(math.ceil(tail) + 1).values
-        high = flat.kthvalue(math.floor(last - tail) + 1).values
-        kept = flat[(flat >= low) & (flat <= high)]
-    norm = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
-    return norm / math.sqrt(max(len(kept), 1)) if rms else norm
+        values, (low, high) = flat, sorted((math.ceil(tail), math.floor(last - tail)))
+    ordered = np.partition(values.cpu().numpy(), (low, high))
+    kept = torch.from_numpy(ordered[low : high + 1])
+    count = len(kept)
+    square = float(torch.linalg.vector_norm(kept, dtype=torch.float64)) ** 2
+    for bound, outside in ((ordered[low], ordered[:low]), (ordered[high], ordered[high + 1 :])):
+        ties = int(np.count_nonzero(outside == bound))
+        count, square = count + ties, square + ties * float(bound) ** 2
+    return math.sqrt(square / count if rms else square)
 
 
 @dataclass(frozen=True)

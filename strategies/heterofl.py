@@ -17,6 +17,7 @@ sBN                      norm policy ``static``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -70,12 +71,19 @@ class HeteroFL(Strategy):
     norm: Literal["static", "averaged", "local"] = "static"
 
     def __post_init__(self) -> None:
-        """Check that rates are rates."""
+        """Check that rates are rates, and that kept statistics fit the next round."""
         for name, rate in self.rates.items():
             if not 0 < rate <= 1:
                 raise ag.SpecError(
                     "no rate", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
                 )
+        if self.mode == "dynamic" and self.norm == "local":
+            raise ag.SpecError(
+                "what a client keeps has the width of its last tier",
+                where="norm",
+                found="local, in dynamic mode",
+                expected="static or averaged",
+            )
 
     def init(self, world: World) -> ServerState:
         """``W_g`` at the start, and who runs which tier.
@@ -113,7 +121,7 @@ class HeteroFL(Strategy):
         rate = self.rates.get(tier.name) or rate_of(tier)
         graph = tier.graph
         if self.scaler and rate < 1:
-            graph = ag.scaler(graph, rate).graph
+            graph = scaled(graph, rate)
         return Task(
             client=client,
             graph=graph,
@@ -165,6 +173,12 @@ class HeteroFL(Strategy):
             return None
         owned = torch.tensor([float(n > 0) for n in client.histogram])
         return dict.fromkeys(label_rows(tier.graph, len(client.histogram)), owned)
+
+
+@functools.lru_cache(maxsize=64)
+def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
+    """The architecture with its scaler, made once: clients of a tier share its compiled module."""
+    return ag.scaler(graph, rate).graph
 
 
 def rate_of(tier: Tier) -> float:

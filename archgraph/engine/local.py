@@ -10,32 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from archgraph.engine.attack import Attack
-from archgraph.engine.data import Dataset
 from archgraph.engine.evaluate import Evaluator
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.prepare import prepare
 from archgraph.engine.progress import Bars, bars, table
-from archgraph.engine.record import Checkpoint, Record, reserved
-from archgraph.engine.shard import Kept, Shard, isolated
+from archgraph.engine.record import Checkpoint, Record, reserved, resumable
+from archgraph.engine.shard import Kept, isolated
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.ir import ArchGraph
 from archgraph.merge import check_update
+from archgraph.spec import ExperimentSpec, load_experiment
+from archgraph.spec.flat import dump
 from archgraph.strategy import (
     Evaluated,
-    LocalOptions,
     Outcome,
     Result,
     ServerState,
     State,
-    Strategy,
     Task,
     Work,
     World,
@@ -43,67 +44,6 @@ from archgraph.strategy import (
 )
 
 Json = Any
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the engine runs, apart from what it runs.
-
-    Attributes:
-        sampled: Clients in each round; None: all.
-        evaluate_every: Test after each so many rounds, and after the last.
-        batch: Examples at a time in tests.
-        statistics: Training examples from which static statistics are computed; None: all.
-        checkpoint_every: Write a checkpoint after each so many rounds, and after the last.
-        checkpoints: Checkpoints to keep.
-        device: Where to compute.
-    """
-
-    sampled: int | None = None
-    evaluate_every: int = 1
-    batch: int = 500
-    statistics: int | None = None
-    checkpoint_every: int = 1
-    checkpoints: int = 2
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """All that a run consists of, resolved: nothing is looked up any more.
-
-    Attributes:
-        world: Who takes part.
-        strategy: The method.
-        data: The data set.
-        shares: Training examples of each client.
-        local: How clients train.
-        options: How the engine runs.
-        malicious: Clients that attack.
-        intensity: λ of the attack.
-        text: The experiment as resolved, YAML, for the run folder.
-        facts: All that decides the run's numbers, as plain values.
-    """
-
-    world: World
-    strategy: Strategy
-    data: Dataset
-    shares: tuple[np.ndarray, ...]
-    local: LocalOptions = field(default_factory=LocalOptions)
-    options: Options = field(default_factory=Options)
-    malicious: frozenset[int] = frozenset()
-    intensity: float = 1.0
-    text: str = ""
-    facts: Mapping[str, Json] = field(default_factory=dict)
-
-    def shard(self, client: int) -> Shard:
-        """Training data of a client, made anew: the memory of one shard, not of all."""
-        return Shard.of(
-            self.data.train,
-            self.shares[client],
-            self.world.clients[client].histogram,
-            self.options.device,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -473,6 +413,42 @@ def finite(value: Json) -> Json:
             return value
 
 
+def run(
+    experiment: str | os.PathLike[str] | ExperimentSpec,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    data_root: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Run an experiment.
+
+    Args:
+        experiment: A file, or what was read from one.
+        out: Run folder; None: the one that the experiment names, if any; else nothing is written.
+        resume: Go on with the run in that folder, after its last checkpoint.
+        data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+        progress: Show progress where somebody watches.
+
+    Returns:
+        The finished run: server state, a line per round, a table.
+
+    Raises:
+        ArchGraphError: If the experiment cannot be understood or cannot run as it stands, or the
+            folder is in use, cannot be written, or holds another experiment. Nothing is left behind
+            then.
+    """
+    spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
+    folder = None if out is None and spec.out is None else Path(out or spec.out or "")
+    if resume:
+        if folder is None:
+            raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
+        resumable(folder)
+    with contextlib.nullcontext() if resume or folder is None else reserved(folder):
+        prepared = prepare(spec, data_root=data_root)
+        return execute(prepared, out=folder, resume=resume, progress=progress)
+
+
 def execute(
     experiment: Experiment,
     *,
@@ -480,22 +456,21 @@ def execute(
     resume: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Run an experiment that is resolved already; see :func:`run`."""
+    """Run an experiment that is prepared already; see :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment)
+        checkpoint = None
         if out is not None:
             facts, keep = finite(experiment.facts), experiment.options.checkpoints
             if resume:
                 loop.record, checkpoint, lines = Record.resume(out, facts, keep=keep)
-                if checkpoint is not None:
-                    loop.go_on(checkpoint, lines)
             else:
                 stack.enter_context(reserved(out))
-                loop.record = Record.create(out, experiment.text, facts, keep=keep)
-                checkpoint = None
+                files = _models(experiment.world)
+                loop.record = Record.create(out, experiment.text, facts, files=files, keep=keep)
             stack.enter_context(loop.record)
-        else:
-            checkpoint = None
+            if checkpoint is not None:
+                loop.go_on(checkpoint, lines)
         rounds = experiment.world.rounds
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
@@ -503,3 +478,9 @@ def execute(
         while loop.done < rounds:
             loop.round()
         return Run(experiment, loop.server, tuple(loop.lines), out)
+
+
+def _models(world: World) -> dict[str, str]:
+    """The architectures as files of the run folder, so that its tensors mean something alone."""
+    graphs = {"global": world.graph, **{tier.name: tier.graph for tier in world.tiers}}
+    return {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()}

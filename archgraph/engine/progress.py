@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from archgraph.analysis.cost import cost
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from archgraph.analysis.cost import cost
 from archgraph.strategy import World
 
 Json = Any

@@ -2,7 +2,9 @@
 
 ::
 
-    run.yaml                  the experiment as resolved
+    run.yaml                  the experiment as resolved, every default written out
+    facts.json                what decides its numbers, by content
+    models/weak.yaml          each architecture
     metrics.jsonl             one line per round, on disk before the next round begins
     checkpoints/round-000007/ server.safetensors, server.json, clients/000012.safetensors
 
@@ -98,13 +100,22 @@ class Record:
     _changed: set[int] = field(default_factory=set)
 
     @classmethod
-    def create(cls, folder: Path, text: str, facts: Json, *, keep: int = 2) -> Record:
+    def create(
+        cls,
+        folder: Path,
+        text: str,
+        facts: Json,
+        *,
+        files: Mapping[str, str] | None = None,
+        keep: int = 2,
+    ) -> Record:
         """Begin a run in an empty or new folder.
 
         Args:
             folder: The run folder.
             text: The experiment as resolved, YAML.
             facts: All that decides the run's numbers; a checkpoint of other facts is refused.
+            files: Further files by their place in the folder.
             keep: Checkpoints to keep, the latest ones.
 
         Raises:
@@ -115,7 +126,11 @@ class Record:
         try:
             with _writing(folder):
                 (folder / "checkpoints").mkdir()
+                for name, content in (files or {}).items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    _replace(folder / name, content.encode())
                 _replace(folder / "facts.json", json.dumps(facts, indent=1).encode())
+                # The last: a folder with it is a run.
                 _replace(folder / "run.yaml", text.encode())
                 record._metrics = (folder / "metrics.jsonl").open("ab")
         except BaseException:
@@ -134,13 +149,7 @@ class Record:
         Raises:
             RunError: If there is no run, it is of another experiment, or its checkpoint is damaged.
         """
-        if not (folder / "run.yaml").is_file():
-            raise RunError(
-                "no run to resume",
-                where=str(folder),
-                found="no run.yaml",
-                hint="start it without resume",
-            )
+        resumable(folder)
         record = cls(folder, digest(facts), keep)
         record._acquire()
         try:
@@ -314,6 +323,21 @@ def read_metrics(folder: Path, until: int | None = None) -> list[dict[str, Json]
         except (ValueError, KeyError, TypeError) as error:
             raise RunError("damaged line", where=f"{path}:{number}", found=error) from error
     return lines
+
+
+def resumable(folder: Path) -> None:
+    """Check that a folder holds a run.
+
+    Raises:
+        RunError: If it does not.
+    """
+    if not (folder / "run.yaml").is_file():
+        raise RunError(
+            "no run to resume",
+            where=str(folder),
+            found="no run.yaml",
+            hint="start it without resume",
+        )
 
 
 @contextlib.contextmanager

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.engine.data import Split
+from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
 from archgraph.strategy import Examples, State
 
@@ -45,7 +44,7 @@ class Shard:
 
     @classmethod
     def of(
-        cls, split: Split, own: np.ndarray, histogram: tuple[int, ...], device: str = "cpu"
+        cls, split: Split, own: Indices, histogram: tuple[int, ...], device: str = "cpu"
     ) -> Shard:
         """The chosen examples of a split, on the device where they will be used."""
         inputs, targets = split.batch(own)

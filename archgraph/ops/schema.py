@@ -153,6 +153,21 @@ def from_atom(atom: Atom) -> Any:
     return value
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name.
+
+    Raises:
+        GraphError: If there is none.
+
+    >>> torch_dtype("float32")
+    torch.float32
+    """
+    value = from_atom(Atom(name))
+    if not isinstance(value, torch.dtype):
+        raise GraphError("unknown dtype", found=name)
+    return value
+
+
 def canonical_args(op: str, given: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
     """Arguments in schema order without those that equal their default.
 

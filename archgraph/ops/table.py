@@ -53,6 +53,7 @@ class Row:
         init: Initialiser by argument name, for leaves given as that argument.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
+        sides: What the dimensions of a leaf are called, by the argument that it is given as.
         weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.
@@ -64,6 +65,7 @@ class Row:
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
     statistics: tuple[str, ...] = ()
+    sides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     weighted: bool = False
     normalises: bool = False
     pointwise: bool = False
@@ -177,9 +179,13 @@ _NORM: dict[str, Init] = {"weight": _ones, "bias": _zeros}
 _BATCH_NORM: dict[str, Init] = {**_NORM, "running_mean": _zeros, "running_var": _ones}
 _STATISTICS = ("running_mean", "running_var")
 
-_conv = Row(rules.convolution, _conv_macs, _WEIGHTS, weighted=True)
-_transposed = Row(rules.transposed_convolution, _transposed_macs, _WEIGHTS, weighted=True)
-_linear = Row(rules.linear, _linear_macs, _WEIGHTS, weighted=True)
+_OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",)}
+_IN_OUT = {"weight": ("in", "out", "kernel", "kernel", "kernel"), "bias": ("out",)}
+_conv = Row(rules.convolution, _conv_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
+_transposed = Row(
+    rules.transposed_convolution, _transposed_macs, _WEIGHTS, sides=_IN_OUT, weighted=True
+)
+_linear = Row(rules.linear, _linear_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
 _batch_norm = Row(
     rules.batch_norm,
     init=_BATCH_NORM,
@@ -212,7 +218,9 @@ ROWS: dict[str, Row] = {
     "baddbmm": Row(rules.addmm, _matmul_macs),
     **dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot"), _matmul),
     "einsum": Row(rules.einsum, _einsum_macs, {"tensors": _small}),
-    "embedding": Row(rules.embedding, init={"weight": _normal}, weighted=True),
+    "embedding": Row(
+        rules.embedding, init={"weight": _normal}, sides={"weight": ("index", "out")}, weighted=True
+    ),
     "scaled_dot_product_attention": Row(rules.attention, _attention_macs),
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
@@ -280,7 +288,11 @@ ROWS: dict[str, Row] = {
     **dict.fromkeys(("tril", "triu"), Row(rules.triangle)),
     "_weight_norm": Row(rules.weight_norm),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _opaque),
-    "masked_fill": _pointwise,
+    **dict.fromkeys(
+        ("__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "logical_and", "logical_or",
+         "logical_not", "logical_xor", "masked_fill"),
+        _pointwise,
+    ),
     "where": _pointwise,
     "clamp": _pointwise,
     "lerp": _pointwise,

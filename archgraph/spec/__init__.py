@@ -1,16 +1,36 @@
-"""What a person writes: models, families and experiments as YAML."""
+"""What a person writes: models, families and experiments as YAML.
+
+A model file has one of three forms: *authored* (blocks and sections), *flat* (every operator, as
+:func:`save` writes it) or *python* (a callable that returns a module).
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from archgraph.check import check
+from archgraph.errors import GraphError, SpecError
 from archgraph.ir import ArchGraph
 from archgraph.spec import flat
-from archgraph.spec.document import read_document, write_atomically
+from archgraph.spec.document import Document, Mistake, read_document, write_atomically
+from archgraph.spec.family import ExperimentSpec, FamilySpec
+from archgraph.spec.lower import lower
+from archgraph.spec.model import AuthoredModel, PythonModel
+from archgraph.spec.schema import schema
+
+if TYPE_CHECKING:
+    import torch
+
+Path_ = str | os.PathLike[str]
 
 
-def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
-    """Write a graph as flat YAML, whole or not at all.
+def save(graph: ArchGraph, path: Path_) -> None:
+    r"""Write a graph as flat YAML, whole or not at all.
+
+    The law: ``load(path) == graph`` afterwards.
 
     Args:
         graph: Any graph.
@@ -19,14 +39,135 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
     Raises:
         GraphError: If a name in the graph does not survive being written.
         SpecError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from archgraph.text import parse
+        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(parse(text), f"{folder}/tiny.yaml")
+        ...     load(f"{folder}/tiny.yaml") == parse(text)
+        True
     """
     write_atomically(path, flat.dump(graph))
 
 
-def load(path: str | os.PathLike[str]) -> ArchGraph:
-    """Read a model file.
+def load(path: Path_, choices: Mapping[str, int] | None = None) -> ArchGraph:
+    """Read a model file of any form.
+
+    Args:
+        path: The file.
+        choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+        TraceError: If it names a Python model that cannot be captured.
+    """
+    return load_model(read_document(path), choices)[0]
+
+
+def load_model(
+    document: Document, choices: Mapping[str, int] | None = None
+) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
+    """The graph of a model that was read, and the weights where it brings its own.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+        TraceError: If it names a Python model that cannot be captured.
+    """
+    data = document.data
+    if not isinstance(data, dict):
+        document.fail((), "is no model", expected="keys and values")
+    if "sections" in data and "python" not in data and "nodes" not in data:
+        return lower(document, document.validate(AuthoredModel), choices), None
+    if choices:
+        raise SpecError(
+            "has no choices", where=document.file, found=", ".join(choices), expected="none"
+        )
+    if "python" in data:
+        # Tracing loads torch.export, which takes longer than all other files together.
+        from archgraph.spec.python import capture
+
+        return capture(document, document.validate(PythonModel))
+    if "nodes" not in data:
+        document.validate(AuthoredModel)
+    graph = flat.read(document)
+    try:
+        check(graph)
+    except GraphError as error:
+        raise SpecError(
+            f"{error.where}: {error.message}" if error.where else error.message,
+            where=document.file,
+            found=error.found,
+            expected=error.expected,
+            hint=error.hint,
+        ) from error
+    return graph, None
+
+
+def load_family(path: Path_) -> FamilySpec:
+    """Read a family file; :func:`archgraph.family.resolve` makes its graphs.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
     """
-    return flat.read(read_document(path))
+    return _family(read_document(path))
+
+
+def load_experiment(path: Path_) -> ExperimentSpec:
+    """Read an experiment file, and the family that it names.
+
+    Raises:
+        SpecError: If either cannot be understood, with file, line and key.
+    """
+    document = read_document(path)
+    spec = document.validate(ExperimentSpec)
+    if isinstance(spec.family, str):
+        file = _beside(document, spec.family, ("family",))
+        family = load_family(file)
+    else:
+        family = _family(document.sub(("family",)))
+    return spec.model_copy(update={"family": family})
+
+
+def _family(document: Document) -> FamilySpec:
+    """A family whose model files are named so that they are found from anywhere."""
+    spec = document.validate(FamilySpec)
+    spec = spec.model_copy(
+        update={
+            "model": _source(document, spec.model, ("model",)),
+            "clients": tuple(
+                member.model_copy(
+                    update={"model": _source(document, member.model, ("clients", i, "model"))}
+                )
+                for i, member in enumerate(spec.clients)
+            ),
+        }
+    )
+    spec._document = document
+    return spec
+
+
+def _source(document: Document, source: object, place: tuple[str | int, ...]) -> object:
+    return str(_beside(document, source, place)) if isinstance(source, str) else source
+
+
+def _beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
+    """A file named relative to the file that names it."""
+    path = (Path(document.file).parent / name).resolve()
+    if not path.is_file():
+        document.fail(place, "names a file that is not there", found=str(path))
+    return path
+
+
+__all__ = [
+    "ExperimentSpec",
+    "FamilySpec",
+    "Mistake",
+    "load",
+    "load_experiment",
+    "load_family",
+    "load_model",
+    "save",
+    "schema",
+]

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -118,11 +118,24 @@ class Document:
             self.explain(error, model, place)
 
     def explain(
-        self, error: pydantic.ValidationError, model: type[pydantic.BaseModel], place: Place = ()
+        self,
+        error: pydantic.ValidationError,
+        model: type[pydantic.BaseModel],
+        place: Place = (),
+        ignore: Callable[[Any], bool] | None = None,
     ) -> NoReturn:
-        """Raise the first mistake that pydantic found as a ``SpecError``."""
-        # A misspelt key is often also a missing one; the misspelling says more.
+        """Raise the first mistake that pydantic found as a ``SpecError``.
+
+        Args:
+            error: What pydantic found.
+            model: What it validated.
+            place: Where the validated data stands.
+            ignore: Values about which nothing can be said yet.
+        """
         errors = error.errors(include_url=False)
+        if ignore is not None:
+            errors = [e for e in errors if e["type"] == "extra_forbidden" or not ignore(e["input"])]
+        # A misspelt key is often also a missing one; the misspelling says more.
         first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
         inner = self._present((*place, *first["loc"]), len(place))
         value = first.get("input")

@@ -6,6 +6,7 @@ the built module gives the same graph back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,8 @@ from archgraph.ir import (
     Value,
     prune,
     renumber,
-    walk,
+    replace,
+    show,
 )
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args
@@ -104,7 +106,7 @@ class Draft:
         if op != "getitem":
             node = Node("new", op, canonical_args(op, dict(args)), scope=scope)
             node = self._canonical(node)
-        type_ = infer_node(self._around(node), node)
+        type_ = self._infer(node)
         first = node.args[0][1] if node.args else None
         if (
             isinstance(first, Ref)
@@ -118,7 +120,7 @@ class Draft:
 
     def _canonical(self, node: Node) -> Node:
         """The one spelling of a call among those that say the same."""
-        type_ = infer_node(self._around(node), node)
+        type_ = self._infer(node)
         results = type_ if isinstance(type_, tuple) else (type_,)
         sizes = {
             k: self.shape(v)
@@ -133,15 +135,25 @@ class Draft:
             else Node("new", op, canonical_args(op, args), scope=node.scope)
         )
 
-    def _around(self, node: Node) -> ArchGraph:
-        """A graph of only what one operator uses: inference costs no more for a large draft."""
-        items = [i for _, v in node.args for i in walk(v)]
-        return ArchGraph(
-            inputs=(),
-            params=tuple(self.leaves[i.name] for i in items if isinstance(i, Leaf)),
-            nodes=tuple(self.nodes[i.name] for i in items if isinstance(i, Ref)),
-            outputs=None,
-        )
+    def _infer(self, node: Node) -> TensorType | tuple[TensorType, ...]:
+        """Types of a call's results; equal calls on equal types are inferred once."""
+        types: dict[Ref | Leaf, TensorType | tuple[TensorType, ...]] = {}
+        anonymous: dict[Ref | Leaf, Ref | Leaf] = {}
+
+        def rename(value: Value) -> Value:
+            if isinstance(value, Ref | Leaf):
+                leaf = isinstance(value, Leaf)
+                types[value] = (self.leaves if leaf else self.nodes)[value.name].type
+                anonymous.setdefault(value, type(value)(f"v{len(anonymous)}"))
+                return anonymous[value]
+            return value
+
+        args = tuple((k, replace(v, rename)) for k, v in node.args)
+        known = tuple((anonymous[v], types[v]) for v in anonymous)
+        try:
+            return _infer(node.op, args, show(tuple(v for _, v in args)), known)
+        except GraphError as error:
+            raise GraphError(error.message, found=error.found, expected=error.expected) from error
 
     def graph(
         self,
@@ -179,6 +191,25 @@ class Draft:
         )
         live = prune(whole).node
         return tuple(n for n in self.nodes if n not in live)
+
+
+@functools.lru_cache(maxsize=4096)
+def _infer(
+    op: str,
+    args: tuple[tuple[str, Value], ...],
+    text: str,
+    known: tuple[tuple[Ref | Leaf, TensorType | tuple[TensorType, ...]], ...],
+) -> TensorType | tuple[TensorType, ...]:
+    """Types of a call; ``text`` tells apart what compares equal (``1``, ``1.0``, ``True``)."""
+    around = ArchGraph(
+        inputs=(),
+        params=tuple(
+            Param(v.name, t) for v, t in known if isinstance(v, Leaf) and isinstance(t, TensorType)
+        ),
+        nodes=tuple(Node(v.name, "input", (), t) for v, t in known if isinstance(v, Ref)),
+        outputs=None,
+    )
+    return infer_node(around, Node("call", op, args))
 
 
 def state_order(params: tuple[Param, ...]) -> Iterator[Param]:

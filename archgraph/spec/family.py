@@ -28,7 +28,9 @@ class MemberSpec(Base):
     model: ModelSource | None = Field(
         default=None, description="a model of its own, aligned to the global"
     )
-    choose: dict[str, Natural] = Field(default={}, description="choices of the family's model")
+    choose: dict[str, Natural] | None = Field(
+        default=None, description="choices of the family's model; {}: those that it has written"
+    )
     skip: tuple[str, ...] = Field(default=(), description="blocks left out")
     shallow: dict[str, Count] = Field(
         default={}, description="section → number of its first blocks kept"
@@ -43,7 +45,7 @@ class MemberSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _one_start(self) -> MemberSpec:
-        if self.model is not None and self.choose:
+        if self.model is not None and self.choose is not None:
             raise Mistake(
                 "has both a model and choices",
                 place=("choose",),
@@ -120,7 +122,7 @@ PartitionSpec = Annotated[IidSpec | DirichletSpec | ClassesSpec, Field(discrimin
 class DataSpec(Base):
     """Which data, and who owns what of it."""
 
-    dataset: str = Field(description="digits, mnist, fashion-mnist, cifar10, wikitext-2, …")
+    dataset: str = Field(description="digits, mnist, fashion_mnist, cifar10, wikitext2, …")
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
     )
@@ -178,6 +180,12 @@ def _short_engine(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+Engine = Annotated[
+    EngineSpec,
+    pydantic.BeforeValidator(_short_engine, json_schema_input_type=Literal["local"] | EngineSpec),
+]
+
+
 class ExperimentSpec(Base):
     """Data, a family, a strategy, and how long."""
 
@@ -195,7 +203,7 @@ class ExperimentSpec(Base):
     local: LocalSpec = LocalSpec()
     attack: AttackSpec | None = None
     evaluate: EvaluateSpec = EvaluateSpec()
-    engine: Annotated[EngineSpec, pydantic.BeforeValidator(_short_engine)] = EngineSpec()
+    engine: Engine = EngineSpec()
     seed: Natural = 0
     out: str | None = Field(default=None, description="run folder")
 

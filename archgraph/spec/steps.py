@@ -16,7 +16,7 @@ import pydantic
 from pydantic import Field
 
 from archgraph.errors import GraphError
-from archgraph.ir import TRAINING, Atom, Batch, Constant, Leaf, Mode, Ref, Size, Value
+from archgraph.ir import TRAINING, Atom, Batch, Leaf, Mode, Ref, Size, Value
 from archgraph.ops.schema import schema
 from archgraph.spec.base import Base, Count, Json, Name, Natural
 from archgraph.spec.document import Mistake
@@ -813,6 +813,3 @@ def find(name: str) -> Row | None:
         return raw_row(name)
     except GraphError:
         return None
-
-
-__all__ = ["STEPS", "Constant", "Options", "Row", "Site", "find"]

@@ -22,6 +22,8 @@ Direction = Literal["TB", "LR"]
 FORMATS = ("dot", "svg", "png", "pdf")
 FONT = "Helvetica,Arial,sans-serif"
 SECONDS = 300.0
+# Total length of arrows, in ranks, above which they are drawn with less care.
+DENSE = 4000
 # Least width of a box, in inches: leaves a frame's title room beside the arrow that enters it.
 WIDTH = "2.2"
 
@@ -311,6 +313,9 @@ def _dot(
     for box in picture.boxes:
         if box.name not in inside:
             box_of(dot, box, None)
+    if _span(picture) > DENSE:
+        # Too many long arrows to route around boxes: less care, straight lines, in seconds.
+        dot.attr("graph", splines="line", mclimit="0.1", nslimit="2")
     for link in picture.links:
         dot.edge(
             ids[link.tail],
@@ -321,14 +326,26 @@ def _dot(
     return dot.source
 
 
-def _spine(picture: Scene) -> frozenset[str]:
-    """Boxes on the longest path to the deepest output; it runs straight, the rest bends."""
+def _depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Length of the longest path to every box, and the boxes that feed it."""
     into: dict[str, list[str]] = {}
     for link in picture.links:
         into.setdefault(link.head, []).append(link.tail)
     depth: dict[str, int] = {}
     for box in picture.boxes:
         depth[box.name] = 1 + max((depth[tail] for tail in into.get(box.name, ())), default=-1)
+    return depth, into
+
+
+def _span(picture: Scene) -> int:
+    """Total length of all arrows, in ranks: what the effort of a layout grows with."""
+    depth, _ = _depths(picture)
+    return sum(depth[link.head] - depth[link.tail] for link in picture.links)
+
+
+def _spine(picture: Scene) -> frozenset[str]:
+    """Boxes on the longest path to the deepest output; it runs straight, the rest bends."""
+    depth, into = _depths(picture)
     ends = [b for b in picture.boxes if b.kind == "output" and not b.training] or picture.boxes
     name = max(ends, key=lambda box: depth[box.name]).name
     found = [name]

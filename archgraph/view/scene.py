@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archgraph.ir import ArchGraph, Batch, Node, Record, Ref, Size, TensorType, Value, in_mode, walk
+from archgraph.ops import row
 
 Detail = Literal["block", "node"]
 Kind = Literal["operator", "input", "output"]
@@ -145,13 +146,11 @@ def _ones(value: Value) -> bool:
 
 
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
-    """Shape of the largest parameter that the node mixes values with; empty if it has none.
-
-    A parameter with one dimension (a bias, a norm's scale) scales values, it does not mix them.
-    """
-    shapes = [graph.param[name].shape for name in node.leaves() if is_parameter(graph, name)]
-    mixing = [s for s in shapes if sum(size != 1 for size in s) > 1 or len(s) == 2]
-    return max(mixing, key=len, default=())
+    """Shape of the matrix or kernel that the node mixes values with; empty if it has none."""
+    if not row(node.op).weighted:
+        return ()
+    shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
+    return max(shapes, key=len, default=())
 
 
 def is_parameter(graph: ArchGraph, name: str) -> bool:
@@ -240,22 +239,53 @@ def _outputs(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
     for path, ref in both[0].items():
         yield ".".join(path) or "output", ref.name, False
     for path, ref in both[1].items():
-        if both[0].get(path) != ref:
+        if ref not in both[0].values():
             yield ".".join(path) or "output", ref.name, True
 
 
+def _feeds(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What each operator uses, drawn as few arrows.
+
+    Where an operator gathers several values of which another one of its kind gathers the first
+    (the concatenations of a dense block), one arrow comes from there instead of one from each.
+    """
+    feeds = {name: tuple(dict.fromkeys(graph.node[name].uses())) for name in names}
+    seen: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    for name in names:
+        node = graph.node[name]
+        lists = [(k, v) for k, v in node.args if isinstance(v, tuple) and v]
+        lists = [(k, v) for k, v in lists if all(isinstance(item, Ref) for item in v)]
+        if len(lists) != 1:
+            continue
+        key, value = lists[0]
+        items = tuple(item.name for item in walk(value) if isinstance(item, Ref))
+        kind = f"{node.op} {node.with_args(**{key: ()}).args}"
+        for length in range(len(items) - 1, 0, -1):
+            source = seen.get((kind, key, items[:length]))
+            if source is not None:
+                rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
+                feeds[name] = (source, *(used for used in feeds[name] if used in rest))
+                break
+        seen.setdefault((kind, key, items), name)
+    return feeds
+
+
 def _chains(
-    graph: ArchGraph, names: Sequence[str], owner: Mapping[str, int], training: Collection[str]
+    graph: ArchGraph,
+    feeds: Mapping[str, Sequence[str]],
+    owner: Mapping[str, int],
+    training: Collection[str],
 ) -> list[list[str]]:
     """Maximal runs of operators with one producer and one user, within one block."""
-    shown = set(names)
     ends = set(graph.output_refs())
-    users = {name: [u for u in graph.users[name] if u in shown] for name in names}
+    users: dict[str, list[str]] = {}
+    for name, before in feeds.items():
+        for used in before:
+            users.setdefault(used, []).append(name)
     chains: dict[str, list[str]] = {}
     result: list[list[str]] = []
-    for name in names:
-        before = {used for used in graph.node[name].uses() if used in shown}
-        tail = next(iter(before)) if len(before) == 1 else None
+    for name, before in feeds.items():
+        tail = before[0] if len(before) == 1 else None
         if (
             tail is not None
             and graph.node[tail].op != "input"
@@ -319,10 +349,11 @@ def scene(
     owner = {name: i for i, (_, nodes) in enumerate(blocks) for name in nodes}
 
     operators = [name for name in shown if graph.node[name].op != "input"]
+    feeds = _feeds(graph, operators)
     if detail == "node":
         pieces = [[name] for name in operators]
     else:
-        chains = _chains(graph, operators, owner, training)
+        chains = _chains(graph, feeds, owner, training)
         pieces = [piece for chain in chains for piece in _split(graph, chain)]
     pieces = [[name] for name in shown if graph.node[name].op == "input"] + pieces
     order = {n.name: i for i, n in enumerate(graph.nodes)}
@@ -339,14 +370,15 @@ def scene(
             for item in walk(in_mode(value, False))
             if isinstance(item, Ref)
         }
-        for used in dict.fromkeys(node.uses()):
+        once = set(node.uses())
+        for used in feeds[name]:
             tail, head = holder[used], holder[name]
             if tail == head:
                 continue
             label = shape_label(graph.node[used].types[0])
             if len(graph.node[used].types) > 1:
                 label = shape_label(node.types[0]) if node.op == "getitem" else ""
-            aside = used not in steady or name in training or used in training
+            aside = used in once - steady or name in training or used in training
             previous = links.get((tail, head))
             if previous is None or (previous.training and not aside):
                 links[tail, head] = Link(tail, head, label, aside)

@@ -1,4 +1,4 @@
-"""A small world for the engine: two tiers of one architecture on `digits`, and a method of means."""
+"""A small world for the engine: two tiers on `digits`, and a method of means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from archgraph.build import initial_state
 from archgraph.engine.data import Dataset, load_dataset
-from archgraph.engine.local import Experiment, Options
+from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.ir import ArchGraph
@@ -50,7 +50,7 @@ class Mean(Strategy):
     """
 
     programs: Mapping[int, Program] = field(default_factory=dict)
-    program: Program = Train()
+    program: Program = field(default_factory=Train)
     kept: frozenset[str] = frozenset()
     asked: Program | None = None
     statistics: Any = "stored"
@@ -150,7 +150,7 @@ def world(digits: Dataset, net: ArchGraph) -> Callable[..., World]:
 
 @pytest.fixture
 def experiment(digits: Dataset, world: Callable[..., World]) -> Callable[..., Experiment]:
-    """An experiment; keywords are fields of `Experiment`, and clients, rounds, seed of its world."""
+    """An experiment; keywords are fields of `Experiment`, or clients, rounds, seed."""
 
     def make(
         strategy: Strategy | None = None,

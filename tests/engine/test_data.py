@@ -274,16 +274,17 @@ def test_a_file_damaged_in_the_middle_is_refused(mnist, packing):
     path.unlink()
     stored = path.with_name(path.name + packing)
     content = bytearray(stored.read_bytes())
-    content[40:60] = b"\xff" * 20
+    content[10:30] = b"\xff" * 20  # where the first compressed block begins
     stored.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
         load_dataset("mnist", mnist)
 
 
-def test_a_complete_folder_is_preferred_to_an_incomplete_one(mnist):
+@pytest.mark.parametrize("incomplete", ["mnist", "MNIST/raw"])
+def test_a_complete_folder_is_preferred_to_an_incomplete_one(mnist, incomplete):
     for file, content in mnist_files().items():
         store(mnist / "MNIST" / "raw" / file, content)
-    (mnist / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    (mnist / incomplete / "t10k-labels-idx1-ubyte").unlink()
     assert len(load_dataset("mnist", mnist).test) == 10
 
 

@@ -127,7 +127,13 @@ def test_dirichlet_respects_the_least_size():
 
 
 def test_balanced_gives_nothing_more_to_clients_above_the_average():
-    options = {"clients": 6, "scheme": "dirichlet", "alpha": 0.1, "min_size": 1, "seed": 2}
+    options: dict[str, Any] = {
+        "clients": 6,
+        "scheme": "dirichlet",
+        "alpha": 0.1,
+        "min_size": 1,
+        "seed": 2,
+    }
     uneven, balanced = (partition(labels(), balanced=b, **options) for b in (False, True))
     assert max(map(len, balanced)) < max(map(len, uneven))
     # At most one class, of about 60 examples, is added to a client at the average of 100.

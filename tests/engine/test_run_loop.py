@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archgraph.engine.experiment import Options
 from archgraph.engine.local import Clock, Loop, execute, finite, sample
 from archgraph.errors import RunError
 from archgraph.strategy import Outcome, Result, Train, Work
@@ -79,12 +81,6 @@ def test_bad_update_is_rejected_by_name_and_the_round_goes_on(experiment, mean, 
 def test_rejected_client_leaves_no_trace(experiment, mean):
     """Nothing half-added: the others' mean is what it would be without the client."""
 
-    @dataclass(frozen=True)
-    class Without(mean):  # type: ignore[misc, valid-type]
-        def send(self, world, state, client, round):
-            task = super().send(world, state, client, round)
-            return task
-
     spoilt = execute(experiment(mean({1: Spoil("missing")}), rounds=1, options=_all()))
     crashed = execute(experiment(mean({1: Spoil("crash")}), rounds=1, options=_all()))
     assert bits(spoilt.server.tensors) == bits(crashed.server.tensors)
@@ -113,7 +109,7 @@ def test_round_without_a_usable_update_keeps_the_old_state(experiment, mean):
 
 def test_diverging_client_is_rejected_with_its_parameter(experiment, mean):
     setup = experiment(rounds=1)
-    wild = dataclasses_replace(setup.local, lr=1e30)
+    wild = dataclasses.replace(setup.local, lr=1e30)
     run = execute(experiment(rounds=1, local=wild))
     assert run.rounds[0]["rejected"]
     assert all("finite" in r["reason"] for r in run.rounds[0]["rejected"])
@@ -249,7 +245,7 @@ def test_clock_counts_inner_purposes_once(monkeypatch):
 
 def test_evaluation_comes_when_due_and_at_the_end(experiment):
     setup = experiment(rounds=5)
-    options = dataclasses_replace(setup.options, evaluate_every=2)
+    options = dataclasses.replace(setup.options, evaluate_every=2)
     run = execute(experiment(rounds=5, options=options))
     assert ["evaluation" in line for line in run.rounds] == [False, True, False, True, True]
     assert run.evaluation == run.rounds[-1]["evaluation"]
@@ -269,13 +265,5 @@ def test_json_has_no_nan():
     }
 
 
-def _all() -> Any:
-    from archgraph.engine.local import Options
-
+def _all() -> Options:
     return Options(batch=100)
-
-
-def dataclasses_replace(value: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(value, **changes)

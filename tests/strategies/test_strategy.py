@@ -107,7 +107,7 @@ def test_masked_cross_entropy_closed_form(tiny):
     work = holder(tiny, (1, 0, 1, 0, 0))
     loss = CrossEntropy(mask_absent=True)(logits, examples(torch.tensor([2])), work)
     expected = math.log(math.e**1 + math.e**3 + 3) - 3
-    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient[0, [1, 3, 4]].tolist() == [0, 0, 0]
     assert gradient[0, 0] > 0 > gradient[0, 2]

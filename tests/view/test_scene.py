@@ -139,3 +139,28 @@ def test_counts_never_show_four_digits_before_the_unit(number: float, text: str)
 
 def test_shapes_name_multiples_of_the_batch():
     assert dimensions((Batch() * Batch(), 3)) == "n**2×3"
+
+
+@given(layers=st.integers(1, 8), detail=details)
+def test_growing_concatenations_are_drawn_as_a_stream(layers: int, detail: Detail):
+    nodes = [Node("x", "input", (), TensorType((Batch(), 4), "float32"))]
+    features = [Ref("x")]
+    for index in range(layers):
+        width = TensorType((Batch(), 4 * (index + 1)), "float32")
+        nodes.append(
+            Node(f"cat{index}", "aten.cat", (("tensors", tuple(features)), ("dim", 1)), width)
+        )
+        kind = TensorType((Batch(), 4), "float32")
+        nodes.append(Node(f"relu{index}", "aten.relu", (("self", Ref(f"cat{index}")),), kind))
+        features.append(Ref(f"relu{index}"))
+    graph = ArchGraph((("x", Ref("x")),), (), tuple(nodes), features[-1])
+    picture = scene(graph, [], detail=detail)
+    assert len(picture.links) <= 3 * layers + 1
+    assert all(
+        {f"cat{i}", f"relu{i}"} <= {k.tail for k in picture.links if k.head == f"cat{i + 1}"}
+        for i in range(layers - 1)
+    )
+    other = nodes[-2].with_args(dim=0)
+    apart = graph.replace(nodes=(*nodes[:-2], other, nodes[-1]))
+    tails = {k.tail for k in scene(apart, [], detail="node").links if k.head == other.name}
+    assert tails == {ref.name for ref in features[:-1]}

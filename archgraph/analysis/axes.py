@@ -1,0 +1,342 @@
+"""Axes: which parameter dimensions change together when a layer gets wider or narrower."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from archgraph.errors import AxisError
+from archgraph.ir import ArchGraph, Leaf, Ref, Size, Value, per_graph, walk
+from archgraph.layout import (
+    AxisRef,
+    Fixed,
+    Layout,
+    Prod,
+    Sum,
+    Var,
+    concatenation,
+    leaves,
+    product,
+)
+from archgraph.ops.equations import Dims, Equations, Sizes
+from archgraph.ops.table import row
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A set of tensor dimensions (or factors of them) that are cut together.
+
+    Attributes:
+        name: Its producer, e.g. ``layer1.0.conv1.out`` or ``encoder.attn.qkv.heads``.
+        size: Number of positions.
+        role: ``channels``, ``heads``, ``head_dim`` or ``hidden``.
+        reason: Why it cannot be cut; empty where it can.
+        spans: Norms, softmaxes and reductions that run over it, as ``what in place``: cutting it
+            changes what they compute, so that mask ≡ take does not hold for it.
+    """
+
+    name: str
+    size: int
+    role: str = "channels"
+    reason: str = ""
+    spans: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be cut."""
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class Axes:
+    """All axes of a graph, and of what layout every dimension is.
+
+    Attributes:
+        all: Axes in order of their producers.
+        leaf: Layouts of each leaf's dimensions.
+        value: Layouts of each operator's results.
+        attributes: Layouts whose sizes an operator's argument states, by (node, argument).
+    """
+
+    all: tuple[Axis, ...]
+    leaf: Mapping[str, tuple[Layout, ...]]
+    value: Mapping[str, tuple[tuple[Layout, ...], ...]]
+    attributes: Mapping[tuple[str, str], Sizes]
+
+    @property
+    def free(self) -> tuple[Axis, ...]:
+        """Axes that may be cut."""
+        return tuple(a for a in self.all if a.free)
+
+    @property
+    def pinned(self) -> tuple[Axis, ...]:
+        """Axes that may not, each with its reason."""
+        return tuple(a for a in self.all if not a.free)
+
+    def __getitem__(self, name: str) -> Axis:
+        """Axis by name.
+
+        Raises:
+            AxisError: Names the nearest axis.
+        """
+        for axis in self.all:
+            if axis.name == name:
+                return axis
+        raise _no_axis(name, [a.name for a in self.all])
+
+    def of(self, leaf: str) -> tuple[Layout, ...]:
+        """Layouts of a leaf's dimensions.
+
+        Raises:
+            AxisError: If the graph has no such leaf.
+        """
+        if leaf not in self.leaf:
+            raise _no_axis(leaf, list(self.leaf))
+        return self.leaf[leaf]
+
+    def match(self, pattern: str) -> tuple[Axis, ...]:
+        """Free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
+
+        A prefix matches whole name parts: ``layer1`` stands for ``layer1.*``.
+
+        Raises:
+            AxisError: If nothing matches; says whether a pinned axis does, and why it is pinned.
+        """
+        found = tuple(a for a in self.all if _matches(a, pattern))
+        free = tuple(a for a in found if a.free)
+        if free:
+            return free
+        if found:
+            raise AxisError("axis cannot be cut", where=found[0].name, found=found[0].reason)
+        raise _no_axis(pattern, [a.name for a in self.all])
+
+
+def _matches(axis: Axis, pattern: str) -> bool:
+    return (
+        axis.name == pattern
+        or axis.role == pattern
+        or axis.name.startswith(pattern + ".")
+        or fnmatch.fnmatchcase(axis.name, pattern)
+    )
+
+
+def _no_axis(name: str, known: Sequence[str]) -> AxisError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return AxisError("no such axis", found=name, expected=near[0] if near else ", ".join(known[:8]))
+
+
+@per_graph
+def axes(graph: ArchGraph) -> Axes:
+    """Solve the axis equations of a graph.
+
+    Args:
+        graph: Any graph; an operator without a row pins what it touches and says so.
+
+    Returns:
+        Axes and layouts; cached with the graph.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> [(a.name, a.size) for a in axes(trace(net, torch.zeros(1, 3)).graph).free]
+        [('0.out', 8)]
+    """
+    eq = Equations(graph)
+    for param in graph.params:
+        eq.leaves[param.name] = [eq.new(s) for s in param.shape]
+    for node in graph.nodes:
+        eq.node = node
+        eq.solver.reason = f"meets a dimension that is no channel axis ({eq.place()})"
+        if node.op == "input":
+            eq.values[node.name] = [list(map(Fixed, node.shape))]
+            continue
+        eq.values[node.name] = [
+            [eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)
+        ]
+    for path, ref in _outputs(graph.outputs):
+        for index, layout in enumerate(eq.of(ref)):
+            eq.solver.pin(layout, f"dimension {index} of the model's output{path}")
+    for buffer, value in graph.updates:
+        for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
+            for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
+                eq.unify(a, b)
+    return _Naming(eq).axes()
+
+
+def _outputs(value: Value, path: str = "") -> Iterable[tuple[str, Ref | Leaf]]:
+    for item in dict.fromkeys(i for i in walk(value) if isinstance(i, (Ref, Leaf))):
+        yield path, item
+
+
+class _Naming:
+    """Turn solved variables into named axes."""
+
+    def __init__(self, eq: Equations) -> None:
+        self.eq = eq
+        self.roles: dict[Var, str] = {}
+        self.spans: dict[Var, dict[str, None]] = {}
+        self.names: dict[Var, str] = {}
+        self.spoken: dict[str, int] = {}
+
+    def axes(self) -> Axes:
+        eq = self.eq
+        for layout, role, _ in eq.roles:
+            for var in self._vars(layout):
+                self.roles.setdefault(var, role)
+        for layout, node, what in eq.spans:
+            place = eq.graph.node[node].scope or f"%{node}"
+            for var in self._vars(layout):
+                self.spans.setdefault(var, {})[f"{what} in {place}"] = None
+        for node in eq.graph.nodes:
+            for argument, value in node.args:
+                for item in walk(value):
+                    if isinstance(item, Leaf):
+                        self._name_leaf(node.op, argument, item.name)
+        for param in eq.graph.params:
+            self._name_leaf("", "", param.name)
+        ordered = list(self.names)
+        for var in ordered:  # a free axis must be found in some leaf: others have no position
+            if var.size == 1 and not var.pinned:
+                var.pinned = "a single position"
+        for dims in eq.values.values():
+            for layout in (d for result in dims for d in result):
+                for var in self._vars(layout):
+                    if var not in self.names:
+                        var.pinned = var.pinned or "no parameter has it"
+        public = {
+            var: Axis(
+                name,
+                var.size,
+                self.roles.get(var, "channels"),
+                var.pinned,
+                tuple(self.spans.get(var, ())),
+            )
+            for var, name in self.names.items()
+        }
+
+        def show(layout: Layout) -> Layout:
+            layout = eq.resolve(layout)
+            match layout:
+                case Var():
+                    axis = public.get(layout)
+                    return AxisRef(axis.name, axis.size) if axis else Fixed(layout.size)
+                case Prod(factors):
+                    return product(map(show, factors))
+                case Sum(terms):
+                    return concatenation(map(show, terms))
+                case _:
+                    return layout
+
+        def show_sizes(sizes: Sizes) -> Sizes:
+            if isinstance(sizes, tuple):
+                return tuple(show_sizes(s) for s in sizes)
+            return sizes if isinstance(sizes, int) or sizes is None else show(sizes)
+
+        return Axes(
+            tuple(public.values()),
+            {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
+            {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
+            {k: show_sizes(v) for k, v in eq.attributes.items()},
+        )
+
+    def _vars(self, layout: Layout) -> list[Var]:
+        return [v for v in leaves(self.eq.resolve(layout)) if isinstance(v, Var)]
+
+    def _name_leaf(self, op: str, argument: str, leaf: str) -> None:
+        prefix, _, last = leaf.rpartition(".")
+        dims = self.eq.leaves[leaf]
+        sides = row(op).sides.get(argument, ()) if op else ()
+        for index, layout in enumerate(dims):
+            found = self._vars(layout)
+            for position, var in enumerate(found):
+                if var in self.names:
+                    continue
+                role = self.roles.get(var)
+                if role:
+                    stem = f"{prefix or last}.{role}"
+                else:
+                    if index < len(sides):
+                        stem = f"{prefix or last}.{sides[index]}"
+                    else:
+                        stem = f"{leaf}.{index}"
+                    if len(found) > 1:
+                        stem += f".{position}"
+                self.names[var] = self._fresh(stem)
+
+    def _fresh(self, stem: str) -> str:
+        count = self.spoken.get(stem, 0)
+        self.spoken[stem] = count + 1
+        return stem if not count else f"{stem}~{count + 1}"
+
+
+# -- positions --------------------------------------------------------------------------------
+
+Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
+
+
+def size_after(layout: Layout, kept: Kept) -> Size:
+    """Size of a layout when some axes keep only some positions."""
+    match layout:
+        case AxisRef(name, size):
+            return len(kept[name]) if name in kept else size
+        case Prod(factors):
+            total: Size = 1
+            for f in factors:
+                total = size_after(f, kept) * total
+            return total
+        case Sum(terms):
+            return sum(s for s in (size_after(t, kept) for t in terms) if isinstance(s, int))
+        case _:
+            return layout.size
+
+
+def sizes_after(sizes: Sizes, kept: Kept) -> Value:
+    """Value of an argument that states the sizes of layouts."""
+    if isinstance(sizes, tuple):
+        return tuple(sizes_after(s, kept) for s in sizes)
+    if sizes is None or isinstance(sizes, int):
+        return sizes
+    return size_after(sizes, kept)
+
+
+def touched(layout: Layout, kept: Kept) -> bool:
+    """Whether a layout contains an axis that is cut."""
+    return any(isinstance(a, AxisRef) and a.name in kept for a in leaves(layout))
+
+
+def positions(layout: Layout, kept: Kept) -> np.ndarray:
+    """Positions of a dimension that stay, in order: Kronecker for products, blocks for sums.
+
+    >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
+    >>> positions(layout, {"head_dim": np.array([0, 2])})
+    array([0, 2, 3, 5])
+    """
+    match layout:
+        case AxisRef(name, size):
+            return np.asarray(kept[name]) if name in kept else np.arange(size)
+        case Prod(factors):
+            index = np.zeros(1, dtype=np.int64)
+            for f in factors:
+                if not isinstance(f.size, int):
+                    raise AxisError("a flattened batch axis has no positions")
+                index = (index[:, None] * f.size + positions(f, kept)[None, :]).reshape(-1)
+            return index
+        case Sum(terms):
+            parts, offset = [], 0
+            for t in terms:
+                parts.append(positions(t, kept) + offset)
+                assert isinstance(t.size, int)
+                offset += t.size
+            return np.concatenate(parts)
+        case _:
+            assert isinstance(layout.size, int)
+            return np.arange(layout.size)
+
+

@@ -1,0 +1,249 @@
+"""From a spec to an experiment: graphs, weights, clients with their shares of the data."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic_core
+import torch
+from ruamel.yaml import YAML
+
+from archgraph.build import initial_state
+from archgraph.engine.attack import malicious
+from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
+from archgraph.engine.experiment import Experiment, Options
+from archgraph.engine.partition import partition
+from archgraph.engine.shard import histogram
+from archgraph.errors import RunError
+from archgraph.family import Family, resolve
+from archgraph.ir import ArchGraph, Ref
+from archgraph.spec import ExperimentSpec, FamilySpec, load_experiment, load_family
+from archgraph.strategy import (
+    Client,
+    LocalOptions,
+    State,
+    Strategy,
+    Tier,
+    World,
+    configure,
+)
+
+Json = Any
+
+
+def prepare(
+    experiment: str | os.PathLike[str] | ExperimentSpec,
+    *,
+    data_root: str | os.PathLike[str] | None = None,
+) -> Experiment:
+    """Resolve an experiment: read its files, make its graphs, load and share out its data.
+
+    Args:
+        experiment: A file, or what was read from one.
+        data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+
+    Raises:
+        SpecError: If a file cannot be understood.
+        RewriteError: If a client's architecture cannot be made.
+        DataError: If the data is missing or damaged, or cannot be shared out so.
+        RunError: If model, data and strategy do not fit one another.
+    """
+    spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
+    strategy = configure(spec.strategy_name, spec.strategy_options)
+    device = _device(spec.engine.device)
+    family = resolve(_family(spec))
+    chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
+    root = None if chosen is None else Path(chosen).expanduser().absolute()
+    data = load_dataset(spec.data.dataset, root, limit=spec.data.limit, bptt=spec.data.bptt)
+    count = sum(member.count for member in family.clients)
+    sampled = _sampled(spec.sample, count)
+    scheme = spec.data.partition.model_dump()
+    shares = partition(data.train.targets, clients=count, seed=spec.seed, **scheme)
+    for graph in (family.graph, *(member.graph for member in family.clients)):
+        fits(graph, data)
+    attack = spec.attack
+    return Experiment(
+        world=_world(spec, family, data, shares, device),
+        strategy=strategy,
+        data=data,
+        shares=shares,
+        local=LocalOptions(**spec.local.model_dump()),
+        options=Options(
+            sampled=sampled,
+            evaluate_every=spec.evaluate.every,
+            batch=spec.evaluate.batch,
+            device=device,
+        ),
+        malicious=malicious(range(count), attack.fraction, spec.seed) if attack else frozenset(),
+        intensity=attack.intensity if attack else 0.0,
+        text=as_resolved(spec, strategy, root),
+        facts=_facts(spec, strategy, family, data),
+    )
+
+
+def _family(spec: ExperimentSpec) -> FamilySpec:
+    return load_family(spec.family) if isinstance(spec.family, str) else spec.family
+
+
+def _world(
+    spec: ExperimentSpec,
+    family: Family,
+    data: Dataset,
+    shares: tuple[np.ndarray, ...],
+    device: str,
+) -> World:
+    members = [member for member in family.clients for _ in range(member.count)]
+    clients = tuple(
+        Client(
+            id=i,
+            name=member.name,
+            graph=member.graph,
+            transfer=member.transfer,
+            examples=len(own),
+            histogram=histogram(data.train.targets[torch.from_numpy(own)], data.classes),
+        )
+        for i, (member, own) in enumerate(zip(members, shares, strict=True))
+    )
+    state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
+    return World(
+        graph=family.graph,
+        state=state,
+        clients=clients,
+        tiers=tuple(Tier(m.name, m.graph, m.transfer) for m in family.clients),
+        classes=data.classes,
+        rounds=spec.rounds,
+        seed=spec.seed,
+        device=device,
+    )
+
+
+def _sampled(sample: float | int, clients: int) -> int:
+    """Clients in a round.
+
+    >>> _sampled(0.1, 25), _sampled(1.0, 25), _sampled(7, 25), _sampled(0.01, 25)
+    (3, 25, 7, 1)
+    """
+    if isinstance(sample, float):
+        return max(int(sample * clients + 0.5), 1)
+    if sample > clients:
+        raise RunError(
+            "more clients in a round than there are",
+            where="sample",
+            found=sample,
+            expected=f"1...{clients}, or a share written with a point",
+        )
+    return sample
+
+
+def _device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(
+            "cannot compute there",
+            where="engine.device",
+            found=f"{name!r} ({str(error).splitlines()[0]})",
+            expected="cpu, or a device that this machine and this torch have",
+        ) from error
+    return name
+
+
+def fits(graph: ArchGraph, data: Dataset) -> None:
+    """Check that a model takes the data's examples and knows its classes.
+
+    Raises:
+        RunError: Says what the model takes or gives, and what the data is.
+    """
+    where = graph.name or "model"
+    inputs = [node for node in graph.nodes if node.op == "input"]
+    shape = tuple(inputs[0].shape[1:]) if inputs else ()
+    if len(inputs) != 1 or shape != data.shape:
+        raise RunError(
+            "the model does not take this data",
+            where=where,
+            found=", ".join(str(node.type) for node in inputs) or "no input",
+            expected=f"one input of shape {data.shape} per example ({data.name})",
+        )
+    integral = inputs[0].dtype.startswith("int")
+    if integral != (data.kind == "text"):
+        raise RunError(
+            "the model takes another kind of input",
+            where=where,
+            found=inputs[0].dtype,
+            expected="integers for text, floating point numbers for images",
+        )
+    if isinstance(graph.outputs, Ref):
+        logits = graph.node[graph.outputs.name]
+        if not logits.shape or logits.shape[-1] != data.classes:
+            raise RunError(
+                "the model does not know these classes",
+                where=where,
+                found=f"output {logits.type}",
+                expected=f"{data.classes} logits in the last axis ({data.name})",
+            )
+
+
+def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> str:
+    """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
+    values = _plain(spec, strategy)
+    values["family"] = _family(spec).model_dump(mode="json", by_alias=True)
+    if root is not None:
+        values["data"]["root"] = str(root)
+    stream = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
+    yaml.dump(values, stream)
+    return stream.getvalue()
+
+
+def _plain(spec: ExperimentSpec, strategy: Strategy) -> dict[str, Json]:
+    values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
+    values["strategy"] = {spec.strategy_name: pydantic_core.to_jsonable_python(strategy)}
+    return values
+
+
+def _facts(
+    spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
+) -> Mapping[str, Json]:
+    """All that decides the numbers of a run, by content and not by the names of files."""
+    values = _plain(spec, strategy)
+    for name in ("name", "out", "engine", "evaluate"):
+        values.pop(name, None)
+    values["data"].pop("root", None)
+    return {
+        **values,
+        "graph": family.graph.digest,
+        "state": None if family.state is None else _content(family.state),
+        "family": {
+            member.name: {
+                "count": member.count,
+                "graph": member.graph.digest,
+                "transfer": member.transfer.digest,
+            }
+            for member in family.clients
+        },
+        "examples": _content(
+            {
+                f"{name}/{part}": getattr(split, part)
+                for name, split in (("train", data.train), ("test", data.test))
+                for part in ("inputs", "targets")
+            }
+        ),
+    }
+
+
+def _content(tensors: State) -> str:
+    """SHA-256 of tensors, names and all."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

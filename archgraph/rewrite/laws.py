@@ -1,0 +1,231 @@
+"""The laws that rewrites promise, run on the spot: two forwards in float64 on random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from archgraph.analysis.axes import Kept, axes, positions
+from archgraph.build import ArchModule, build, tensor_of
+from archgraph.errors import RewriteError
+from archgraph.ir import (
+    ArchGraph,
+    Atom,
+    Constant,
+    Node,
+    Param,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+    replace,
+    size_at,
+)
+from archgraph.ops.schema import torch_dtype
+from archgraph.transfer import Rewritten
+
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+def in_float64(graph: ArchGraph) -> ArchGraph:
+    """The graph with every floating-point type replaced by float64."""
+
+    def wide(type_: TensorType) -> TensorType:
+        return dataclasses.replace(type_, dtype="float64") if type_.dtype in _FLOATS else type_
+
+    def wide_value(value: Value) -> Value:
+        return Atom("float64") if isinstance(value, Atom) and value.name in _FLOATS else value
+
+    def wide_param(param: Param) -> Param:
+        if param.dtype not in _FLOATS:
+            return param
+        value = param.value
+        if value is not None:
+            data = tensor_of(value).double().numpy().tobytes()
+            value = Constant("float64", value.shape, data)
+        return dataclasses.replace(param, type=wide(param.type), value=value)
+
+    def wide_node(node: Node) -> Node:
+        type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
+        args = tuple((k, replace(v, wide_value)) for k, v in node.args)
+        return dataclasses.replace(node, type=type_, args=args)
+
+    return graph.replace(
+        params=tuple(map(wide_param, graph.params)), nodes=tuple(map(wide_node, graph.nodes))
+    )
+
+
+def random_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Float64 weights of natural scale without zeros, so that no law holds by accident."""
+    generator = torch.Generator().manual_seed(seed)
+    state: dict[str, torch.Tensor] = {}
+    for param in graph.params:
+        if param.role == "constant":
+            continue
+        if param.value is not None:
+            state[param.name] = tensor_of(param.value)
+            continue
+        dtype = torch_dtype(param.dtype)
+        if not dtype.is_floating_point:
+            state[param.name] = torch.zeros(param.shape, dtype=dtype)
+            continue
+        fan_in = max(int(np.prod(param.shape[1:])), 1)
+        tensor = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        if len(param.shape) > 1:
+            tensor *= (1.5 / fan_in) ** 0.5
+        else:  # norm weights, biases, means and variances: around one, never below a half
+            tensor = 1 + 0.25 * tensor.tanh()
+        state[param.name] = tensor
+    return state
+
+
+def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
+    """Inputs of the graph's types by argument name; whole numbers are 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for node in graph.nodes:
+        if node.op != "input":
+            continue
+        shape = [size_at(s, batch) for s in node.shape]
+        dtype = torch_dtype(node.dtype)
+        if dtype.is_floating_point:
+            tensors[node.name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        else:
+            tensors[node.name] = torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+    def real(value: Value) -> Any:
+        match value:
+            case Ref(name):
+                return tensors[name]
+            case tuple():
+                return tuple(real(v) for v in value)
+            case Record():
+                return {k: real(v) for k, v in value.fields}
+            case _:
+                return value
+
+    return {k: real(v) for k, v in graph.inputs}
+
+
+def outputs(module: ArchModule, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """All output tensors of a module, in order, without gradients."""
+    with torch.no_grad():
+        found = module(**inputs)
+    return [t for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
+
+
+def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Largest absolute difference, relative to the largest expected magnitude."""
+    worst = 0.0
+    for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        if not b.numel():
+            continue
+        scale = max(float(b.double().abs().max()), 1e-12)
+        gap = float((a.double() - b.double()).abs().max()) / scale
+        worst = max(worst, gap if gap == gap else float("inf"))
+    return worst
+
+
+def masked(
+    graph: ArchGraph, state: Mapping[str, torch.Tensor], kept: Kept
+) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """The wide graph and state with every dropped position zeroed, in constants too."""
+    solved = axes(graph)
+    values: dict[str, torch.Tensor] = {}
+    params: list[Param] = []
+    for param in graph.params:
+        tensor = tensor_of(param.value) if param.role == "constant" and param.value else None
+        tensor = state[param.name].clone() if tensor is None else tensor
+        mask = torch.ones(tensor.shape, dtype=torch.bool)
+        for d, layout in enumerate(solved.of(param.name)):
+            stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
+            stays[torch.from_numpy(positions(layout, kept))] = True
+            mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
+        tensor = tensor * mask
+        if param.role == "constant":
+            data = Constant(param.dtype, param.shape, tensor.numpy().tobytes())
+            param = dataclasses.replace(param, value=data)
+        else:
+            values[param.name] = tensor
+        params.append(param)
+    return graph.replace(params=tuple(params)), values
+
+
+def mask_equals_take(
+    graph: ArchGraph,
+    rewritten: Rewritten,
+    kept: Kept,
+    *,
+    tolerance: float = 1e-10,
+    seed: int = 0,
+) -> float:
+    """Law of width: the cut network computes what the wide one does with dropped positions zeroed.
+
+    Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
+    operator counts zeros too; for them only running is checked.
+
+    Returns:
+        Largest relative difference.
+
+    Raises:
+        RewriteError: If the difference exceeds the tolerance.
+    """
+    solved = axes(graph)
+    spanned = {a.name for a in solved.free if a.spans}
+    inputs = random_inputs(in_float64(graph), seed=seed)
+    if any(name in spanned for name in kept):
+        whole = in_float64(rewritten.graph)
+        outputs(build(whole, random_state(whole, seed)).eval(), inputs)
+        from archgraph.rewrite.width import cut
+
+        kept = {k: v for k, v in kept.items() if k not in spanned}
+        rewritten = cut(graph, kept)
+    wide = in_float64(graph)
+    state = random_state(wide, seed)
+    wide_graph, wide_state = masked(wide, state, kept)
+    small = in_float64(rewritten.graph)
+    expected = outputs(build(wide_graph, wide_state).eval(), inputs)
+    found = outputs(build(small, rewritten.transfer.pull(state)).eval(), inputs)
+    gap = difference(found, expected)
+    if not gap <= tolerance:
+        raise RewriteError(
+            "mask ≡ take does not hold: a rule of the operator table is wrong",
+            where=graph.name or "graph",
+            found=f"relative difference {gap:.3g}",
+            expected=f"≤ {tolerance:g}",
+            hint="please report the model",
+        )
+    return gap
+
+
+def same_function(
+    graph: ArchGraph, rewritten: Rewritten, *, tolerance: float = 1e-10, seed: int = 0
+) -> float:
+    """Law of growth: the rewritten network computes what the original does, in evaluation.
+
+    Returns:
+        Largest relative difference.
+
+    Raises:
+        RewriteError: If it exceeds the tolerance.
+    """
+    before, after = in_float64(graph), in_float64(rewritten.graph)
+    state, inputs = random_state(before, seed), random_inputs(before, seed=seed)
+    expected = outputs(build(before, state).eval(), inputs)
+    found = outputs(build(after, rewritten.transfer.pull(state)).eval(), inputs)
+    gap = difference(found, expected)
+    if not gap <= tolerance:
+        raise RewriteError(
+            "the rewrite changed the function",
+            where=graph.name or "graph",
+            found=f"relative difference {gap:.3g}",
+            expected=f"≤ {tolerance:g}",
+        )
+    return gap

@@ -1,0 +1,307 @@
+"""Evaluation against closed forms and against torch's own cumulative statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from archgraph.build import build, initial_state
+from archgraph.engine.data import Dataset, Split
+from archgraph.engine.evaluate import Answers, Evaluator, answers, recalibrated
+from archgraph.engine.local import execute
+from archgraph.engine.partition import local_test_indices
+from archgraph.engine.progress import Bars, bars, short, table
+from archgraph.engine.shard import Kept, Shard, cut
+from archgraph.strategy import Evaluated, LocalOptions, Outcome, Work, seeded
+from archgraph.trace import trace
+
+
+class Says(nn.Module):
+    """Logits that are its inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_answers_in_closed_form():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+    (found,) = answers(Says(), Split(logits, torch.tensor([0, 1, 1])), batch=2)
+    low, high = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
+    torch.testing.assert_close(
+        found.loss, torch.tensor([low, low, high], dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    assert found.right.tolist() == [1, 1, 0]
+    assert found.summary()["accuracy"] == 2 / 3
+    assert found.summary([2]) == {"accuracy": 0.0, "loss": pytest.approx(high, rel=1e-6)}
+
+
+def test_answers_do_not_depend_on_the_batch_size():
+    generator = torch.Generator().manual_seed(0)
+    data = Split(
+        torch.randn(23, 5, generator=generator), torch.randint(5, (23,), generator=generator)
+    )
+    one, other = (answers(Says(), data, batch=b)[0] for b in (1, 23))
+    assert torch.equal(one.right, other.right)
+    torch.testing.assert_close(one.loss, other.loss, rtol=1e-6, atol=1e-7)
+
+
+def test_uniform_words_have_the_vocabulary_as_perplexity():
+    """Targets of text are counted one by one, and ignored ones not at all."""
+    targets = torch.tensor([[0, 3, 1], [2, -100, -100]])
+    (found,) = answers(Says(), Split(torch.zeros(2, 3, 7), targets))
+    assert found.targets.tolist() == [3, 1]
+    assert math.exp(found.summary()["loss"]) == pytest.approx(7.0, rel=1e-6)
+    assert found.summary()["accuracy"] == 1 / 4
+
+
+def test_mask_sets_absent_logits_to_zero():
+    logits = torch.tensor([[1.0, 5.0, 2.0], [-1.0, 5.0, -2.0]])
+    present = torch.tensor([True, False, True])
+    plain, masked = answers(Says(), Split(logits, torch.tensor([2, 0])), masks=[present])
+    assert plain.right.tolist() == [0, 0]
+    # The second example has only negative logits left, so that the absent class's 0 is largest.
+    assert masked.right.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_recalibrated_statistics_are_cumulative_ones(kind, digits):
+    """Against the module itself: its norm alone in train mode, the mean over batches."""
+    norm = kind(4, track_running_stats=True)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Dropout(0.5), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
+    )
+    graph, state, *_ = trace(module, torch.zeros(2, 1, 8, 8))
+    spoilt = {k: v + 3 if "running" in k else v for k, v in state.items()}
+    found = recalibrated(graph, spoilt, digits.train, batch=130, seed=5)
+
+    module.eval()
+    norm.train()
+    norm.momentum = 1.0
+    order = torch.randperm(len(digits.train), generator=seeded(5, "statistics"))
+    statistics = []
+    with torch.no_grad():
+        for piece in order.tensor_split(4):
+            module(digits.train.batch(piece)[0])
+            statistics.append((norm.running_mean.clone(), norm.running_var.clone()))
+    for at, name in enumerate(("running_mean", "running_var")):
+        expected = torch.stack([pair[at] for pair in statistics]).mean(0)
+        torch.testing.assert_close(found[f"2.{name}"], expected, rtol=1e-5, atol=1e-6)
+    others = [k for k in state if "running" not in k]
+    assert all(torch.equal(found[k], spoilt[k]) for k in others)
+    assert list(found) == list(spoilt)
+
+
+def test_recalibrated_statistics_are_those_of_torch_without_momentum(digits):
+    norm = nn.BatchNorm2d(1, momentum=None)
+    graph, state, *_ = trace(nn.Sequential(norm), torch.zeros(2, 1, 8, 8))
+    found = recalibrated(graph, state, digits.train, batch=100, seed=5)
+    norm.reset_running_stats()
+    order = torch.randperm(len(digits.train), generator=seeded(5, "statistics"))
+    for piece in order.tensor_split(4):
+        norm.train()(digits.train.batch(piece)[0])
+    torch.testing.assert_close(found["0.running_mean"], norm.running_mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["0.running_var"], norm.running_var, rtol=1e-4, atol=1e-6)
+
+
+def test_recalibration_leaves_the_given_state_alone(net, digits):
+    state = initial_state(net, 0)
+    before = {k: v.clone() for k, v in state.items()}
+    found = recalibrated(net, state, digits.train, batch=100)
+    assert all(torch.equal(state[k], before[k]) for k in state)
+    assert not torch.equal(found["1.running_mean"], state["1.running_mean"])
+
+
+def test_recalibration_of_a_graph_without_statistics_is_nothing(digits):
+    graph, state, *_ = trace(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.zeros(2, 1, 8, 8)
+    )
+    assert recalibrated(graph, state, digits.train) is state
+
+
+def evaluator(world, digits: Dataset) -> Evaluator:
+    return Evaluator(
+        world=world,
+        data=digits,
+        shard=lambda client: Shard.of(digits.train, range(40), world.clients[client].histogram),
+        local=LocalOptions(),
+        batch=100,
+    )
+
+
+def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
+    """Against the definition, client by client."""
+    small = world()
+    owned = [(0, 1, 2), (3,), tuple(range(10)), (8, 9)]
+    small = dataclasses.replace(
+        small,
+        clients=tuple(
+            dataclasses.replace(c, histogram=tuple(int(k in classes) for k in range(10)))
+            for c, classes in zip(small.clients, owned, strict=True)
+        ),
+    )
+    state = initial_state(net, 1)
+    found = evaluator(small, digits)(
+        [
+            Evaluated("global", net, state),
+            Evaluated("even", net, state, (0, 2)),
+            Evaluated("odd", net, state, (1, 3)),
+        ],
+        kept={},
+        round=1,
+    )
+    predicted = build(net, state).eval()(digits.test.batch(slice(None))[0]).argmax(1)
+    accuracy = []
+    for client in small.clients:
+        at = local_test_indices(digits.test.targets, torch.tensor(client.histogram))
+        accuracy.append((predicted[at] == digits.test.targets[at]).double().mean().item())
+    assert found["local"]["accuracy"] == pytest.approx(sum(accuracy) / 4)
+    even = found["models"]["even"]["local"]["accuracy"]
+    assert even == pytest.approx((accuracy[0] + accuracy[2]) / 2)
+    assert "local" not in found["models"]["global"]
+    whole = (predicted == digits.test.targets).double().mean().item()
+    assert found["global"]["accuracy"] == pytest.approx(whole)
+    # One class: with the others' logits at 0 it wins wherever its logit is positive.
+    assert found["models"]["odd"]["local"]["masked"] >= found["models"]["odd"]["local"]["accuracy"]
+
+
+def test_worst_is_the_tier_of_least_accuracy(world, digits, net):
+    states = [initial_state(net, seed) for seed in range(3)]
+    names = ["global", "even", "odd"]
+    found = evaluator(world(), digits)(
+        [Evaluated(n, net, s) for n, s in zip(names, states, strict=True)], kept={}, round=1
+    )
+    tiers = {n: found["models"][n]["accuracy"] for n in names[1:]}
+    assert found["worst"]["name"] == min(tiers, key=lambda n: tiers[n])
+    assert found["worst"]["accuracy"] == min(tiers.values())
+
+
+def test_personal_entries_are_tested_on_their_client(world, digits, net):
+    """A client whose kept bias always says 3 is right on exactly the examples of class 3."""
+    small = world(clients=2)
+    bias = torch.zeros(10)
+    bias[3] = 1e6
+    found = evaluator(small, digits)(
+        [Evaluated("even", net, small.state, (0,), kept=True)],
+        kept={0: Kept({"5.bias": bias})},
+        round=1,
+    )
+    at = local_test_indices(digits.test.targets, torch.tensor(small.clients[0].histogram))
+    share = (digits.test.targets[at] == 3).double().mean().item()
+    assert found["models"]["even"]["local"]["accuracy"] == pytest.approx(share)
+
+
+def test_program_runs_before_the_test_on_the_clients_data(world, digits, net):
+    @dataclass(frozen=True)
+    class Say:
+        def __call__(self, work: Work) -> Outcome:
+            bias = torch.zeros(10)
+            bias[work.client] = 1e6
+            return Outcome({**work.state, "5.bias": bias})
+
+    small = world(clients=3)
+    found = evaluator(small, digits)(
+        [Evaluated("all", net, small.state, (0, 1, 2), program=Say())], kept={}, round=1
+    )
+    shares = []
+    for client in small.clients:
+        at = local_test_indices(digits.test.targets, torch.tensor(client.histogram))
+        shares.append((digits.test.targets[at] == client.id).double().mean().item())
+    assert found["local"]["accuracy"] == pytest.approx(sum(shares) / 3)
+
+
+def test_static_statistics_in_a_run(experiment, mean):
+    """Statistics of the untrained state are useless; recomputed ones are not."""
+    names = frozenset({"1.running_mean", "1.running_var", "1.num_batches_tracked"})
+    stored = execute(experiment(mean(kept=names), rounds=3))
+    static = execute(experiment(mean(kept=names, statistics="recompute"), rounds=3))
+    assert static.evaluation["global"]["loss"] < stored.evaluation["global"]["loss"]
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 4), (2, 4), (4, 4), (5, 4), (9, 4), (10, 4), (3, 1)])
+def test_minibatches_cover_everything_and_none_is_single(n, size):
+    pieces = cut(torch.arange(n), size)
+    assert torch.cat(pieces).tolist() == list(range(n))
+    assert n == 1 or size == 1 or all(len(p) >= 2 for p in pieces)
+    assert all(len(p) <= size + 1 for p in pieces)
+
+
+def test_shard_draws_a_new_order_from_the_generator(digits):
+    shard = Shard.of(digits.train, range(20, 60), (4,) * 10)
+    generator = torch.Generator().manual_seed(0)
+    first, second = ([b.ids for b in shard.batches(generator, 8)] for _ in range(2))
+    assert sorted(torch.cat(first).tolist()) == list(range(40))
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+    batch = next(iter(shard.batches(torch.Generator().manual_seed(0), 8)))
+    wanted, targets = digits.train.batch(batch.ids + 20)
+    assert torch.equal(batch.inputs[0], wanted)
+    assert torch.equal(batch.targets, targets)
+
+
+def test_kept_entries_of_another_shape_are_not_laid_over():
+    kept = Kept({"w": torch.ones(3), "b": torch.ones(2)})
+    sent = {"w": torch.zeros(2), "b": torch.zeros(2)}
+    assert kept.over(sent)["w"].tolist() == [0, 0]
+    assert kept.over(sent)["b"].tolist() == [1, 1]
+    assert kept.over(sent, frozenset({"w"}))["b"].tolist() == [0, 0]
+    assert kept.over({}, frozenset({"b"}))["b"].tolist() == [1, 1]
+
+
+def test_answers_of_nothing_divide_by_nothing():
+    empty = Answers(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0))
+    assert empty.summary() == {"accuracy": 0.0, "loss": 0.0}
+
+
+def test_bars_are_silent_without_a_terminal(capfd):
+    with bars(3, 0) as watch:
+        watch.round(1, 2)
+        watch.client("weak")
+        watch.step(epoch=0, step=0, loss=1.0)
+        watch.client_done()
+        watch.testing("global")
+        watch.round_done({"global": {"accuracy": 0.5}})
+    assert watch == Bars()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bars_on_a_terminal(monkeypatch, capsys):
+    """Every call works on a real display; it ends with nothing left on the screen."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with bars(3, 1) as watch:
+        assert watch.display is not None
+        watch.round(2, 2)
+        watch.client("weak")
+        watch.step(epoch=0, step=0, loss=1.0)
+        watch.client_done()
+        watch.testing("global")
+        watch.round_done({"global": {"accuracy": 0.5}})
+        assert [(t.completed, t.total) for t in watch.display.tasks] == [(2, 3), (1, 2)]
+
+
+def test_table_has_a_row_per_tier(experiment):
+    run = execute(experiment(rounds=1))
+    shown = table(run.experiment.world, run.evaluation, "after 1 round")
+    assert [c.header for c in shown.columns][:2] == ["model", "clients"]
+    assert list(shown.columns[0].cells) == ["global", "even", "odd"]
+    assert list(shown.columns[1].cells) == ["4", "2", "2"]
+    assert list(shown.columns[2].cells) == ["698"] * 3
+
+
+def test_table_shows_perplexity_of_text(world):
+    figures = {"accuracy": 0.1, "loss": 5.0, "perplexity": math.exp(5.0)}
+    none = {**figures, "perplexity": None}
+    shown = table(world(), {"models": {"global": figures, "even": none}})
+    assert list(shown.columns[4].cells) == ["148.4", "-"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (999, "999"), (1000, "1K"), (1.2345e9, "1.23G")]
+)
+def test_short_counts(number, text):
+    assert short(number) == text

@@ -1,0 +1,316 @@
+"""FedFA in closed form: percentile, α, grafted copies, choice of architectures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import archgraph as ag
+from archgraph.strategy import CrossEntropy, Result, Task, Train, layer_weights
+from strategies.fedfa import FedFA, ZiCo, fit, inner_norm, zico
+
+WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
+SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
+
+
+@pytest.fixture(scope="module")
+def tiers(lab):
+    narrow = ag.take(lab.graph, 0.5)
+    return {
+        "weak": narrow >> ag.shallow(narrow.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shallow(lab.graph, {"layer1": 2, "layer2": 2}),
+        "slim": narrow,
+        "full": ag.Rewritten.identity(lab.graph),
+    }
+
+
+# ---------------------------------------------------------------- the percentile norm
+
+
+@given(values=WEIGHTS, share=SHARES)
+def test_inner_norm_by_magnitude_follows_the_interpolated_quantile(values, share):
+    w = np.array(values, np.float32)
+    bound = np.quantile(np.abs(w).astype(np.float64), share)
+    kept = np.abs(w)[np.abs(w) <= bound * (1 + 1e-12)].astype(np.float64)
+    found = inner_norm(torch.from_numpy(w), share)
+    assert found == pytest.approx(np.sqrt((kept**2).sum()), rel=1e-6, abs=1e-30)
+
+
+@given(values=WEIGHTS, share=SHARES)
+def test_inner_norm_around_the_median(values, share):
+    w = np.sort(np.array(values, np.float32))
+    tail = (1 - share) / 2 * (len(w) - 1)
+    # Of two or three weights and a small share, those beside the median.
+    low, high = w[sorted((math.ceil(tail), math.floor(len(w) - 1 - tail)))]
+    kept = w[(w >= low) & (w <= high)].astype(np.float64)
+    found = inner_norm(torch.from_numpy(w), share, "central")
+    assert found == pytest.approx(np.sqrt((kept**2).sum()), rel=1e-6, abs=1e-30)
+
+
+def test_inner_norm_of_a_hundred_numbers():
+    """0 … 99 and 95 %: rank 0.95 · 99 = 94.05, so 0 … 94 count."""
+    w = torch.arange(100.0)[torch.randperm(100)].view(4, 25) * torch.tensor([1.0, -1.0]).repeat(
+        50
+    ).view(4, 25)
+    counted = sum(k * k for k in range(95))
+    assert inner_norm(w) == pytest.approx(math.sqrt(counted), rel=1e-12)
+    assert inner_norm(w, rms=True) == pytest.approx(math.sqrt(counted / 95), rel=1e-12)
+
+
+@given(values=WEIGHTS, share=SHARES, factor=st.floats(0.125, 8))
+def test_inner_norm_is_homogeneous(values, share, factor):
+    w = torch.tensor(values)
+    expected = factor * inner_norm(w, share)
+    assert inner_norm(w * factor, share) == pytest.approx(expected, rel=1e-4, abs=1e-30)
+
+
+def test_outliers_do_not_count():
+    w = torch.ones(100)
+    spoilt = w.clone()
+    spoilt[7] = 1e6
+    assert inner_norm(w) == 10.0
+    assert inner_norm(spoilt) == pytest.approx(math.sqrt(99), rel=1e-12)
+
+
+# ---------------------------------------------------------------- α
+
+
+def scaled(c: float):
+    return lambda state: {k: v * c if v.is_floating_point() else v for k, v in state.items()}
+
+
+def test_alpha_levels_clients_that_differ_by_a_factor(lab):
+    """θ and 3θ: α = 2 and 2/3, so both become 2θ; vectors keep α = 1, their mean is 2θ as well."""
+    world = lab.uniform(2, examples=[30, 10])
+    sent = lab.random_state(lab.state, 5)
+    after, _ = lab.one_round(FedFA(), world, lambda t: scaled(1 + 2 * t.client)(sent))
+    weights = layer_weights(lab.graph)
+    for name in weights:
+        torch.testing.assert_close(after[name], 2 * sent[name], rtol=1e-5, atol=0)
+    bias = "fc.bias"  # weighted by examples: (30 + 10 · 3) / 40
+    torch.testing.assert_close(after[bias], 1.5 * sent[bias], rtol=1e-6, atol=0)
+    vectors, _ = lab.one_round(
+        FedFA(scale_vectors=True), world, lambda t: scaled(1 + 2 * t.client)(sent)
+    )
+    torch.testing.assert_close(vectors[bias], 2 * sent[bias], rtol=1e-5, atol=0)
+
+
+def two_passes(lab, strategy: FedFA, world, updates) -> dict[str, Tensor]:
+    """Algorithm 1, lines 13-22, as printed: all norms first."""
+    fits = [
+        fit(world.graph, world.tier(c.name).graph, world.tier(c.name).transfer, strategy.variant)
+        for c in world.clients
+    ]
+    grafted = [f.graft.pull(u) for f, u in zip(fits, updates, strict=True)]
+    result = {}
+    for name, old in world.state.items():
+        if not old.is_floating_point() or "running" in name:
+            continue
+        norms = [
+            inner_norm(g[name], strategy.percentile, strategy.inner, rms=strategy.rms)
+            for g in grafted
+        ]
+        total, gamma = torch.zeros_like(old, dtype=torch.float64), torch.zeros_like(old)
+        for client, g, norm in zip(world.clients, grafted, norms, strict=True):
+            alpha = np.mean(norms) / norm if name in layer_weights(world.graph) else 1.0
+            box = tuple(slice(0, n) for n in g[name].shape)
+            total[box] += client.examples * alpha * g[name]
+            gamma[box] += client.examples
+        result[name] = torch.where(gamma > 0, (total / gamma).to(old.dtype), old)
+    return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"inner": "central"}, {"rms": True}, {"percentile": 0.5}, {"percentile": 1.0}],
+)
+def test_one_pass_equals_the_algorithm_as_printed(lab, tiers, options):
+    world = lab.make_world(lab.graph, lab.state, tiers, list(tiers), examples=[5, 40, 20, 10])
+    strategy = FedFA(**options)
+    updates = [
+        lab.random_state(tiers[c.name].transfer.pull(lab.state), c.id) for c in world.clients
+    ]
+    after, _ = lab.one_round(strategy, world, lambda t: updates[t.client])
+    for name, expected in two_passes(lab, strategy, world, updates).items():
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_of_zeros_and_a_layer_of_outliers_stay_finite(lab):
+    def update(task: Task) -> dict[str, Tensor]:
+        state = {k: v.clone() for k, v in lab.random_state(task.state, 1).items()}
+        state["fc.weight"].zero_()
+        if task.client == 1:
+            state["fc.weight"][0, 0] = 4.0  # one of 60: above the 95th percentile
+        return state
+
+    after, _ = lab.one_round(FedFA(), lab.uniform(2), update)
+    assert all(v.isfinite().all() for v in after.values() if v.is_floating_point())
+    # norms 0 and 4: mean 2, α of the outlier 1/2; uniform weights halve it again
+    assert after["fc.weight"][0, 0].item() == pytest.approx(1.0, rel=1e-6)
+
+
+# ---------------------------------------------------------------- grafting and distribution
+
+
+def test_grafting_feeds_missing_blocks_from_the_last_one(lab, tiers):
+    """Algorithm 2: a client of depth 2 gives its block 1 to the global blocks 1 and 2."""
+    world = lab.make_world(lab.graph, lab.state, tiers, ["flat"])
+    update = lab.random_state(tiers["flat"].transfer.pull(lab.state), 9)
+    after, _ = lab.one_round(FedFA(scale=False), world, lambda _: update)
+    for section in ("layer1", "layer2"):
+        for entry in ("conv1.weight", "bn1.weight", "conv2.weight", "bn2.bias"):
+            assert torch.equal(after[f"{section}.2.{entry}"], update[f"{section}.1.{entry}"])
+            assert torch.equal(after[f"{section}.1.{entry}"], update[f"{section}.1.{entry}"])
+            assert torch.equal(after[f"{section}.0.{entry}"], update[f"{section}.0.{entry}"])
+
+
+def test_grafted_copies_follow_the_clients_width(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["weak"])
+    update = lab.random_state(tiers["weak"].transfer.pull(lab.state), 9)
+    after, _ = lab.one_round(FedFA(scale=False), world, lambda _: update)
+    copied = after["layer2.2.conv1.weight"]
+    assert torch.equal(copied[:6, :6], update["layer2.1.conv1.weight"])
+    assert torch.equal(copied[6:], lab.state["layer2.2.conv1.weight"][6:])
+    assert torch.equal(copied[:, 6:], lab.state["layer2.2.conv1.weight"][:, 6:])
+
+
+def test_grafting_completes_the_aggregation(lab, tiers):
+    """§4.2: no position inside a client's width is fed by fewer clients than any other."""
+    world = lab.make_world(lab.graph, lab.state, tiers, ["weak", "weak", "full", "flat"])
+    after, _ = lab.one_round(
+        FedFA(scale=False, weights="uniform"),
+        world,
+        lambda t: {k: torch.full_like(v, t.client) for k, v in t.state.items()},
+    )
+    for block in range(3):
+        inside = after[f"layer2.{block}.conv2.weight"][:6, :6]
+        assert torch.equal(inside, torch.full_like(inside, 1.5))
+
+
+def test_clients_get_the_first_blocks_and_the_first_channels(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["weak"])
+    _, tasks = lab.one_round(FedFA(), world, lambda t: t.state)
+    task = tasks[0]
+    assert task.graph == tiers["weak"].graph
+    assert not any(".2." in name for name in task.state)
+    sent, whole = task.state["layer2.1.conv1.weight"], lab.state["layer2.1.conv1.weight"]
+    assert torch.equal(sent, whole[:6, :6])
+
+
+@pytest.mark.parametrize(
+    ("variant", "depths", "width"), [("both", 2, 6), ("depth", 2, 12), ("width", 3, 6)]
+)
+def test_variants_free_depth_width_or_both(lab, tiers, variant, depths, width):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["weak", "full"])
+    strategy = FedFA(variant=variant)
+    after, tasks = lab.one_round(strategy, world, lambda t: lab.random_state(t.state, t.client))
+    sections = {s.name: len(s.blocks) for s in ag.structure(tasks[0].graph).sections}
+    assert sections["layer1"] == sections["layer2"] == depths
+    assert tasks[0].state["layer2.1.conv1.weight"].shape[:2] == (width, width)
+    assert tasks[1].graph == lab.graph
+    assert all(v.isfinite().all() for v in after.values())
+    x = torch.randn(2, 1, 8, 8)
+    for model in strategy.evaluated(world, strategy.init(world)):
+        assert ag.build(model.graph, model.state)(x).shape == (2, 5)
+
+
+def test_alpha_off_and_full_clients_is_a_plain_mean(lab):
+    world = lab.uniform(2)
+    after, _ = lab.one_round(
+        FedFA(scale=False), world, lambda t: {k: v * 0 + t.client for k, v in lab.state.items()}
+    )
+    own = {k for k in lab.state if "running" in k or "tracked" in k}
+    assert all(v.eq(0.5).all() for k, v in after.items() if k not in own)
+
+
+# ---------------------------------------------------------------- choice of architectures
+
+
+def test_half_of_the_clients_take_the_smallest(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 9)
+    chosen = FedFA(choice="half_smallest").init(world).values["tiers"]
+    assert chosen.count("weak") == 5
+    assert set(chosen) - {"weak"} <= {"flat", "slim", "full"}
+    other = lab.replace(world, seed=world.seed + 1)
+    assert FedFA(choice="half_smallest").init(other).values["tiers"] != chosen
+    assert FedFA().init(world).values["tiers"] == ["full"] * 9
+
+
+def test_zico_is_asked_of_those_that_are_not_limited(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
+    strategy = FedFA(choice="zico")
+    state = strategy.init(world)
+    tasks = list(strategy.survey(world, state))
+    limited = set(range(4)) - {t.client for t in tasks}
+    assert len(tasks) == len(limited) == 2
+    results = []
+    for task in tasks:
+        assert not task.kept  # else it would overlay what the client is sent later
+        outcome = task.program(lab.work_of(task, lab.toy(task.client)))
+        assert set(outcome.metrics) == {f"zico/{name}" for name in tiers}
+        assert all(math.isfinite(v) for v in outcome.metrics.values())
+        results.append(Result(task.client, {}, 10, metrics=outcome.metrics))
+    chosen = strategy.surveyed(world, state, results).values["tiers"]
+    for client, name in enumerate(chosen):
+        if client in limited:
+            assert name == "weak"
+        else:
+            scores = next(r.metrics for r in results if r.client == client)
+            assert scores[f"zico/{name}"] == max(scores.values())
+    assert list(FedFA().survey(world, state)) == []
+
+
+def test_a_lost_survey_leaves_the_choice_as_it_was(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
+    strategy = FedFA(choice="zico")
+    state = strategy.init(world)
+    assert strategy.surveyed(world, state, []).values == state.values
+
+
+def test_zico_score_closed_form():
+    """Σ ln Σ mean|g|/std(g); a weight whose gradient does not vary counts for nothing."""
+    first = {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([0.0, 2.0])}
+    second = {"a": torch.tensor([3.0, 5.0]), "b": torch.tensor([0.0, -2.0])}
+    # a: mean|g| 2, std 1 → 2; b: mean|g| 2, std 2 → 1
+    assert zico([first, second]) == pytest.approx(math.log(2) + math.log(1), rel=1e-12)
+    assert zico([first, first]) == 0.0
+
+
+def test_zico_equals_its_definition_on_a_linear_net(tiny):
+    data = tiny.toy(3, examples=8)
+    world = tiny.uniform(2)
+    strategy = FedFA(choice="zico", limited=0.0)
+    task = next(iter(strategy.survey(world, strategy.init(world))))
+    work = tiny.work_of(task, data)
+    work = tiny.replace(work, local=tiny.replace(work.local, batch=4))
+    found = ZiCo(CrossEntropy())(work).metrics["zico/all"]
+    weight = tiny.state["1.weight"].clone().requires_grad_()
+    gradients = []
+    from archgraph.strategy import seeded
+
+    order = torch.randperm(8, generator=seeded(0, "work", 0))
+    for ids in order.split(4):
+        logits = data.inputs[ids].flatten(1) @ weight.T + tiny.state["1.bias"]
+        loss = torch.nn.functional.cross_entropy(logits, data.targets[ids])
+        gradients.append(torch.autograd.grad(loss, weight)[0].double())
+    g = torch.stack(gradients)
+    ratio = g.abs().mean(0) / ((g[0] - g[1]).abs() / 2)
+    assert found == pytest.approx(math.log(float(ratio.sum())), rel=1e-3)
+
+
+def test_options_outside_their_range_are_refused():
+    with pytest.raises(ag.SpecError, match=r"limited: no share; found 1\.5"):
+        FedFA(limited=1.5)
+    assert FedFA(mask_absent=False).scale
+
+
+def test_objective_masks_by_default(lab):
+    world = lab.uniform(1)
+    task = FedFA().send(world, FedFA().init(world), 0, 1)
+    assert task.program == Train(CrossEntropy(mask_absent=True))

@@ -1,0 +1,176 @@
+"""Laws that every strategy that merges into one global state obeys."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import archgraph as ag
+from archgraph.strategy import NormPolicy, Result, Strategy
+from strategies.fedavg import FedAvg
+from strategies.fedfa import FedFA
+from strategies.heterofl import HeteroFL
+
+NORMS = ("averaged", "static", "local")
+
+
+def plain(norm: str) -> list[Strategy]:
+    """The three methods where they should be one."""
+    return [
+        FedAvg(norm=norm),  # type: ignore[arg-type]  # names as in a spec
+        HeteroFL(norm=norm),  # type: ignore[arg-type]
+        FedFA(norm=norm, scale=False),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.fixture(scope="module")
+def mixed(lab):
+    """Four architectures: shallower, narrower, both, all."""
+    narrow = ag.take(lab.graph, 0.5)
+    tiers = {
+        "weak": ag.shallow(narrow.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shallow(lab.graph, {"layer1": 2, "layer2": 2}),
+        "slim": narrow,
+        "full": ag.Rewritten.identity(lab.graph),
+    }
+    tiers["weak"] = narrow >> tiers["weak"]
+    return tiers
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 2**31), clients=st.integers(1, 4), examples=st.integers(1, 500))
+@pytest.mark.parametrize("norm", NORMS)
+def test_equal_architectures_and_data_sizes_give_bit_equal_globals(
+    lab, norm, seed, clients, examples
+):
+    world = lab.uniform(clients, seed=seed, examples=[examples] * clients)
+    globals_ = [
+        lab.one_round(s, world, lambda t: lab.random_state(t.state, seed + t.client))[0]
+        for s in plain(norm)
+    ]
+    for other in globals_[1:]:
+        assert other.keys() == globals_[0].keys() == set(lab.graph.state_names)
+        assert all(torch.equal(other[k], v) for k, v in globals_[0].items())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_one_client_that_runs_everything_is_the_global(lab, norm):
+    """FedAvg of one client is that client, except what its norm policy holds back."""
+    world = lab.uniform(1)
+    update = lab.random_state(lab.state, 3)
+    held = NormPolicy(norm).left_out(lab.graph)
+    for strategy in (*plain(norm), FedFA(norm=norm)):
+        after, _ = lab.one_round(strategy, world, lambda _: update)
+        for name, value in after.items():
+            expected = lab.state[name] if name in held else update[name]
+            # α = n/n is 1 up to two roundings.
+            torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA])
+def test_identical_round_trip_keeps_the_global(lab, mixed, make):
+    """Clients that return what they were sent change nothing."""
+    if make is FedAvg:
+        world = lab.uniform(3)
+    else:
+        # Grafted copies would overwrite deeper blocks: compare at full depth.
+        world = lab.make_world(lab.graph, lab.state, mixed, ["slim", "full", "full"])
+    strategy = make(scale=False) if make is FedFA else make()
+    after, _ = lab.one_round(strategy, world, lambda task: task.state)
+    for name, value in after.items():
+        torch.testing.assert_close(value, lab.state[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [HeteroFL, FedFA])
+@pytest.mark.parametrize("tiers", [["weak"], ["weak", "flat"], ["slim", "weak", "slim"]])
+def test_uncovered_entries_keep_their_old_value_bit_for_bit(lab, mixed, make, tiers):
+    world = lab.make_world(lab.graph, lab.state, mixed, tiers)
+    strategy = make()
+    after, _ = lab.one_round(strategy, world, lambda t: lab.random_state(t.state, t.client))
+    covered = {name: torch.zeros(v.shape) for name, v in lab.state.items()}
+    for name in tiers:
+        graph, transfer = mixed[name].graph, mixed[name].transfer
+        ones = {k: torch.ones_like(v) for k, v in transfer.pull(lab.state).items()}
+        _, coverage = transfer.push(ones)
+        for k in coverage:
+            covered[k] += coverage[k]
+        assert graph is not None
+    untouched = 0
+    for name, value in after.items():
+        free = covered[name] == 0
+        if make is FedFA and (".2." in name):
+            continue  # grafting completes the last blocks
+        untouched += int(free.sum())
+        assert torch.equal(value[free], lab.state[name][free])
+    assert untouched > 0 or "flat" in tiers
+
+
+@pytest.mark.parametrize("make", [HeteroFL, FedFA])
+def test_the_order_of_clients_does_not_matter(lab, mixed, make):
+    world = lab.make_world(lab.graph, lab.state, mixed, list(mixed), examples=[3, 50, 7, 20])
+    runs = [
+        lab.one_round(make(), world, lambda t: lab.random_state(t.state, t.client), order=order)[0]
+        for order in itertools.islice(itertools.permutations(range(4)), 0, 24, 5)
+    ]
+    for other in runs[1:]:
+        for name, value in runs[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA])
+def test_a_round_without_results_changes_nothing(lab, make):
+    world = lab.uniform(2)
+    strategy = make()
+    state = strategy.init(world)
+    after = strategy.receive(world, state, iter(()), 1)
+    assert after.values == state.values
+    assert all(torch.equal(after.tensors[k], v) for k, v in state.tensors.items())
+
+
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA])
+def test_results_are_taken_one_at_a_time(lab, make):
+    """The server holds one update at a time: a result is asked for when the last one is merged."""
+    world, strategy = lab.uniform(3), make()
+    state = strategy.init(world)
+    alive = []
+
+    def stream():
+        for client in range(3):
+            update = lab.random_state(lab.state, client)
+            alive.append(client)
+            yield Result(client, update, 10)
+            for value in update.values():
+                if value.is_floating_point():
+                    value.fill_(float("nan"))
+
+    after = strategy.receive(world, state, stream(), 1).group("global")
+    assert alive == [0, 1, 2]
+    assert all(v.isfinite().all() for v in after.values())
+
+
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA])
+def test_local_statistics_never_leave_the_client(lab, make):
+    world, strategy = lab.uniform(2), make(norm="local")
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    assert task.kept == {k for k in lab.state if "running" in k or "tracked" in k}
+    assert all(e.kept for e in strategy.evaluated(world, strategy.init(world)) if e.clients)
+
+
+@pytest.mark.parametrize("make", [FedAvg, HeteroFL, FedFA])
+def test_every_client_is_evaluated_in_exactly_one_model(lab, mixed, make):
+    world = (
+        lab.uniform(3)
+        if make is FedAvg
+        else lab.make_world(lab.graph, lab.state, mixed, ["weak", "full", "weak"])
+    )
+    strategy = make()
+    models = list(strategy.evaluated(world, strategy.init(world)))
+    assert models[0].name == "global"
+    assert sorted(c for m in models for c in m.clients) == [0, 1, 2]
+    for model in models:
+        assert set(model.state) == set(model.graph.state_names)
+        ag.build(model.graph, model.state)(torch.zeros(2, 1, 8, 8))
