@@ -203,9 +203,7 @@ def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def _initial(
-    param: Param, how: Initialiser | None, generator: torch.Generator
-) -> torch.Tensor:
+def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) -> torch.Tensor:
     if param.value is not None:
         return tensor_of(param.value)
     dtype = torch_dtype(param.dtype)
@@ -330,7 +328,7 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
         if node.op == "input":
             continue
         if node.op == "getitem":
-            args = (lower(node.arg("source")), node.arg("index"))
+            args = (lower(node.arg("source")), lower(node.arg("index")))
             env[node.name] = fx.call_function(operator.getitem, args)
             continue
         row = schema(node.op)
@@ -440,7 +438,9 @@ def _run_meta(graph: ArchGraph, node: Node, env: Mapping[str, Any], batch: int) 
         try:
             return given["source"][given["index"]]
         except (IndexError, TypeError):
-            raise GraphError("no such result", where=f"%{node.name}", found=given["index"]) from None
+            raise GraphError(
+                "no such result", where=f"%{node.name}", found=given["index"]
+            ) from None
     row = schema(node.op)
     if row.makes_tensor:
         given["device"] = torch.device("meta")
@@ -471,9 +471,7 @@ def _symbolic(a: Any, b: Any) -> Any:
         if x == y:
             shape.append(int(x))
             continue
-        power = next(
-            (p for p in (1, 2, 3) if x * _PROBES[1] ** p == y * _PROBES[0] ** p), None
-        )
+        power = next((p for p in (1, 2, 3) if x * _PROBES[1] ** p == y * _PROBES[0] ** p), None)
         if power is None or x % _PROBES[0] ** power:
             raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
         shape.append(Batch(int(x) // _PROBES[0] ** power, power))

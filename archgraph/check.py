@@ -86,7 +86,9 @@ def _check_uses(
     for _, value in args:
         for item in walk(value):
             if isinstance(item, Ref) and item.name not in seen:
-                raise GraphError("uses a result that no earlier operator makes", where=where, found=item)
+                raise GraphError(
+                    "uses a result that no earlier operator makes", where=where, found=item
+                )
             if isinstance(item, Leaf) and item.name not in leaves:  # type: ignore[operator]  # a mapping
                 raise GraphError("uses a leaf that does not exist", where=where, found=item.name)
 
@@ -117,7 +119,9 @@ def _check_operator(node: Node, where: str) -> None:
     try:
         canonical = canonical_args(node.op, given)
     except GraphError as error:
-        raise GraphError(error.message, where=where, found=error.found, expected=error.expected) from None
+        raise GraphError(
+            error.message, where=where, found=error.found, expected=error.expected
+        ) from None
     order = [a.name for a in schema(node.op).args]
     if [k for k, _ in canonical] != [k for k, _ in node.args if k in order]:
         raise GraphError(

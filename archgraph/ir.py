@@ -108,7 +108,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A value that depends on whether the module trains: ``train(a, b)``; flags print as ``training``."""
+    """A value that depends on the mode: ``train(a, b)``; the flag itself prints as ``training``."""
 
     train: Value
     eval: Value
@@ -145,7 +145,8 @@ class Record:
 
 # What an argument can be. Tuples nest.
 Value: TypeAlias = (
-    "None | bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record | tuple[Value, ...]"
+    "bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record"
+    " | tuple[Value, ...] | None"
 )
 RESERVED = frozenset({"None", "True", "False", "training", "train", BATCH_WORD, "inf", "nan"})
 
@@ -213,16 +214,14 @@ def in_mode(value: Value, training: bool) -> Value:
         case Mode():
             return in_mode(value.train if training else value.eval, training)
         case Record():
-            return Record(
-                tuple((k, in_mode(v, training)) for k, v in value.fields), value.name
-            )
+            return Record(tuple((k, in_mode(v, training)) for k, v in value.fields), value.name)
         case _:
             return value
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that is part of the architecture (index tables, masks), as raw little-endian bytes."""
+    """A tensor that is part of the architecture (index tables, masks), as little-endian bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -372,7 +371,9 @@ class ArchGraph:
     @property
     def digest(self) -> str:
         """SHA-256 of the printed graph without its name: equal graphs share it."""
-        return self._memo("digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest())
+        return self._memo(
+            "digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest()
+        )
 
     @property
     def node(self) -> Mapping[str, Node]:

@@ -128,6 +128,8 @@ class _Lane:
         source: Its global name.
         dtype: What it is summed in.
         direct: How many updates may still add straight into the global sum.
+        into: What the next update adds to, if that exists: ``total``, or a view of the global sum.
+        scale: Factor that goes with ``into``.
         total: ``Σ w θ`` of the others in the client's shape; the maximum of an integer entry.
         weight: ``Σ w`` of the updates that gave the entry as a whole.
         rows: ``Σ w · rows`` of those that gave only some rows of it.
@@ -136,10 +138,19 @@ class _Lane:
     entry: Entry
     source: str
     dtype: torch.dtype
-    direct: int = 0
+    direct: int
+    into: Tensor | None = None
+    scale: float = 1.0
     total: Tensor | None = None
     weight: float = 0.0
     rows: Vector | None = None
+
+    def used(self) -> None:
+        """Count one direct update; after the last, the next one goes elsewhere."""
+        if self.total is None:
+            self.direct -= 1
+            if not self.direct:
+                self.into = None
 
     def term(self) -> Term | None:
         """Coverage that it gives its global entry."""
@@ -194,6 +205,7 @@ class Merger:
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
         self._old = state
+        self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
         self._limit = max(groups, 1)
         self._sums: dict[str, Tensor] = {}
@@ -237,6 +249,8 @@ class Merger:
         group = self._groups.get(transfer.digest) or self._group(transfer)
         scales, rows = scales or {}, rows or {}
         check_update(transfer.target, state, finite=not trusted)
+        if any(value.device != self._device for value in state.values()):
+            state = {name: value.to(self._device) for name, value in state.items()}
         _check_options(transfer, weight, scales, rows, skip)
         # From here on nothing can be refused.
         self._unit = self._unit or weight
@@ -244,12 +258,17 @@ class Merger:
         self.clients += 1
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group
+        plain = not (scales or rows or skip)
         for name, lane in group.averaged.items():
-            if name not in skip:
+            if plain and lane.into is not None:  # what nearly every update is made of
+                lane.into.add_(state[name], alpha=weight * lane.scale)
+                lane.weight += weight
+                lane.used()
+            elif name not in skip:
                 self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
         for name, lane in group.integers.items():
             if name not in skip:
-                value = state[name].to(self._old[lane.source].device)
+                value = state[name]
                 lane.total = value.clone() if lane.total is None else lane.total.maximum(value)
         self._embed(keep=self._limit)
 
@@ -282,22 +301,14 @@ class Merger:
         self._embed(keep=0)
         shapes = {slot.name: slot.shape for slot in self.signature}
         coverage = Coverage(shapes, terms)
-        new: dict[str, Tensor] = {}
-        for want in _expected(self.signature):
-            name = want.name
+        peaks, new = self._peaks(), {}
+        for name in shapes:
             if name in terms:
                 new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
-            elif want.averaged or want.dtype == torch.bool:
-                new[name] = self._old[name].clone()
             else:
-                new[name] = self._peak(name)
+                new[name] = peaks[name] if name in peaks else self._old[name].clone()
         self._groups.clear()
-        unit = self._unit or 1.0
-        given = {
-            name: [Term(term.factor * unit, term.vectors) for term in parts]
-            for name, parts in terms.items()
-        }
-        return new, Coverage(shapes, given)
+        return new, coverage.times(self._unit or 1.0)
 
     def _check_open(self) -> None:
         if self._taken:
@@ -324,22 +335,21 @@ class Merger:
         self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
     ) -> None:
         """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
-        old = self._old[lane.source]
-        if value.device != old.device:
-            value = value.to(old.device)
-        factor, total, fresh = weight * scale, lane.total, False
-        if lane.direct > 0:
-            lane.direct -= 1
+        fresh = False
+        if lane.into is None and lane.direct:
             # The first update of a whole entry need not be added to zeros.
             fresh = rows is None and not any(lane.entry.dims) and lane.source not in self._sums
-            total = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
-            factor *= lane.entry.scale
-        elif total is None:
+            lane.into = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
+            lane.scale = lane.entry.scale
+        elif lane.into is None:
             fresh = rows is None
             make = torch.empty if fresh else torch.zeros
-            lane.total = total = make(value.shape, dtype=lane.dtype, device=old.device)
+            lane.into = lane.total = make(value.shape, dtype=lane.dtype, device=self._device)
+            lane.scale = 1.0
+        factor, total = weight * scale * lane.scale, lane.into
+        lane.used()
         if rows is not None:
-            mask = rows.to(device=old.device, dtype=lane.dtype)
+            mask = rows.to(device=self._device, dtype=lane.dtype)
             mask = mask.view(-1, *[1] * (value.dim() - 1))
             total.addcmul_(value.to(lane.dtype), mask, value=factor)
             counted: Vector = weight * rows.double().cpu().numpy()
@@ -358,7 +368,7 @@ class Merger:
         if source not in self._sums:
             old = self._old[source]
             make = torch.empty if empty else torch.zeros
-            self._sums[source] = make(old.shape, dtype=dtype, device=old.device)
+            self._sums[source] = make(old.shape, dtype=dtype, device=self._device)
         return self._sums[source]
 
     def _embed(self, keep: int) -> None:
@@ -372,20 +382,20 @@ class Merger:
             for lane in lanes:
                 assert lane.total is not None
                 lane.entry.push(lane.total, self._sum(lane.source, lane.dtype))
-                lane.total = None
+                lane.total = lane.into = None
                 # More transfers than sums that may be kept: not again.
                 lane.direct = sys.maxsize if lane.entry.sliced else 0
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
-        boxes = coverage.boxes(name) if coverage.grid(name)[1].size <= MAX_CELLS else []
-        if not boxes:
-            cover = coverage[name].to(device=old.device, dtype=new.dtype)
-            new.div_(cover)
+        if coverage.grid(name)[1].size > MAX_CELLS:
+            dense = coverage[name].to(device=self._device, dtype=new.dtype)
+            new.div_(dense)
             if factor != 1:
                 new.mul_(factor)
-            return torch.where(cover > 0, new.to(old.dtype), old)
+            return torch.where(dense > 0, new.to(old.dtype), old)
+        boxes = coverage.boxes(name)
         for box, cover in boxes:
             if cover > 0:
                 part = new[box].div_(cover)
@@ -397,21 +407,28 @@ class Merger:
                 new[box] = old[box]
         return new
 
-    def _peak(self, name: str) -> Tensor:
-        """Maximum over the clients of an integer entry, the old value where none has it."""
-        old = self._old[name]
-        where = torch.arange(old.numel(), device=old.device).view(old.shape)
-        new, seen = old.flatten().clone(), torch.zeros(old.numel(), dtype=torch.bool)
-        seen = seen.to(old.device)
+    def _peaks(self) -> dict[str, Tensor]:
+        """Maximum over the clients of every integer entry, the old value where none has it."""
+        result: dict[str, Tensor] = {}
+        seen: dict[str, Tensor] = {}
         for group in self._groups.values():
             for lane in group.integers.values():
-                if lane.source == name and lane.total is not None:
-                    # An integer entry only selects: pulling positions tells where values belong.
-                    at = lane.entry.pull(where).flatten()
-                    new[at[~seen[at]]] = torch.iinfo(old.dtype).min
-                    new.scatter_reduce_(0, at, lane.total.flatten(), "amax")
-                    seen[at] = True
-        return new.view(old.shape)
+                if lane.total is None:
+                    continue
+                old, name = self._old[lane.source], lane.source
+                if name not in result and not any(lane.entry.dims):
+                    result[name], seen[name] = lane.total, torch.ones_like(old, dtype=torch.bool)
+                    continue
+                if name not in result:
+                    result[name], seen[name] = old.clone(), torch.zeros_like(old, dtype=torch.bool)
+                # An integer entry only selects: pulling positions tells where values belong.
+                places = torch.arange(old.numel(), device=self._device).view(old.shape)
+                at = lane.entry.pull(places).flatten()
+                new, met = result[name].view(-1), seen[name].view(-1)
+                new[at[~met[at]]] = torch.iinfo(old.dtype).min
+                new.scatter_reduce_(0, at, lane.total.flatten(), "amax")
+                met[at] = True
+        return result
 
 
 def _check_options(

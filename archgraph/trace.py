@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch.utils import _pytree as pytree
 
@@ -61,7 +61,7 @@ class Traced(NamedTuple):
     state: dict[str, torch.Tensor]
     notes: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # unpacks as (graph, state)
+    def __iter__(self) -> Iterator[Any]:  # unpacks as (graph, state)
         return iter((self.graph, self.state))
 
 
@@ -456,7 +456,8 @@ class _Capture:
                 tuple(_size(s, node.name) for s in v.shape) for v in value if v is not None
             )
         sizes = {}
-        for argument, item in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]  # an OpOverload here
+        assert isinstance(node.target, torch._ops.OpOverload)
+        for argument, item in zip(node.target._schema.arguments, node.args, strict=False):
             held = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
             if isinstance(held, torch.Tensor):
                 sizes[argument.name] = tuple(_size(s, node.name) for s in held.shape)
@@ -484,9 +485,7 @@ class _Capture:
         if isinstance(held, torch.Tensor):
             type_: Any = _tensor_type(held, where)
         else:
-            type_ = tuple(
-                _tensor_type(v, where) for v in held if isinstance(v, torch.Tensor)
-            )
+            type_ = tuple(_tensor_type(v, where) for v in held if isinstance(v, torch.Tensor))
         self.nodes.append(Node(node.name, op, args, type_, path, where))
         return Ref(node.name)
 
@@ -537,7 +536,9 @@ class _Capture:
     def _inline(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
         """Regions under ``no_grad`` or ``autocast`` that export keeps as a submodule."""
         name = str(node.target)
-        body = next((a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"), None)
+        body = next(
+            (a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"), None
+        )
         inner = getattr(owner, str(body.target), None) if body is not None else None
         if not isinstance(inner, torch.fx.GraphModule) or "grad_enabled" not in name:
             raise TraceError(
@@ -594,7 +595,11 @@ class _Capture:
             new: Value = source
             src_node = node.args[1]
             before, after = written.meta.get("val"), getattr(src_node, "meta", {}).get("val")
-            if before is None or after is None or _tensor_type(before, None) != _tensor_type(after, None):
+            if (
+                before is None
+                or after is None
+                or _tensor_type(before, None) != _tensor_type(after, None)
+            ):
                 new = self._emit(op, given, node)
         else:
             if packet.endswith("_"):
@@ -609,7 +614,9 @@ class _Capture:
             if held.name in self.known or any(
                 p.name == held.name and p.role == "parameter" for p in self.names.params
             ):
-                raise TraceError("forward writes to a parameter or constant", where=where, found=held)
+                raise TraceError(
+                    "forward writes to a parameter or constant", where=where, found=held
+                )
             self.updates[held.name] = new
 
     def _used_after(self, node: torch.fx.Node, names: set[str]) -> list[str]:
@@ -669,7 +676,7 @@ def _capture_error(model: torch.nn.Module, error: Exception | None) -> TraceErro
     first = text.splitlines()[0] if text else type(error).__name__
     return TraceError(
         f"{type(model).__name__} cannot be captured: {first}",
-        where=(own or frames or [None])[-1],
+        where=next(iter([*reversed(own), *reversed(frames)]), None),
         hint=hint,
     )
 
@@ -811,8 +818,6 @@ def _finish(draft: _Draft, model: torch.nn.Module, names: _Names, name: str) -> 
             param = dataclasses.replace(param, value=constant(tensors[param.name]))
         params.append(param)
     return graph.replace(params=tuple(params))
-
-
 
 
 __all__ = ["Traced", "constant", "trace"]

@@ -363,6 +363,14 @@ class Coverage(Mapping[str, Tensor]):
             boxes.extend(_boxes(*grid))
         return boxes
 
+    def times(self, factor: float) -> Coverage:
+        """The coverage, every weight multiplied."""
+        terms = {
+            name: [dataclasses.replace(term, factor=term.factor * factor) for term in terms]
+            for name, terms in self._terms.items()
+        }
+        return Coverage(self._shapes, terms)
+
     def share(self, name: str) -> float:
         """Fraction of an entry's positions that anything reached, 0 to 1."""
         bounds, table = self.grid(name)

@@ -374,7 +374,7 @@ def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Vari
     """
     full, depths = _depths(whole), _depths(own)
     grafted = ag.graft(own, full, like=whole)
-    up = _at_source(whole, grafted, down)
+    up = _at_source(grafted, down)
     match variant:
         case "both":
             return Fit(own, down, grafted.graph, grafted.transfer, up)
@@ -389,7 +389,7 @@ def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Vari
                 shallow.transfer,
                 again.graph,
                 again.transfer,
-                _at_source(whole, again, shallow.transfer),
+                _at_source(again, shallow.transfer),
             )
 
 
@@ -397,7 +397,7 @@ def _depths(graph: ag.ArchGraph) -> dict[str, int]:
     return {section.name: len(section.blocks) for section in ag.structure(graph).sections}
 
 
-def _at_source(whole: ag.ArchGraph, grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
+def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
     """Global → grafted: a copied block takes the positions that its source takes (line 19)."""
     entries = {
         name: entry
@@ -405,7 +405,7 @@ def _at_source(whole: ag.ArchGraph, grafted: ag.Rewritten, down: ag.Transfer) ->
         else dataclasses.replace(down.entries[entry.source], source=name)
         for name, entry in grafted.transfer.entries.items()
     }
-    return ag.Transfer(ag.signature(whole), ag.signature(grafted.graph), entries)
+    return ag.Transfer(down.source, grafted.transfer.target, entries)
 
 
 def _size(tier: Tier) -> int:

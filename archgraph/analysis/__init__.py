@@ -1,0 +1,1 @@
+"""What can be read off a graph: axes, blocks and sections, cost."""

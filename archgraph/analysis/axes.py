@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from archgraph.layout import (
     leaves,
     product,
 )
-from archgraph.ops.equations import Dims, Equations, Sizes
+from archgraph.ops.equations import Equations, Sizes
 from archgraph.ops.table import row
 
 
@@ -157,9 +156,7 @@ def axes(graph: ArchGraph) -> Axes:
         if node.op == "input":
             eq.values[node.name] = [list(map(Fixed, node.shape))]
             continue
-        eq.values[node.name] = [
-            [eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)
-        ]
+        eq.values[node.name] = [[eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)]
     for path, ref in _outputs(graph.outputs):
         for index, layout in enumerate(eq.of(ref)):
             eq.solver.pin(layout, f"dimension {index} of the model's output{path}")
@@ -194,11 +191,11 @@ class _Naming:
             place = eq.graph.node[node].scope or f"%{node}"
             for var in self._vars(layout):
                 self.spans.setdefault(var, {})[f"{what} in {place}"] = None
-        for node in eq.graph.nodes:
-            for argument, value in node.args:
+        for user in eq.graph.nodes:
+            for argument, value in user.args:
                 for item in walk(value):
                     if isinstance(item, Leaf):
-                        self._name_leaf(node.op, argument, item.name)
+                        self._name_leaf(user.op, argument, item.name)
         for param in eq.graph.params:
             self._name_leaf("", "", param.name)
         ordered = list(self.names)
@@ -338,5 +335,3 @@ def positions(layout: Layout, kept: Kept) -> np.ndarray:
         case _:
             assert isinstance(layout.size, int)
             return np.arange(layout.size)
-
-

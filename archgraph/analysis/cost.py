@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archgraph.ir import ArchGraph, Atom, per_graph, size_at, specialise
+from archgraph.ir import ArchGraph, per_graph, size_at, specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
 
@@ -81,9 +81,7 @@ def cost(graph: ArchGraph) -> Cost:
                 own += math.prod(param.shape)
         nodes[node.name] = NodeCost(own)
     for node in evaluated.nodes:
-        size = sum(
-            math.prod(size_at(s, 1) for s in t.shape) * _width(t.dtype) for t in node.types
-        )
+        size = sum(math.prod(size_at(s, 1) for s in t.shape) * _width(t.dtype) for t in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)
     return Cost(
         sum(math.prod(p.shape) for p in graph.params if p.role == "parameter"),

@@ -22,10 +22,10 @@ import torch
 from archgraph.engine.attack import Attack
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.prepare import prepare
 from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.record import Checkpoint, Record, reserved, resumable
 from archgraph.engine.shard import Kept, isolated
+from archgraph.engine.world import prepare
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.ir import ArchGraph
 from archgraph.merge import check_update

@@ -1,4 +1,4 @@
-"""The operator table: one row per operator; nothing outside asks what kind of layer something is."""
+"""The operator table: one row per operator; nobody else asks what kind of layer something is."""
 
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import (

@@ -1,4 +1,4 @@
-"""What an operator's row sees while axes are solved: its arguments as layouts, and verbs to relate them."""
+"""What an operator's row sees while axes are solved: its arguments as layouts, verbs for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from archgraph.ir import ArchGraph, Leaf, Node, Ref, Size, Value, in_mode
 from archgraph.layout import Fixed, Layout, Solver, concatenation
 
 Dims: TypeAlias = list[Layout]
-Sizes: TypeAlias = "Layout | int | None | tuple[Sizes, ...]"
+Sizes: TypeAlias = "Layout | int | tuple[Sizes, ...] | None"
 
 
 @dataclass
@@ -72,14 +72,14 @@ class Equations:
             return tuple(v for v in value if isinstance(v, int))
         return (value,) if isinstance(value, int) else tuple(default)
 
-    def int(self, name: str, default: int = 0) -> int:
+    def integer(self, name: str, default: int = 0) -> int:
         """An integer argument."""
         value = self.node.arg(name)
         return value if isinstance(value, int) else default
 
     def dim(self, name: str, rank: int, default: int = 0) -> int:
         """A dimension argument, counted from the front."""
-        return self.int(name, default) % max(rank, 1)
+        return self.integer(name, default) % max(rank, 1)
 
     def new(self, size: Size) -> Layout:
         """A fresh axis."""

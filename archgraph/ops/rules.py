@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from archgraph.ir import Batch, Leaf, Ref, Size, Value
-from archgraph.layout import Fixed, Layout, concatenation, product
+from archgraph.layout import Fixed, Layout, concatenation, divide, product
 from archgraph.ops.equations import Dims, Equations
 
 Rule = Callable[[Equations], list[Dims]]
@@ -71,7 +71,7 @@ def getitem(eq: Equations) -> list[Dims]:
     """One of several results."""
     source = eq.node.arg("source")
     assert isinstance(source, Ref)
-    return [eq.values[source.name][eq.int("index")]]
+    return [eq.values[source.name][eq.integer("index")]]
 
 
 def linear(eq: Equations) -> list[Dims]:
@@ -87,7 +87,7 @@ def convolution(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, w[1]); w[0] = Prod(groups, o); y[1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
     channel = len(x) - len(w) + 1
-    groups = eq.int("groups", 1)
+    groups = eq.integer("groups", 1)
     if groups == 1:
         eq.unify(x[channel], w[1])
     else:
@@ -108,7 +108,7 @@ def transposed_convolution(eq: Equations) -> list[Dims]:
     """x[1] = w[0] = Prod(groups, i); y[1] = Prod(groups, w[1])."""
     x, w = eq.arg("input"), eq.arg("weight")
     channel = len(x) - len(w) + 1
-    groups = eq.int("groups", 1)
+    groups = eq.integer("groups", 1)
     eq.unify(x[channel], w[0])
     out = w[1]
     if groups > 1:
@@ -146,7 +146,7 @@ def instance_norm(eq: Equations) -> list[Dims]:
 def group_norm(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
     x = eq.arg("input")
-    groups = eq.int("num_groups", 1)
+    groups = eq.integer("num_groups", 1)
     assert isinstance(x[1].size, int)
     inside: Layout = x[1]
     if groups > 1:
@@ -184,11 +184,12 @@ def glu(eq: Equations) -> list[Dims]:
     """The two halves of a dimension gate each other."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x), -1)
-    assert isinstance(x[dim].size, int)
-    parts = eq.solver.cut(x[dim], x[dim].size // 2)
+    size = x[dim].size
+    assert isinstance(size, int)
+    parts = eq.solver.cut(x[dim], size // 2)
     if parts is None:
         eq.pin([x[dim]], "cannot be halved")
-        parts = (Fixed(x[dim].size // 2),) * 2
+        parts = (Fixed(size // 2), Fixed(size // 2))
     else:
         eq.unify(*parts)
     return [[*x[:dim], parts[0], *x[dim + 1 :]]]
@@ -203,7 +204,7 @@ def prelu(eq: Equations) -> list[Dims]:
 
 
 def embedding(eq: Equations) -> list[Dims]:
-    """y = indices' dimensions + w[1]; rows are addressed by value."""
+    """Y = indices' dimensions + w[1]; rows are addressed by value."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     return [[*eq.arg("indices"), w[1]]]
@@ -226,7 +227,7 @@ def matmul(eq: Equations) -> list[Dims]:
 
 
 def addmm(eq: Equations) -> list[Dims]:
-    """bias + a @ b."""
+    """Bias + a @ b."""
     a, b = (eq.of(v) for _, v in eq.node.args[1:3])
     eq.unify(a[-1], b[-2])
     out: Dims = [*a[:-1], b[-1]]
@@ -278,9 +279,9 @@ def attention(eq: Equations) -> list[Dims]:
     for axis in range(-3, -min(len(q), len(k), len(v)) - 1, -1):
         if q[axis].size == k[axis].size:
             eq.unify(q[axis], k[axis])
-        elif isinstance(q[axis].size, int) and isinstance(k[axis].size, int):
-            times = q[axis].size // k[axis].size if k[axis].size else 1
-            eq.unify(q[axis], product((k[axis], eq.new(times))))
+        else:  # grouped queries: several query heads share a key head
+            shared = divide(q[axis].size, k[axis].size)
+            eq.unify(q[axis], product((k[axis], eq.new(shared or 1))))
         eq.unify(k[axis], v[axis])
     if eq.has("attn_mask"):
         scores: Dims = [*q[:-2], q[-2], k[-2]]
@@ -539,7 +540,7 @@ def slice_(eq: Equations) -> list[Dims]:
     layout = x[dim]
     start, end = eq.node.arg("start", 0), eq.node.arg("end")
     size = layout.size
-    if not isinstance(size, int) or not isinstance(start or 0, int) or eq.int("step", 1) != 1:
+    if not isinstance(size, int) or not isinstance(start or 0, int) or eq.integer("step", 1) != 1:
         eq.pin([layout], "strided slice")
         return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
     first = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)  # type: ignore[operator]
@@ -633,7 +634,7 @@ def pad(eq: Equations) -> list[Dims]:
 def pixel_shuffle(eq: Equations) -> list[Dims]:
     """x[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
-    r = eq.int("upscale_factor", 1)
+    r = eq.integer("upscale_factor", 1)
     assert isinstance(x[-3].size, int)
     channel = eq.new(x[-3].size // (r * r))
     eq.unify(x[-3], product((channel, Fixed(r * r))))
@@ -643,14 +644,14 @@ def pixel_shuffle(eq: Equations) -> list[Dims]:
 def pixel_unshuffle(eq: Equations) -> list[Dims]:
     """y[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
-    r = eq.int("downscale_factor", 1)
+    r = eq.integer("downscale_factor", 1)
     return [[*x[:-3], product((x[-3], Fixed(r * r))), *eq.fixed(eq.node.shape[-2:])]]
 
 
 def channel_shuffle(eq: Equations) -> list[Dims]:
     """Prod(groups, c) becomes Prod(c, groups)."""
     x = eq.arg("self")
-    groups = eq.int("groups", 1)
+    groups = eq.integer("groups", 1)
     assert isinstance(x[1].size, int)
     inside = eq.new(x[1].size // groups)
     eq.unify(x[1], product((Fixed(groups), inside)))
@@ -670,7 +671,7 @@ def outer_index(eq: Equations) -> list[Dims]:
 
 
 def weight_norm(eq: Equations) -> list[Dims]:
-    """w = g · v/‖v‖: the norm spans all dimensions of v but one."""
+    """W = g · v/‖v‖: the norm spans all dimensions of v but one."""
     v, g = eq.arg("v"), eq.arg("g")
     dim = eq.dim("dim", len(v))
     eq.unify(v[dim], g[dim])

@@ -12,7 +12,7 @@ import torch
 from archgraph.errors import GraphError
 from archgraph.ir import Atom, Value, show
 
-# Operators that read or write anything but their arguments; never accepted, wherever they come from.
+# Operators that read or write anything but their arguments; never accepted.
 _UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})
 # Arguments that say where or how to store, not what to compute: they never enter a graph.
 STORAGE_ARGS = frozenset({"device", "layout", "pin_memory", "cudnn_enabled", "non_blocking"})
@@ -85,7 +85,7 @@ def op_name(overload: Any) -> str:
     return f"{namespace}.{packet}" if name == "default" else f"{namespace}.{packet}.{name}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def schema(op: str) -> Schema:
     """Schema of an operator by its graph name.
 

@@ -214,7 +214,9 @@ ROWS: dict[str, Row] = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _conv),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
     "linear": _linear,
-    "addmm": Row(rules.addmm, _matmul_macs, {"self": _zeros, "mat1": _small, "mat2": _small}, weighted=True),
+    "addmm": Row(
+        rules.addmm, _matmul_macs, {"self": _zeros, "mat1": _small, "mat2": _small}, weighted=True
+    ),
     "baddbmm": Row(rules.addmm, _matmul_macs),
     **dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot"), _matmul),
     "einsum": Row(rules.einsum, _einsum_macs, {"tensors": _small}),
@@ -234,29 +236,87 @@ ROWS: dict[str, Row] = {
     "group_norm": Row(rules.group_norm, init=_NORM, normalises=True),
     "layer_norm": _layer_norm,
     "rms_norm": _layer_norm,
-    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    **dict.fromkeys(
+        ("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax
+    ),
     "glu": Row(rules.glu),
     "prelu": Row(rules.prelu, init={"weight": _quarter}, pointwise=True),
-    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout),
+    **dict.fromkeys(
+        ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout
+    ),
     "add": _add,
     **dict.fromkeys(("sub", "rsub"), _pointwise),
     **dict.fromkeys(("mul", "div"), _mul),
     **dict.fromkeys(
-        ("detach", "clone", "contiguous", "to", "_to_copy", "type_as", "alias", "bernoulli",
-         "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-         "celu", "selu", "hardswish", "hardsigmoid", "relu6", "mish", "softplus", "rrelu",
-         "nan_to_num", "hardshrink", "softshrink", "threshold", "logit", "normal"),
+        (
+            "detach",
+            "clone",
+            "contiguous",
+            "to",
+            "_to_copy",
+            "type_as",
+            "alias",
+            "bernoulli",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "empty_like",
+            "rand_like",
+            "randn_like",
+            "celu",
+            "selu",
+            "hardswish",
+            "hardsigmoid",
+            "relu6",
+            "mish",
+            "softplus",
+            "rrelu",
+            "nan_to_num",
+            "hardshrink",
+            "softshrink",
+            "threshold",
+            "logit",
+            "normal",
+        ),
         _like,
     ),
     "copy": Row(rules.like),
     **dict.fromkeys(
-        ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full",
-         "new_empty"),
+        (
+            "zeros",
+            "ones",
+            "full",
+            "empty",
+            "rand",
+            "randn",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+        ),
         _factory,
     ),
     **dict.fromkeys(
-        ("mean", "sum", "amax", "amin", "var", "std", "norm", "linalg_vector_norm", "prod",
-         "logsumexp", "any", "all", "max", "min", "argmax", "argmin", "var_mean", "std_mean"),
+        (
+            "mean",
+            "sum",
+            "amax",
+            "amin",
+            "var",
+            "std",
+            "norm",
+            "linalg_vector_norm",
+            "prod",
+            "logsumexp",
+            "any",
+            "all",
+            "max",
+            "min",
+            "argmax",
+            "argmin",
+            "var_mean",
+            "std_mean",
+        ),
         _reduction,
     ),
     **dict.fromkeys(rules.POOLED, _pool),
@@ -265,7 +325,9 @@ ROWS: dict[str, Row] = {
     "view": Row(rules.reshape, pointwise=True),
     "permute": Row(rules.permute, pointwise=True),
     "transpose": Row(rules.transpose, pointwise=True),
-    **dict.fromkeys(("t", "numpy_T", "mT", "adjoint", "matrix_H"), Row(rules.matrix_transpose, pointwise=True)),
+    **dict.fromkeys(
+        ("t", "numpy_T", "mT", "adjoint", "matrix_H"), Row(rules.matrix_transpose, pointwise=True)
+    ),
     "movedim": Row(rules.movedim, pointwise=True),
     "unsqueeze": Row(rules.unsqueeze, pointwise=True),
     "squeeze": Row(rules.squeeze, pointwise=True),
@@ -289,8 +351,18 @@ ROWS: dict[str, Row] = {
     "_weight_norm": Row(rules.weight_norm),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _opaque),
     **dict.fromkeys(
-        ("__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "logical_and", "logical_or",
-         "logical_not", "logical_xor", "masked_fill"),
+        (
+            "__and__",
+            "__or__",
+            "__xor__",
+            "__lshift__",
+            "__rshift__",
+            "logical_and",
+            "logical_or",
+            "logical_not",
+            "logical_xor",
+            "masked_fill",
+        ),
         _pointwise,
     ),
     "where": _pointwise,
@@ -308,7 +380,7 @@ def base(op: str) -> str:
     return op.split(".")[1] if "." in op else op
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def row(op: str) -> Row:
     """The row of an operator; pointwise ATen operators share one, unknown ones pin and report.
 
@@ -334,9 +406,15 @@ def is_random(op: str) -> bool:
 
 # -- canonical form ---------------------------------------------------------------------------
 
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"})
-_SPLITS = frozenset({"chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes", "tensor_split"})
-_COPIES = frozenset({"contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as"})
+_RESHAPES = frozenset(
+    {"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"}
+)
+_SPLITS = frozenset(
+    {"chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes", "tensor_split"}
+)
+_COPIES = frozenset(
+    {"contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as"}
+)
 _TRIVIAL = _COPIES | {"reshape", "expand", "slice"}
 # In-place operators whose functional form has another name.
 FUNCTIONAL = {

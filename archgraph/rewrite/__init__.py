@@ -1,0 +1,1 @@
+"""Rewrites: each takes a graph to another graph and leaves behind the map between their states."""

@@ -94,7 +94,9 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
         shape = [size_at(s, batch) for s in node.shape]
         dtype = torch_dtype(node.dtype)
         if dtype.is_floating_point:
-            tensors[node.name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+            tensors[node.name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(
+                dtype
+            )
         else:
             tensors[node.name] = torch.randint(0, 2, shape, generator=generator).to(dtype)
 

@@ -95,5 +95,3 @@ def _last_weighted(graph: ArchGraph) -> set[str]:
         elif row(node.op).pointwise:
             pending.extend(node.uses())
     return found
-
-

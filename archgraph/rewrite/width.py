@@ -9,7 +9,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from archgraph.analysis.axes import Axes, Axis, Kept, axes, positions, sizes_after, size_after, touched
+from archgraph.analysis.axes import (
+    Axes,
+    Axis,
+    Kept,
+    axes,
+    positions,
+    size_after,
+    sizes_after,
+    touched,
+)
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Constant, Node, Param, TensorType
 from archgraph.layout import Layout
@@ -94,7 +103,9 @@ def _positions(axis: Axis, choice: Choice, rounding: str) -> np.ndarray:
         return np.arange(choice)
     index = np.asarray(choice, dtype=np.int64)
     if index.ndim != 1 or not len(index) or len(np.unique(index)) != len(index):
-        raise RewriteError("positions must be distinct and not empty", where=axis.name, found=choice)
+        raise RewriteError(
+            "positions must be distinct and not empty", where=axis.name, found=choice
+        )
     if index.min() < 0 or index.max() >= axis.size:
         raise RewriteError(
             "position outside the axis",
@@ -122,7 +133,10 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
     for param in graph.params:
         layouts = solved.leaf[param.name]
         whole = not any(touched(d, kept) for d in layouts)
-        cuts = [(s, None) if not touched(d, kept) else dim(d) for s, d in zip(param.shape, layouts, strict=True)]
+        cuts = [
+            (s, None) if not touched(d, kept) else dim(d)
+            for s, d in zip(param.shape, layouts, strict=True)
+        ]
         if param.role != "constant":
             entries[param.name] = Entry(param.name, tuple(m for _, m in cuts))
         if whole:
@@ -163,10 +177,12 @@ def _cut_node(solved: Axes, node: Node, kept: Kept) -> Node:
     }
     if arguments and any(node.arg(k) != v for k, v in arguments.items()):
         given = dict(node.args) | arguments
-        args = canonical_args(node.op, given) if node.op.startswith("aten.") else tuple(given.items())
+        args = (
+            canonical_args(node.op, given) if node.op.startswith("aten.") else tuple(given.items())
+        )
         node = dataclasses.replace(node, args=args)
     if not changed:
         return node
-    return dataclasses.replace(node, type=tuple(types) if isinstance(node.type, tuple) else types[0])
-
-
+    return dataclasses.replace(
+        node, type=tuple(types) if isinstance(node.type, tuple) else types[0]
+    )

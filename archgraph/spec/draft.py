@@ -33,7 +33,7 @@ from archgraph.ops import table
 from archgraph.ops.schema import canonical_args
 
 MAX_NODES = 100_000
-MAX_ELEMENTS = 2**36
+MAX_ELEMENTS = 2**33
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,13 +12,30 @@ import pydantic
 from pydantic import Field
 from pydantic_core import core_schema
 
-from archgraph.spec.base import Base, Count, Json, Name
+from archgraph.spec.base import MAX_SIZE, Base, Count, Json, Name
 from archgraph.spec.document import Mistake, shorten
-from archgraph.spec.expression import Scalar
+from archgraph.spec.expression import Scalar, is_expression
+
+Expression = Annotated[str, Field(pattern=r"\$")]
+
+
+def _count(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_expression(value) or (whole and 1 <= value <= MAX_SIZE):
+        return value
+    raise Mistake("has a wrong value", found=shorten(value), expected="an integer ≥ 1, or $name")
+
 
 # A number, or ``$name`` arithmetic that gives one.
-Expression = Annotated[str, Field(pattern=r"\$")]
-CountOr = Count | Expression
+CountOr = Annotated[
+    int | str, pydantic.PlainValidator(_count, json_schema_input_type=Count | Expression)
+]
+
+
+def _dotted_callable(value: str) -> str:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+        raise Mistake("names no callable", found=repr(value), expected="package.module:callable")
+    return value
 
 
 @dataclass(frozen=True)
@@ -194,7 +212,7 @@ class PythonModel(Base):
 
     archgraph: Literal[1] = 1
     name: str = ""
-    python: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
+    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
         description="package.module:callable, which returns an nn.Module"
     )
     args: dict[str, Json] = Field(default={}, description="arguments of the callable")

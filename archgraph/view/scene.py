@@ -1,6 +1,6 @@
 """What a picture of a graph shows: boxes, links and the clusters that hold them.
 
-A :class:`Scene` knows nothing of DOT or colours; :mod:`archgraph.view.draw` gives it its looks.
+A :class:`Scene` knows nothing of DOT or colours; :mod:`archgraph.view.picture` gives it its looks.
 """
 
 from __future__ import annotations

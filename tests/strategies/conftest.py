@@ -195,7 +195,8 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab() -> Lab:
     torch.manual_seed(0)
-    return Lab(*ag.trace(Net(), torch.randn(2, 1, 8, 8)))
+    traced = ag.trace(Net(), torch.randn(2, 1, 8, 8))
+    return Lab(traced.graph, traced.state)
 
 
 @pytest.fixture(scope="session")
@@ -203,4 +204,5 @@ def tiny() -> Lab:
     """One linear layer: closed forms by hand."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
-    return Lab(*ag.trace(model, torch.randn(2, 1, 8, 8)))
+    traced = ag.trace(model, torch.randn(2, 1, 8, 8))
+    return Lab(traced.graph, traced.state)

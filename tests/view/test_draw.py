@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.ir import ArchGraph
 from archgraph.view import colours
-from archgraph.view.draw import draw, percent, render
+from archgraph.view.picture import draw, percent, render
 from archgraph.view.scene import scene
 
 Net = Callable[..., tuple[ArchGraph, list[tuple[str, list[tuple[str, list[str]]]]]]]
