@@ -10,8 +10,8 @@ in the client's own shape and embedded once. Neither grows with the number of cl
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -33,9 +33,6 @@ from archgraph.transfer import (
     signature,
 )
 
-# So many updates of a transfer add straight into views of the global sum; further ones are summed
-# in the client's shape first: contiguous, but it has to be embedded, and its memory to be had.
-DIRECT = 2
 # More cells of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_CELLS = 64
 
@@ -127,10 +124,9 @@ class _Lane:
         entry: Where the client's entry comes from.
         source: Its global name.
         dtype: What it is summed in.
-        direct: How many updates may still add straight into the global sum.
-        into: What the next update adds to, if that exists: ``total``, or a view of the global sum.
-        scale: Factor that goes with ``into``.
-        total: ``Σ w θ`` of the others in the client's shape; the maximum of an integer entry.
+        sliced: Whether it adds straight into a view of the global sum.
+        into: What it adds to, once that exists: the view, or its own sum in the client's shape;
+            for an integer entry the maximum.
         weight: ``Σ w`` of the updates that gave the entry as a whole.
         rows: ``Σ w · rows`` of those that gave only some rows of it.
     """
@@ -138,19 +134,15 @@ class _Lane:
     entry: Entry
     source: str
     dtype: torch.dtype
-    direct: int
+    sliced: bool
     into: Tensor | None = None
-    scale: float = 1.0
-    total: Tensor | None = None
     weight: float = 0.0
     rows: Vector | None = None
 
-    def used(self) -> None:
-        """Count one direct update; after the last, the next one goes elsewhere."""
-        if self.total is None:
-            self.direct -= 1
-            if not self.direct:
-                self.into = None
+    @property
+    def scale(self) -> float:
+        """Factor that goes with ``into``: a sum of its own is scaled when it is embedded."""
+        return self.entry.scale if self.sliced else 1.0
 
     def term(self) -> Term | None:
         """Coverage that it gives its global entry."""
@@ -263,13 +255,12 @@ class Merger:
             if plain and lane.into is not None:  # what nearly every update is made of
                 lane.into.add_(state[name], alpha=weight * lane.scale)
                 lane.weight += weight
-                lane.used()
             elif name not in skip:
                 self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
         for name, lane in group.integers.items():
             if name not in skip:
                 value = state[name]
-                lane.total = value.clone() if lane.total is None else lane.total.maximum(value)
+                lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
         self._embed(keep=self._limit)
 
     @torch.no_grad()
@@ -299,16 +290,15 @@ class Merger:
                 if (term := lane.term()) is not None:
                     terms.setdefault(lane.source, []).append(term)
         self._embed(keep=0)
-        shapes = {slot.name: slot.shape for slot in self.signature}
-        coverage = Coverage(shapes, terms)
-        peaks, new = self._peaks(), {}
-        for name in shapes:
+        new = self._peaks()
+        self._groups.clear()  # and with them all further references to the sums
+        coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
+        for name in coverage:
             if name in terms:
                 new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
-            else:
-                new[name] = peaks[name] if name in peaks else self._old[name].clone()
-        self._groups.clear()
-        return new, coverage.times(self._unit or 1.0)
+            elif name not in new:
+                new[name] = self._old[name].clone()
+        return {name: new[name] for name in coverage}, coverage.times(self._unit or 1.0)
 
     def _check_open(self) -> None:
         if self._taken:
@@ -327,8 +317,7 @@ class Merger:
                 continue
             dtype = self._dtype or accumulator(self._old[entry.source].dtype)
             lanes = group.averaged if want.averaged else group.integers
-            direct = (DIRECT if any(entry.dims) else sys.maxsize) if entry.sliced else 0
-            lanes[want.name] = _Lane(entry, entry.source, dtype, direct)
+            lanes[want.name] = _Lane(entry, entry.source, dtype, entry.sliced)
         return group
 
     def _add(
@@ -336,18 +325,15 @@ class Merger:
     ) -> None:
         """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
         fresh = False
-        if lane.into is None and lane.direct:
+        if lane.into is None and lane.sliced:
             # The first update of a whole entry need not be added to zeros.
             fresh = rows is None and not any(lane.entry.dims) and lane.source not in self._sums
             lane.into = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
-            lane.scale = lane.entry.scale
         elif lane.into is None:
             fresh = rows is None
             make = torch.empty if fresh else torch.zeros
-            lane.into = lane.total = make(value.shape, dtype=lane.dtype, device=self._device)
-            lane.scale = 1.0
+            lane.into = make(value.shape, dtype=lane.dtype, device=self._device)
         factor, total = weight * scale * lane.scale, lane.into
-        lane.used()
         if rows is not None:
             mask = rows.to(device=self._device, dtype=lane.dtype)
             mask = mask.view(-1, *[1] * (value.dim() - 1))
@@ -376,26 +362,25 @@ class Merger:
         held = [
             lanes
             for group in self._groups.values()
-            if (lanes := [v for v in group.averaged.values() if v.total is not None])
+            if (
+                lanes := [v for v in group.averaged.values() if v.into is not None and not v.sliced]
+            )
         ]
-        for lanes in held[: max(len(held) - keep, 0)]:
-            for lane in lanes:
-                assert lane.total is not None
-                lane.entry.push(lane.total, self._sum(lane.source, lane.dtype))
-                lane.total = lane.into = None
-                # More transfers than sums that may be kept: not again.
-                lane.direct = sys.maxsize if lane.entry.sliced else 0
+        for lane in itertools.chain(*held[: max(len(held) - keep, 0)]):
+            if lane.into is not None:
+                lane.entry.push(lane.into, self._sum(lane.source, lane.dtype))
+                lane.into = None
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
-        if coverage.grid(name)[1].size > MAX_CELLS:
+        boxes = coverage.boxes(name, MAX_CELLS)
+        if not boxes:
             dense = coverage[name].to(device=self._device, dtype=new.dtype)
             new.div_(dense)
             if factor != 1:
                 new.mul_(factor)
             return torch.where(dense > 0, new.to(old.dtype), old)
-        boxes = coverage.boxes(name)
         for box, cover in boxes:
             if cover > 0:
                 part = new[box].div_(cover)
@@ -411,24 +396,26 @@ class Merger:
         """Maximum over the clients of every integer entry, the old value where none has it."""
         result: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
-        for group in self._groups.values():
-            for lane in group.integers.values():
-                if lane.total is None:
-                    continue
-                old, name = self._old[lane.source], lane.source
-                if name not in result and not any(lane.entry.dims):
-                    result[name], seen[name] = lane.total, torch.ones_like(old, dtype=torch.bool)
-                    continue
-                if name not in result:
-                    result[name], seen[name] = old.clone(), torch.zeros_like(old, dtype=torch.bool)
-                # An integer entry only selects: pulling positions tells where values belong.
-                places = torch.arange(old.numel(), device=self._device).view(old.shape)
-                at = lane.entry.pull(places).flatten()
-                new, met = result[name].view(-1), seen[name].view(-1)
-                new[at[~met[at]]] = torch.iinfo(old.dtype).min
-                new.scatter_reduce_(0, at, lane.total.flatten(), "amax")
-                met[at] = True
-        return result
+        lanes = [v for group in self._groups.values() for v in group.integers.values()]
+        # Whole entries first: where there is one, all is seen.
+        for lane in sorted(lanes, key=lambda lane: any(lane.entry.dims)):
+            name, value = lane.source, lane.into
+            if value is None:
+                continue
+            if not any(lane.entry.dims):
+                result[name] = result[name].maximum(value) if name in result else value
+                continue
+            if name not in seen:
+                whole = torch.full_like(self._old[name], name in result, dtype=torch.bool)
+                seen[name] = whole.view(-1)
+                result[name] = result.get(name, self._old[name]).flatten().clone()
+            # An integer entry only selects: pulling positions tells where values belong.
+            places = torch.arange(seen[name].numel(), device=self._device)
+            at = lane.entry.pull(places.view(self._old[name].shape)).flatten()
+            result[name][at[~seen[name][at]]] = torch.iinfo(value.dtype).min
+            result[name].scatter_reduce_(0, at, value.flatten(), "amax")
+            seen[name][at] = True
+        return {name: value.view(self._old[name].shape) for name, value in result.items()}
 
 
 def _check_options(

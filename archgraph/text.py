@@ -93,13 +93,16 @@ class _Cursor:
     text: str
     line: int = 1
     file: str = ""
+    column: int = 0
     at: int = 0
 
     def fail(
         self, message: str, *, found: str | None = None, expected: str | None = None
     ) -> NoReturn:
-        place = f"line {self.line}, column {self.at + 1}"
-        where = f"{self.file}: {place}" if self.file else place
+        column = self.column + self.at + 1
+        where = f"{self.file}:{self.line}:{column}"
+        if not self.file:
+            where = f"line {self.line}, column {column}"
         if found is None:
             rest = self.text[self.at :].strip()
             found = repr(rest if len(rest) <= 24 else rest[:24] + "…") if rest else "end of line"
@@ -313,6 +316,7 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
 def _param(cursor: _Cursor, role: Role) -> Param:
     name = cursor.name("the name of a leaf")
     cursor.need(":")
+    cursor.blanks()
     start = cursor.at
     kind = _tensor_type(cursor)
     if any(isinstance(s, Batch) or s < 0 for s in kind.shape):
@@ -462,14 +466,15 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
     )
 
 
-def _whole(read: Callable[[_Cursor], T], text: str, line: int, file: str) -> T:
-    cursor = _Cursor(text, line, file)
+def _whole(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
+    """Read all of a text that begins at a line (from 1) and a column (from 0) of a file."""
+    cursor = _Cursor(text, line, file, column)
     result = read(cursor)
     cursor.end()
     return result
 
 
-def parse_value(text: str, *, line: int = 1, file: str = "") -> Value:
+def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Value:
     """Read one argument value, the inverse of :func:`archgraph.ir.show`.
 
     Raises:
@@ -479,10 +484,12 @@ def parse_value(text: str, *, line: int = 1, file: str = "") -> Value:
         >>> parse_value("(%relu, 2*batch, fc.weight, training, 0.5)")[1]
         Batch(factor=2, power=1)
     """
-    return _whole(_value, text, line, file)
+    return _whole(_value, text, line, column, file)
 
 
-def parse_type(text: str, *, line: int = 1, file: str = "") -> TensorType | tuple[TensorType, ...]:
+def parse_type(
+    text: str, *, line: int = 1, column: int = 0, file: str = ""
+) -> TensorType | tuple[TensorType, ...]:
     """Read a tensor type, or a tuple of them.
 
     Raises:
@@ -492,10 +499,10 @@ def parse_type(text: str, *, line: int = 1, file: str = "") -> TensorType | tupl
         >>> print(parse_type("float32[batch, 3, 8, 8]"))
         float32[batch, 3, 8, 8]
     """
-    return _whole(_type, text, line, file)
+    return _whole(_type, text, line, column, file)
 
 
-def parse_node(text: str, *, line: int = 1, file: str = "") -> Node:
+def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Node:
     """Read one node, the inverse of ``str(node)``.
 
     Raises:
@@ -505,10 +512,10 @@ def parse_node(text: str, *, line: int = 1, file: str = "") -> Node:
         >>> parse_node("%relu: float32[batch, 8] = aten.relu(self=%x) @ act").scope
         'act'
     """
-    return _whole(_node, text, line, file)
+    return _whole(_node, text, line, column, file)
 
 
-def parse_param(text: str, *, line: int = 1, file: str = "") -> Param:
+def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Param:
     """Read one leaf, the inverse of ``str(param)``.
 
     Raises:
@@ -527,7 +534,7 @@ def parse_param(text: str, *, line: int = 1, file: str = "") -> Param:
             cursor.fail("is no role", found=repr(word), expected=" or ".join(ROLES))
         return _param(cursor, word)
 
-    return _whole(read, text, line, file)
+    return _whole(read, text, line, column, file)
 
 
 def is_plain(name: str) -> bool:

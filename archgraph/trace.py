@@ -30,7 +30,6 @@ from archgraph.errors import GraphError, TraceError
 from archgraph.ir import (
     TRAINING,
     ArchGraph,
-    Atom,
     Batch,
     Constant,
     Leaf,
@@ -257,7 +256,8 @@ class _Capture:
     kwargs: Any
     names: _Names
     env: dict[torch.fx.Node, Value] = field(default_factory=dict)
-    known: dict[str, torch.Tensor] = field(default_factory=dict)  # values of constant leaves
+    real: dict[torch.fx.Node, Any] = field(default_factory=dict)  # results that nothing can change
+    labels: dict[torch.fx.Node, str] = field(default_factory=dict)  # their names, for buffers
     views: dict[str, set[str]] = field(default_factory=dict)  # node name -> names sharing storage
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Constant, Param] = field(default_factory=dict)
@@ -286,7 +286,8 @@ class _Capture:
             elif kind in ("PARAMETER", "BUFFER") and spec.target in self.names.owner:
                 self.env[outer[arg.name]] = Leaf(self.names.owner[spec.target])
             elif kind in ("BUFFER", "CONSTANT_TENSOR"):
-                self.env[outer[arg.name]] = self._constant(state[spec.target], spec.target)
+                self.real[outer[arg.name]] = state[spec.target].detach().clone()
+                self.labels[outer[arg.name]] = spec.target
             else:
                 raise TraceError(
                     "the model uses something that is no tensor", where=str(spec.target), found=kind
@@ -355,6 +356,8 @@ class _Capture:
         if isinstance(value, torch.fx.Node):
             if value in self.env:
                 return self.env[value]
+            if isinstance(self.real.get(value), torch.Tensor):
+                return self._constant(self.real[value], self.labels.get(value))
             held = value.meta.get("val")
             if isinstance(held, (torch.SymInt, int)) and not isinstance(held, bool):
                 return _size(held, value.name)
@@ -383,9 +386,7 @@ class _Capture:
             self.constants[value] = Param(
                 label, _tensor_type(tensor, None), "constant", False, (), value
             )
-        leaf = Leaf(self.constants[value].name)
-        self.known[leaf.name] = tensor
-        return leaf
+        return Leaf(self.constants[value].name)
 
     # -- nodes ----------------------------------------------------------------------------
 
@@ -396,7 +397,7 @@ class _Capture:
                 for part in str(node.target).split("."):
                     held = getattr(held, part)
                 if isinstance(held, torch.Tensor):
-                    self.env[node] = self._constant(held)
+                    self.real[node] = held.detach().clone()
             elif node.op == "call_function":
                 self._call(node, owner)
 
@@ -412,6 +413,8 @@ class _Capture:
             return  # arithmetic on sizes: read off the result where it is used
         if isinstance(value, (torch.SymInt, torch.SymBool, int, bool, float)) or value is None:
             return  # sizes and assertions
+        if self._fold(node, target):
+            return
         if target.namespace != "aten":
             raise TraceError(
                 "operator outside ATen",
@@ -470,15 +473,7 @@ class _Capture:
             raise TraceError(
                 str(error), where=_user_line(node.meta.get("stack_trace")) or node.name
             ) from error
-        used = [i for _, v in args for i in walk(v)]
         held = node.meta.get("val")
-        if (
-            isinstance(held, torch.Tensor)
-            and not any(isinstance(i, (Ref, Batch)) for i in used)
-            and all(i.name in self.known for i in used if isinstance(i, Leaf))
-            and not table.is_random(op)
-        ):
-            return self._constant(self._evaluate(op, dict(args)))
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = str(stack[-1][0]) if stack else ""
         where = _user_line(node.meta.get("stack_trace"))
@@ -489,25 +484,45 @@ class _Capture:
         self.nodes.append(Node(node.name, op, args, type_, path, where))
         return Ref(node.name)
 
-    def _evaluate(self, op: str, args: dict[str, Value]) -> torch.Tensor:
-        row = schema(op)
+    def _fold(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
+        """Run what depends on neither input nor parameter, in-place writes through views too."""
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        held = node.meta.get("val")
+        if isinstance(held, torch.Tensor) and table.is_filled(op_name(target)):
+            if all(isinstance(s, int) for s in held.shape):
+                value = table.fill_value(op_name(target), node.args[-1])
+                if isinstance(value, (int, float)):
+                    self.real[node] = torch.full(tuple(held.shape), value, dtype=held.dtype)
+                    return True
+            return False
+        missing = False
 
-        def real(value: Value) -> Any:
-            if isinstance(value, Leaf):
-                return self.known[value.name]
-            if isinstance(value, Atom):
-                return getattr(torch, value.name)
-            if isinstance(value, tuple):
-                return [real(v) for v in value]
-            return value
+        def real(item: Any) -> Any:
+            nonlocal missing
+            if isinstance(item, torch.fx.Node):
+                if item in self.real:
+                    return self.real[item]
+                size = item.meta.get("val")
+                if isinstance(size, int):
+                    return size
+                if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
+                    return int(size)
+                missing = True
+            return item
 
-        positional, keyword = row.call_args({k: real(v) for k, v in args.items()})
+        args, kwargs = pytree.tree_map(real, (node.args, node.kwargs))
+        if missing:
+            return False
         with torch.no_grad():
-            result: torch.Tensor = row.overload(*positional, **keyword)
-        return result
+            self.real[node] = target(*args, **kwargs)
+        return True
 
     def _getitem(self, node: torch.fx.Node) -> None:
         source, index = node.args
+        if source in self.real:
+            self.real[node] = self.real[source][index]  # type: ignore[index]
+            return
         if not isinstance(source, torch.fx.Node) or source not in self.env:
             return
         held = self.env[source]
@@ -552,10 +567,13 @@ class _Capture:
         for inside, outside in zip(formal, actual, strict=True):
             if isinstance(outside, torch.fx.Node) and outside in self.env:
                 self.env[inside] = self.env[outside]
+            elif isinstance(outside, torch.fx.Node) and outside in self.real:
+                self.real[inside] = self.real[outside]
         self._run(inner.graph, inner)
         output = next(n for n in inner.graph.nodes if n.op == "output")
         results = []
-        for item in output.args[0]:  # type: ignore[union-attr]
+        assert isinstance(output.args[0], (tuple, list))
+        for item in output.args[0]:
             value = self._value(item)
             if not node.args[0] and isinstance(value, Ref) and isinstance(item, torch.fx.Node):
                 value = self._detach(value, item)
@@ -580,16 +598,27 @@ class _Capture:
         written = node.args[0]
         assert isinstance(written, torch.fx.Node)
         held = self.env.get(written)
+        shared: set[torch.fx.Node] = set()
         if isinstance(held, Ref):
             names = self.views.get(held.name, set()) - {held.name}
-            later = self._used_after(node, names)
-            if later:
-                raise TraceError(
-                    "writes in place through a view, and the other views are used afterwards",
-                    where=where,
-                    found=f"{packet} on {held}, which shares memory with {', '.join(later)}",
-                    hint="write x = x + y instead of x += y on a slice",
-                )
+            shared = {k for k, v in self.env.items() if isinstance(v, Ref) and v.name in names}
+        elif written in self.real:
+            memory = self.real[written].untyped_storage().data_ptr()
+            shared = {
+                k
+                for k, v in self.real.items()
+                if isinstance(v, torch.Tensor)
+                and v.untyped_storage().data_ptr() == memory
+                and k is not written
+            }
+        later = _used_after(node, shared)
+        if later:
+            raise TraceError(
+                "writes in place through a view, and the other views are used afterwards",
+                where=where,
+                found=f"{packet} on {written.name}, which shares memory with {', '.join(later)}",
+                hint="write x = x + y instead of x += y on a slice",
+            )
         source = given.get("src")
         if op == "aten.copy" and isinstance(source, (Ref, Leaf)):
             new: Value = source
@@ -606,29 +635,24 @@ class _Capture:
                 op = _functional(op, where)
             op, given = self._canonical(op, given, node)
             new = self._emit(op, given, node)
-        self.env[node] = new
+        self.env[node] = self.env[written] = new
         for old, value in list(self.env.items()):
             if value == held and isinstance(held, (Ref, Leaf)):
                 self.env[old] = new
         if isinstance(held, Leaf):
-            if held.name in self.known or any(
-                p.name == held.name and p.role == "parameter" for p in self.names.params
-            ):
-                raise TraceError(
-                    "forward writes to a parameter or constant", where=where, found=held
-                )
+            if any(p.name == held.name and p.role == "parameter" for p in self.names.params):
+                raise TraceError("forward writes to a parameter", where=where, found=held)
             self.updates[held.name] = new
 
-    def _used_after(self, node: torch.fx.Node, names: set[str]) -> list[str]:
-        if not names:
-            return []
-        later: list[str] = []
-        current = node.next
-        holders = {k for k, v in self.env.items() if isinstance(v, Ref) and v.name in names}
-        while current.op != "root":
-            later += [a.name for a in current.all_input_nodes if a in holders]
-            current = current.next
-        return list(dict.fromkeys(later))
+
+def _used_after(node: torch.fx.Node, holders: set[torch.fx.Node]) -> list[str]:
+    """Names of those of ``holders`` that a later node uses."""
+    later: list[str] = []
+    current = node.next
+    while holders and current.op != "root":
+        later += [a.name for a in current.all_input_nodes if a in holders]
+        current = current.next
+    return list(dict.fromkeys(later))
 
 
 def _functional(op: str, where: str) -> str:

@@ -140,7 +140,7 @@ class Init:
     """
 
     name: str
-    args: tuple[tuple[str, Value], ...]
+    args: tuple[tuple[str, Value | Constant], ...]
     shape: tuple[int, ...]
     key: str
 
@@ -164,7 +164,7 @@ class Init:
         return _RANDOM[self.name](tensor, **args, generator=stream)
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={show(v)}' for k, v in self.args)})"
+        return f"{self.name}({', '.join(f'{k}={v if isinstance(v, Constant) else show(v)}' for k, v in self.args)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Entry:
             raise RewriteError("an entry has either a source or an initialiser", where=self.source)
 
     @staticmethod
-    def initialised(slot: Slot, name: str, **args: Value) -> Entry:
+    def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
         """An entry of this slot's shape that is initialised.
 
         >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
@@ -332,6 +332,7 @@ class Coverage(Mapping[str, Tensor]):
     ) -> None:
         self._shapes = dict(shapes)
         self._terms = {name: tuple(terms.get(name, ())) for name in shapes}
+        self._unit = 1.0
         # Entries of one shape that are covered alike (all norms of a width) share their grid.
         self._grids: dict[tuple[tuple[int, ...], tuple[Term, ...]], tuple[Grid, list[Any]]] = {}
 
@@ -340,7 +341,7 @@ class Coverage(Mapping[str, Tensor]):
         for dim, edges in enumerate(bounds):
             if len(edges) > 2:
                 table = np.repeat(table, np.diff(edges), axis=dim)
-        return torch.from_numpy(table.copy()).expand(self._shapes[name])
+        return torch.from_numpy(np.array(table)).expand(self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -354,22 +355,26 @@ class Coverage(Mapping[str, Tensor]):
         Returns:
             Per dimension the cells' edges (``0, …, extent``), and the table of their values.
         """
-        return self._alike(name)[0]
+        bounds, table = self._alike(name)[0]
+        return bounds, np.asarray(table * self._unit)
 
-    def boxes(self, name: str) -> list[tuple[Box, float]]:
-        """The coverage of an entry as disjoint boxes that fill it, each of one value."""
-        grid, boxes = self._alike(name)
-        if not boxes:
-            boxes.extend(_boxes(*grid))
+    def boxes(self, name: str, limit: int) -> list[tuple[Box, float]]:
+        """The coverage of an entry as disjoint boxes that fill it, each of one value.
+
+        Args:
+            name: The entry.
+            limit: With more cells than this, there are no boxes: look up the tensor.
+        """
+        (bounds, table), boxes = self._alike(name)
+        if not boxes and table.size <= limit:
+            boxes.extend(_boxes(bounds, table * self._unit))
         return boxes
 
     def times(self, factor: float) -> Coverage:
         """The coverage, every weight multiplied."""
-        terms = {
-            name: [dataclasses.replace(term, factor=term.factor * factor) for term in terms]
-            for name, terms in self._terms.items()
-        }
-        return Coverage(self._shapes, terms)
+        result = Coverage(self._shapes, self._terms)
+        result._unit = self._unit * factor
+        return result
 
     def share(self, name: str) -> float:
         """Fraction of an entry's positions that anything reached, 0 to 1."""

@@ -3,16 +3,21 @@
 ``pull`` is compared with a plain copy of the same bytes, ``merge`` of ten clients with ten
 ``torch.add_`` over the same bytes. Run as a script, it also measures the peak memory of merging
 1 000 updates, in a process of its own.
+
+Ratios are of the least times of one thread, which other load on the machine disturbs least. A
+merge has to fill a new global state; on machines where touching new memory is slow, that alone can
+take as long as the additions, so there is a baseline with and one without it.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import functools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,8 +83,7 @@ def narrowed(rate: float, choose: Choose = prefix) -> Rewritten:
     entries = {}
     for slot, now in zip(signature(full), signature(small), strict=True):
         dims = [
-            None if a == b else choose(a, rate)
-            for a, b in zip(slot.shape, now.shape, strict=True)
+            None if a == b else choose(a, rate) for a, b in zip(slot.shape, now.shape, strict=True)
         ]
         entries[slot.name] = Entry(slot.name, tuple(dims))
     return Rewritten(small, Transfer(signature(full), signature(small), entries))
@@ -115,12 +119,20 @@ def copied(state: State) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in state.items()}
 
 
-def added(states: list[dict[str, torch.Tensor]]) -> Callable[[], None]:
-    """The baseline of ``merge``: every update added to a sum of its size that exists."""
+def added(states: Sequence[State], *, fresh: bool = False) -> Callable[[], None]:
+    """The baseline of ``merge``: every update, as one flat tensor, added to a sum of its size.
+
+    Args:
+        states: The updates.
+        fresh: Whether the largest sum is new memory every time, as a new global state is.
+    """
     flat = [torch.cat([v.flatten() for v in s.values() if v.is_floating_point()]) for s in states]
     sums = {part.numel(): torch.zeros_like(part) for part in flat}
+    largest = max(sums)
 
     def run() -> None:
+        if fresh:
+            sums[largest] = torch.zeros(largest)
         for part in flat:
             sums[part.numel()].add_(part)
 
@@ -130,7 +142,7 @@ def added(states: list[dict[str, torch.Tensor]]) -> Callable[[], None]:
 def merged(
     full: ArchGraph,
     state: State,
-    updates: list[tuple[Transfer, dict[str, torch.Tensor]]],
+    updates: Sequence[tuple[Transfer, State]],
     *,
     trusted: bool,
 ) -> Callable[[], None]:
@@ -146,16 +158,16 @@ def merged(
 
 
 def seconds(*runs: Callable[[], object], repeat: int = 15) -> list[float]:
-    """Median seconds of each, measured in turn so that all see the same machine."""
+    """Least seconds of each, measured in turn so that all see the same machine."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     for _ in range(repeat):
         for run, taken in zip(runs, times, strict=True):
-            start = time.process_time()
+            start = time.perf_counter()
             run()
-            taken.append(time.process_time() - start)
-    return [sorted(taken)[len(taken) // 2] for taken in times]
+            taken.append(time.perf_counter() - start)
+    return [min(taken) for taken in times]
 
 
 def figures(repeat: int = 15) -> dict[str, float]:
@@ -172,8 +184,8 @@ def figures(repeat: int = 15) -> dict[str, float]:
     for name, (_, transfer) in kinds.items():
         target = transfer.pull(state)
         bound, taken = seconds(
-            lambda target=target: copied(target),
-            lambda transfer=transfer: transfer.pull(state),
+            functools.partial(copied, target),
+            functools.partial(transfer.pull, state),
             repeat=repeat,
         )
         result[f"pull {name} / copy"] = taken / bound
@@ -189,14 +201,17 @@ def figures(repeat: int = 15) -> dict[str, float]:
     }
     for name, transfers in fleets.items():
         updates = [(t, t.pull(random_state(full, i))) for i, t in enumerate(transfers)]
-        bound, taken, checked = seconds(
-            added([update for _, update in updates]),
+        values = [update for _, update in updates]
+        bound, fresh, taken, checked = seconds(
+            added(values),
+            added(values, fresh=True),
             merged(full, state, updates, trusted=True),
             merged(full, state, updates, trusted=False),
             repeat=repeat,
         )
         result[f"merge {name} / add_"] = taken / bound
-        result[f"merge {name}, values checked / add_"] = checked / bound
+        result[f"merge {name} / add_ into a new state"] = taken / fresh
+        result[f"merge {name}, values checked / add_ into a new state"] = checked / fresh
     return result
 
 
@@ -216,27 +231,35 @@ def peak_memory(clients: int) -> tuple[float, int]:
             transfer = transfers[index % len(transfers)]
             yield transfer, transfer.pull(state)
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    merger = Merger(full, state)
+    del full
+    before = resident("VmRSS")
+    merger = Merger(transfers[0].source, state)
     for transfer, update in updates():
         merger.add(transfer, update)
         del update
     merger.result()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return (after - before) / size, len(transfers)
+    return (resident("VmHWM") - before) / size, len(transfers)
+
+
+def resident(kind: str) -> int:
+    """Resident bytes of this process: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    with Path("/proc/self/status").open() as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
 def main() -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", type=int, help="only the peak memory of this many updates")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
     if chosen.memory:
         peak, architectures = peak_memory(chosen.memory)
         print(f"{peak:.2f} {architectures}")
         return
     for name, value in figures().items():
-        print(f"{name:<50} {value:6.2f}")
+        print(f"{name:<66} {value:6.2f}")
     for clients in (10, 1000):
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.bench_transfer", "--memory", str(clients)],
@@ -244,8 +267,7 @@ def main() -> None:
             capture_output=True,
             text=True,
         )
-        peak, architectures = done.stdout.split()
-        print(f"peak of {clients} updates of {architectures} architectures: {peak} global states")
+        print(f"merging {clients} updates: (global states at the peak, architectures)", done.stdout)
 
 
 if __name__ == "__main__":

@@ -395,13 +395,27 @@ def row(op: str) -> Row:
     return Row()
 
 
-def is_random(op: str) -> bool:
-    """Whether two calls with equal arguments may differ."""
-    return torch.Tag.nondeterministic_seeded in schema(op).overload.tags or base(op) in (
-        "empty",
-        "empty_like",
-        "new_empty",
-    )
+_FILLS: dict[str, int | None] = {
+    "new_zeros": 0,
+    "zeros_like": 0,
+    "new_ones": 1,
+    "ones_like": 1,
+    "new_full": None,
+    "full_like": None,
+    "new_empty": 0,
+    "empty_like": 0,
+}
+
+
+def is_filled(op: str) -> bool:
+    """Whether the result has its first argument's shape or dtype, but none of its values."""
+    return base(op) in _FILLS
+
+
+def fill_value(op: str, given: object) -> object:
+    """What such an operator fills with; ``given`` where its caller says so."""
+    value = _FILLS[base(op)]
+    return given if value is None else value
 
 
 # -- canonical form ---------------------------------------------------------------------------

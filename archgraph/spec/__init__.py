@@ -95,9 +95,11 @@ def load_model(
     try:
         check(graph)
     except GraphError as error:
+        where = error.where or "graph"
+        line = flat.line_of(document, where.partition(" ")[0])
         raise SpecError(
-            f"{error.where}: {error.message}" if error.where else error.message,
-            where=document.file,
+            error.message,
+            where=f"{document.file}:{line}: {where}",
             found=error.found,
             expected=error.expected,
             hint=error.hint,

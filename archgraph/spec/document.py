@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,16 +34,17 @@ Place = tuple[Key, ...]
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 _TAG = "tag:yaml.org,2002:"
+_KINDS = frozenset({"null", "bool", "int", "float", "str", "map", "seq", "timestamp"})
 _WORDS = {"true": True, "false": False}
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Advice that names the most similar valid name, if one is similar.
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Advice that names the most similar valid name, if one is similar enough (1: equal).
 
     >>> nearest("kernal", ["kernel", "stride"])
     "did you mean 'kernel'?"
     """
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else None
 
 
@@ -64,13 +66,13 @@ class Document:
         file: Path as the user gave it, for messages.
         data: Mappings, tuples, strings, numbers, booleans and ``None``.
         lines: Line (from 1) of every key and item, by place.
-        text_lines: Line (from 1) on which the text of a string begins, by place.
+        texts: Line (from 1) and column (from 0) at which the text of a string begins, by place.
     """
 
     file: str
     data: Any
     lines: Mapping[Place, int]
-    text_lines: Mapping[Place, int] = field(default_factory=dict)
+    texts: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
 
     def where(self, place: Place) -> str:
         """File, line and key of a place, or of the nearest one above that exists."""
@@ -138,6 +140,10 @@ class Document:
         # A misspelt key is often also a missing one; the misspelling says more.
         first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
         inner = self._present((*place, *first["loc"]), len(place))
+        if first["type"] not in ("extra_forbidden", "missing"):
+            # Of a union's members, the one that came furthest says most.
+            first = max(errors, key=lambda e: (self._reaches(e, place, inner), len(e["loc"])))
+            inner = self._present((*place, *first["loc"]), len(place))
         value = first.get("input")
         key = str(first["loc"][-1]) if first["loc"] else ""
         match first["type"]:
@@ -182,6 +188,11 @@ class Document:
                     expected=" or ".join(expected),
                 )
 
+    def _reaches(self, error: Any, place: Place, inner: Place) -> bool:
+        """Whether a mistake is at a place or below it."""
+        found = self._present((*place, *error["loc"]), len(place))
+        return found[: len(inner)] == inner
+
     def _present(self, loc: tuple[Key, ...], start: int) -> Place:
         """The part of pydantic's location that is in the file: tags of unions are not."""
         place = loc[:start]
@@ -192,12 +203,10 @@ class Document:
 
     def sub(self, place: Place) -> Document:
         """A part of the file as a document of its own."""
-
-        def inside(lines: Mapping[Place, int]) -> dict[Place, int]:
-            size = len(place)
-            return {k[size:]: v for k, v in lines.items() if k[:size] == place}
-
-        return Document(self.file, self.at(place), inside(self.lines), inside(self.text_lines))
+        size = len(place)
+        lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == place}
+        texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == place}
+        return Document(self.file, self.at(place), lines, texts)
 
 
 class Mistake(ValueError):
@@ -241,6 +250,8 @@ def shorten(value: object) -> str:
 def _expected(message: str) -> str:
     """Pydantic's "Input should be …" as what was expected, in the words of YAML."""
     text = message.removeprefix("Input should be ").removeprefix("a valid ")
+    if pattern := re.fullmatch(r"String should match pattern '(.*)'", message):
+        return f"text that matches {pattern.group(1)}"
     words = {
         "tuple": "a list",
         "dictionary": "a mapping",
@@ -252,16 +263,23 @@ def _expected(message: str) -> str:
 
 def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
     """Keys of the model that a location leads to; none where it leads elsewhere."""
+    found: list[Any] = [model]
     for key in loc:
-        if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
-            return []
-        fields = {f.alias or n: f for n, f in model.model_fields.items()}
-        if key in fields:
-            found = list(_models(fields[str(key)].annotation))
-            model = found[0] if found else None
-    if isinstance(model, type) and issubclass(model, pydantic.BaseModel):
-        return [f.alias or n for n, f in model.model_fields.items()]
-    return []
+        inner = [
+            m
+            for kind in found
+            for n, f in kind.model_fields.items()
+            if key == (f.alias or n)
+            for m in _models(f.annotation)
+        ]
+        # Not a key: the position in a list, or the tag of a union's member.
+        tagged = [m for m in found if key == m.__name__ or _tag_of(m, key)]
+        found = inner or tagged or found
+    return [f.alias or n for n, f in found[0].model_fields.items()] if len(found) == 1 else []
+
+
+def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:
+    return any(key in getattr(f.annotation, "__args__", ()) for f in model.model_fields.values())
 
 
 def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
@@ -275,10 +293,11 @@ def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
 class _Reader:
     """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self.file = file
+        self.source = text.split("\n")
         self.lines: dict[Place, int] = {}
-        self.text_lines: dict[Place, int] = {}
+        self.texts: dict[Place, tuple[int, int]] = {}
         self.count = 0
 
     def fail(self, node: Node, message: str, **facts: Any) -> NoReturn:
@@ -292,16 +311,23 @@ class _Reader:
         # An alias of its own ancestor ends here, too.
         if len(place) > MAX_DEPTH:
             self.fail(node, "is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
-        if not str(node.tag).startswith(_TAG):
+        if str(node.tag).removeprefix(_TAG) not in _KINDS:
             self.fail(node, "has a tag of its own", found=str(node.tag), expected="plain YAML")
         if isinstance(node, MappingNode):
             return self.mapping(node, place)
         if isinstance(node, SequenceNode):
             return tuple(self.read(item, (*place, i)) for i, item in enumerate(node.value))
         if isinstance(node, ScalarNode):
-            self.text_lines[place] = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
+            self.texts[place] = self.text_start(node)
             return self.scalar(node)
         self.fail(node, "is no plain YAML")
+
+    def text_start(self, node: ScalarNode) -> tuple[int, int]:
+        line, column = node.start_mark.line, node.start_mark.column
+        if node.style not in ("|", ">"):
+            return line + 1, column + (node.style is not None)
+        content = next((s for s in self.source[line + 1 :] if s.strip()), "")
+        return line + 2, len(content) - len(content.lstrip(" "))
 
     def mapping(self, node: MappingNode, place: Place) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -384,7 +410,9 @@ def parse_document(text: str, file: str) -> Document:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
         raise SpecError(
-            "is no YAML", where=f"{file}:{line}", found=error.problem or error.context
+            "is no YAML",
+            where=f"{file}:{line}",
+            found=str(error.problem or error.context).removeprefix("found "),
         ) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -403,9 +431,9 @@ def parse_document(text: str, file: str) -> Document:
         ) from None
     if not isinstance(root, MappingNode):
         raise SpecError("is no mapping", where=f"{file}:1", expected="keys and values")
-    reader = _Reader(file)
+    reader = _Reader(file, text)
     data = reader.read(root, ())
-    return Document(file, data, reader.lines, reader.text_lines)
+    return Document(file, data, reader.lines, reader.texts)
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:

@@ -122,16 +122,24 @@ def _difference(graph: ArchGraph, text: str) -> str | None:
 
 def _lines(document: Document, key: str, text: str, read_line: Callable[..., T]) -> tuple[T, ...]:
     """The statements of a block of text, one per line."""
-    first = document.text_lines.get((key,), 1)
+    first, column = document.texts.get((key,), (1, 0))
     return tuple(
-        read_line(line, line=first + i, file=document.file)
+        read_line(line, line=first + i, column=column, file=document.file)
         for i, line in enumerate(text.split("\n"))
         if line.strip()
     )
 
 
 def _value(document: Document, place: Place, text: str) -> Value:
-    return syntax.parse_value(text, line=document.text_lines.get(place, 1), file=document.file)
+    line, column = document.texts.get(place, (1, 0))
+    return syntax.parse_value(text, line=line, column=column, file=document.file)
+
+
+def line_of(document: Document, node: str) -> int:
+    """Line of a flat file on which a node stands, or on which the nodes begin."""
+    first, _ = document.texts.get(("nodes",), (1, 0))
+    lines = str(document.data.get("nodes", "")).split("\n")
+    return first + next((i for i, s in enumerate(lines) if s.startswith(f"{node}:")), 0)
 
 
 def read(document: Document) -> ArchGraph:

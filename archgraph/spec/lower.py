@@ -27,6 +27,7 @@ from archgraph.spec.steps import Options, Site
 
 Kind = TypeVar("Kind", bound=Options)
 
+SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 MAX_DEPTH = 1000
 MAX_NESTING = 16
 
@@ -246,6 +247,18 @@ class _Lowering:
 
     def _row(self, name: str, place: Place) -> table.Row:
         row = table.find(name)
+        if row is None and name.startswith("aten."):
+            try:
+                table.raw_row(name)
+            except GraphError as error:
+                known = table.aten_names()
+                self.document.fail(
+                    place,
+                    error.message,
+                    found=repr(name),
+                    expected=error.expected,
+                    hint=nearest(name, known, cutoff=0.8),
+                )
         if row is None:
             known = [*table.STEPS, *self.model.blocks, "block"]
             self.document.fail(
@@ -488,12 +501,30 @@ class _Lowering:
         modules = self._modules(block.steps, block.after, place, scope)
         count = len(block.steps)
         y = self._steps(block.steps, (*place, "steps"), scope, x, modules[:count])
-        if block.shortcut is not None:
+        shortcut = self._shortcut_of(block, place, scope)
+        if shortcut is not None and shortcut != "none":
             norm = _is_norm(self._step_name(block.steps[-1], scope, place))
-            y = self._shortcut(block.shortcut, (*place, "shortcut"), scope, x, y, norm)
+            y = self._shortcut(shortcut, (*place, "shortcut"), scope, x, y, norm)
         y = self._steps(block.after, (*place, "after"), scope, y, modules[count:])
         self.nesting.pop()
         return y
+
+    def _shortcut_of(
+        self, block: BlockBody, place: Place, scope: Scope
+    ) -> ShortcutSpec | str | None:
+        """A block's shortcut, looked up where a parameter says it."""
+        if not isinstance(block.shortcut, str) or not is_expression(block.shortcut):
+            return block.shortcut
+        found = self._resolve(block.shortcut, scope.params, (*place, "shortcut"))
+        if found not in SHORTCUTS:
+            self.document.fail(
+                (*place, "shortcut"),
+                "has an unknown value",
+                found=f"{block.shortcut} = {found!r}",
+                expected=f"one of {', '.join(SHORTCUTS)}",
+                hint=nearest(str(found), SHORTCUTS),
+            )
+        return str(found)
 
     def _shortcut(
         self,
@@ -509,7 +540,7 @@ class _Lowering:
         if have != want and how == "where_equal":
             return y
         site = Site(self.draft, scope.under("shortcut"), lambda _: x)
-        if have != want:
+        if have != want or how == "projection":
             options = how if isinstance(how, ShortcutSpec) else ShortcutSpec()
             source = x
             if options.source is not None:

@@ -88,10 +88,15 @@ class ShortcutSpec(Base):
 class BlockBody(Base):
     """A list of steps, and what happens to its input."""
 
-    shortcut: Literal["auto", "identity", "where_equal"] | ShortcutSpec | None = Field(
+    shortcut: (
+        Literal["auto", "projection", "identity", "where_equal", "none"]
+        | Expression
+        | ShortcutSpec
+        | None
+    ) = Field(
         default=None,
         description="the input is added to the result; where their shapes differ it is projected "
-        "(auto), left out (where_equal) or an error (identity)",
+        "(auto), left out (where_equal) or an error (identity); projection: always projected",
     )
     steps: Annotated[Steps, Field(min_length=1)]
     after: Steps = Field(default=(), description="steps after the shortcut was added")

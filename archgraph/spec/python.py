@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from archgraph.build import torch_dtype
 from archgraph.errors import SpecError
 from archgraph.ir import ArchGraph
+from archgraph.ops.schema import torch_dtype
 from archgraph.spec.document import Document
 from archgraph.spec.model import PythonModel
 from archgraph.trace import trace

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pydantic
+import torch
 from pydantic import Field
 
 from archgraph.errors import GraphError
@@ -803,6 +804,13 @@ def _argument(site: Site, name: str, value: Json) -> Value:
         case None | bool() | int() | float() | str():
             return value
     raise Mistake("is no argument", place=(name,), found=repr(value))
+
+
+def aten_names() -> list[str]:
+    """Names of the ATen operators that change nothing in place, for advice."""
+    names = torch._C._dispatch_get_all_op_names()
+    functional = (n for n in names if n.startswith("aten::") and not n.endswith("_"))
+    return [n.replace("::", ".") for n in functional]
 
 
 def find(name: str) -> Row | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from archgraph.errors import ArchGraphError
 from archgraph.ir import ArchGraph, Node, Param, Ref, replace, show
 from archgraph.view.scene import count, dimensions, parameters, shape_label
+
+# Axes pinned for one reason that are named one by one.
+EACH = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,7 @@ class Explanation:
             tuple((a["name"], str(a["size"]), a["role"], ", ".join(a["spans"])) for a in self.free),
             right=frozenset({1}),
         )
-        pinned = Table(
-            "Pinned axes",
-            ("axis", "size", "reason"),
-            tuple((a["name"], str(a["size"]), a["reason"]) for a in self.pinned),
-            right=frozenset({1}),
-        )
+        pinned = Table("Pinned axes", ("reason", "axes"), tuple(_by_reason(self.pinned)))
         blocks = Table(
             "Blocks",
             ("block", "section", "kind", "removable"),
@@ -222,6 +220,21 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
             hint=f"did you mean {near[0]}?" if near else None,
         )
     return named
+
+
+def _by_reason(pinned: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """One row per reason; where it holds for many axes, the first ones stand for all."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for axis in pinned:
+        # What follows in parentheses is the place, another one for each axis.
+        groups.setdefault(axis["reason"].partition(" (")[0], []).append(axis)
+    for reason, members in groups.items():
+        if len(members) <= EACH:
+            for axis in members:
+                yield axis["reason"], f"{axis['name']} [{axis['size']}]"
+        else:
+            first = ", ".join(f"{axis['name']} [{axis['size']}]" for axis in members[:EACH])
+            yield reason, f"{first} and {len(members) - EACH} more"
 
 
 def _axis(axis: Any) -> dict[str, Any]:

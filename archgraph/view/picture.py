@@ -47,7 +47,7 @@ def draw(
         graph: The architecture.
         path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. None: nowhere.
         cover: Share of clients, 0 to 1, by leaf or block name (see
-            :func:`archgraph.view.cover`). A block that it does not name has the
+            :func:`archgraph.view.cover.coverage`). A block that it does not name has the
             mean of its leaves, weighted by their sizes.
         detail: `node` shows every operator, `block` folds the cheap ones into what feeds them.
         direction: `TB` from top to bottom, `LR` from left to right.

@@ -125,7 +125,12 @@ def _figure(
 
 
 def _line(
-    panel: Axes, points: tuple[list[int], list[float]], name: str, number: int, *, bold: bool = False
+    panel: Axes,
+    points: tuple[list[int], list[float]],
+    name: str,
+    number: int,
+    *,
+    bold: bool = False,
 ) -> None:
     if not points[0]:
         return
@@ -178,8 +183,7 @@ def _time(panel: Axes, runs: Mapping[str, Sequence[Line]]) -> None:
     names = list(runs)
     left = [0.0] * len(names)
     spent = [
-        {k: v / max(len(rounds), 1) for k, v in seconds(rounds).items()}
-        for rounds in runs.values()
+        {k: v / max(len(rounds), 1) for k, v in seconds(rounds).items()} for rounds in runs.values()
     ]
     fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
     for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):

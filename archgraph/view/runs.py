@@ -137,7 +137,8 @@ def tiers(log: Log) -> Table:
                 "worst" if name == worst and len(models(log.rounds)) > 1 else "",
             )
         )
-    done = f"{log.rounds[-1]['round']} rounds" if log.rounds else "no round is done"
+    last_round = log.rounds[-1]["round"] if log.rounds else 0
+    done = f"{last_round or 'no'} round{'s' * (last_round != 1)}"
     return Table(
         title=log.name,
         columns=("model", figure, "on own classes", "best", ""),
@@ -158,11 +159,10 @@ def shown(figure: str, value: float) -> str:
 
 
 def _incidents(rounds: Sequence[Line]) -> Iterator[str]:
-    for key, word in (("rejected", "updates rejected"), ("malicious", "malicious updates")):
-        values = [line.get(key) for line in rounds]
-        many = sum(len(v) if isinstance(v, list | dict) else int(v or 0) for v in values)
+    for key, word in (("rejected", "update"), ("failed", "client")):
+        many = sum(len(line.get(key) or ()) for line in rounds)
         if many:
-            yield f", {many} {word}"
+            yield f", {many} {word}{'s' * (many != 1)} {key}"
 
 
 def _evaluation(line: Line) -> Mapping[str, Any]:

@@ -1,0 +1,630 @@
+"""The command line: arguments only, each command is one call into the library.
+
+Every mistake ends in one message on standard error and exit code 2; `--debug` adds where it was
+raised. Nothing heavy is imported before a command needs it: `archgraph --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from archgraph.errors import ArchGraphError, RunError, SpecError
+
+if TYPE_CHECKING:
+    from archgraph.ir import ArchGraph
+    from archgraph.spec import ExperimentSpec
+    from archgraph.transfer import Rewritten
+    from archgraph.view.inspect import Table
+
+BAD_INPUT = 2
+DIFFERENT = 1
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The commands, with one place where errors become messages."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `--debug` wherever it stands."""
+        if "--debug" in args:
+            args = ["--debug", *(word for word in args if word != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; turn what may go wrong into one message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever reads has had enough (`| head`); Python would complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            _say("stopped", error=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except (ArchGraphError, OSError, RecursionError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _say(_message(error), error=True)
+            raise typer.Exit(BAD_INPUT) from None
+
+
+class Command(TyperCommand):
+    """A command whose help is plain text."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help; typer escapes brackets for rich even where rich does not print."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # rich would double the time of --help.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Architectures as values, for federated learning over different models.",
+)
+
+command = functools.partial(app.command, cls=Command)
+
+Model = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
+Choose = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
+
+
+class Detail(enum.StrEnum):
+    """How much a picture shows."""
+
+    block = "block"
+    node = "node"
+
+
+class Direction(enum.StrEnum):
+    """Where a picture runs to."""
+
+    down = "TB"
+    right = "LR"
+
+
+class Kind(enum.StrEnum):
+    """Kinds of files."""
+
+    model = "model"
+    family = "family"
+    experiment = "experiment"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        _say(f"archgraph {version('archgraph')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    # Models written in Python are found from where the user stands, after all installed packages.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+@command()
+def trace(
+    target: Annotated[
+        str, typer.Argument(metavar="python:MODULE:CALLABLE", help="What makes the nn.Module.")
+    ],
+    given: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="NAME=N,SIZE,…[:DTYPE]",
+            help="An input of forward with its batch axis, e.g. x=2,3,224,224. Repeatable.",
+        ),
+    ],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An argument of the callable. Repeatable."),
+    ] = None,
+    output: Output = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Write the weights, too (safetensors).")
+    ] = None,
+) -> None:
+    """Capture a PyTorch module as a graph.
+
+    Prints the graph, or writes it as YAML.
+    """
+    from archgraph.spec import load_model, save
+    from archgraph.spec.document import Document
+
+    kind, _, name = target.partition(":")
+    if kind != "python" or ":" not in name:
+        raise SpecError("is no model", where=target, expected="python:package.module:callable")
+    inputs = dict(_input(text) for text in given)
+    data = {"python": name, "inputs": inputs, "args": _settings(arg), "name": name.split(":")[1]}
+    graph, state = load_model(Document(target, data, {}))
+    if weights is not None:
+        from safetensors.torch import save as pack
+
+        from archgraph.view.files import write
+
+        write(weights, pack({k: v.contiguous() for k, v in (state or {}).items()}))
+    if output is None:
+        _say(str(graph))
+    else:
+        save(graph, output)
+        _wrote(output)
+
+
+@command()
+def show(file: Model, choose: Choose = None) -> None:
+    """Sections and blocks with shapes, parameters and MACs."""
+    from archgraph.view import summary
+
+    _table(summary(_graph(file, choose)))
+
+
+@command()
+def explain(
+    file: Model,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An axis, section, block, leaf or pattern; default: everything."),
+    ] = None,
+    choose: Choose = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which axes and blocks can change, or why not."""
+    from archgraph.view import explain as explained
+
+    found = explained(_graph(file, choose), name)
+    if as_json:
+        _json(found.plain())
+    else:
+        for table in found.tables():
+            _table(table)
+
+
+@command()
+def draw(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")],
+    output: Output = None,
+    cover: Annotated[
+        Path | None,
+        typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),
+    ] = None,
+    detail: Annotated[Detail, typer.Option(help="Blocks, or every operator.")] = Detail.block,
+    direction: Annotated[
+        Direction, typer.Option(help="From top to bottom or left to right.")
+    ] = Direction.down,
+    choose: Choose = None,
+) -> None:
+    """Draw a model, or every model of a family.
+
+    A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
+    DOT text of a model is printed, and a family goes into a folder of its name. A family's global
+    model shows the share of clients that feed each part: weak points stand out.
+    """
+    from archgraph.view import coverage, draw_family
+    from archgraph.view import draw as drawn
+
+    look: dict[str, Any] = {"detail": detail.value, "direction": direction.value}
+    family = _family(file) if cover is None else None
+    if family is not None and (output is None or not output.suffix):
+        folder = output or Path(file.stem)
+        for path in draw_family(family, folder, **look):
+            _wrote(path)
+        return
+    if family is not None:
+        graph, shares = family.graph, coverage(family)
+    elif cover is not None:
+        whole = _family(cover)
+        if whole is None:
+            raise SpecError("is no family", where=str(cover), expected="a file with clients")
+        graph = _graph(file, choose)
+        shares = coverage(whole)
+        if graph.state_names != whole.graph.state_names:
+            graph = whole.graph
+            _say(f"{file} is another model than the family's: drawing the family's", error=True)
+    else:
+        graph, shares = _graph(file, choose), None
+    text = drawn(graph, output, cover=shares, **look)
+    if output is None:
+        _say(text)
+    else:
+        _wrote(output)
+
+
+@command()
+def rewrite(
+    file: Model,
+    output: Output = None,
+    take: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE|AXIS=N",
+            help="Keep a share of every free axis (0.5), or of some (layer1.*=32, heads=0.5, "
+            "fc1.out=0,2,5). Repeatable.",
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="BLOCK", help="Leave out a block. Repeatable.")
+    ] = None,
+    shallow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SECTION=N", help="Keep a section's first N blocks. Repeatable."),
+    ] = None,
+    graft: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION=N", help="Repeat a section's last block up to N. Repeatable."
+        ),
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
+    choose: Choose = None,
+) -> None:
+    """Make another architecture of a model.
+
+    Leaves out blocks (skip), shortens sections (shallow), repeats blocks (graft) and narrows axes
+    (take), in this order. Without --output it tells what would become of it.
+    """
+    import archgraph
+
+    graph = _graph(file, choose)
+    chain: list[Callable[[ArchGraph], Rewritten]] = []
+    if skip:
+        chain.append(lambda g: archgraph.skip(g, skip, verify=verify))
+    if shallow:
+        fewer = _numbers(shallow)
+        chain.append(lambda g: archgraph.shallow(g, fewer, verify=verify))
+    if graft:
+        more = _numbers(graft)
+        chain.append(lambda g: archgraph.graft(g, more, verify=verify))
+    if take:
+        kept: Any = _widths(take)
+        chain.append(lambda g: archgraph.take(g, kept, verify=verify))
+    result = archgraph.Rewritten.identity(graph)
+    for step in chain:
+        result = result >> step
+    _say(result.transfer.describe())
+    if output is not None:
+        archgraph.save(result.graph, output)
+        _wrote(output)
+
+
+@command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """How two models differ.
+
+    Leaf by leaf and operator by operator; exit code 1 if they differ.
+    """
+    from archgraph.view import diff as differences
+
+    found = differences(_graph(a), _graph(b))
+    for table in found.tables():
+        _table(table)
+    if found:
+        raise typer.Exit(DIFFERENT)
+    _say("the same architecture")
+
+
+@command()
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or folders.")],
+    python: Annotated[
+        bool, typer.Option("--python", help="Import models that are Python callables, too.")
+    ] = False,
+) -> None:
+    """Check files of models, families and experiments.
+
+    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used.
+    """
+    from archgraph.view.verdicts import verdicts
+
+    bad = total = 0
+    for verdict in verdicts(paths, python=python):
+        total += 1
+        if verdict.error is None:
+            _say(f"ok    {verdict.path}  {verdict.kind}: {verdict.note}")
+        else:
+            bad += 1
+            _say(f"FAIL  {verdict.path}  {verdict.kind}")
+            _say(f"      {_message(verdict.error)}", error=True)
+    _say(f"{total - bad} of {total} files are good")
+    if bad:
+        raise typer.Exit(BAD_INPUT)
+
+
+@command()
+def run(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Run an experiment, or go on with one."""
+    import archgraph
+
+    spec = _experiment(experiment, settings)
+    folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
+    done = archgraph.run(spec, out=folder, resume=resume, data_root=data)
+    _print(done.table())
+    _say(f"{folder}: {len(done.rounds)} rounds; `archgraph report {folder}` makes a page of it")
+
+
+@command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    output: Output = None,
+) -> None:
+    """Make a page of a run.
+
+    Table, curves, architectures and settings in one HTML file, without a script.
+    """
+    from archgraph.view import read_run
+    from archgraph.view import report as page
+    from archgraph.view.runs import tiers
+
+    path = page(folder, output)
+    _table(tiers(read_run(folder)))
+    _wrote(path)
+
+
+@command()
+def schema(
+    kind: Annotated[Kind, typer.Argument(help="Kind of file.")],
+    output: Output = None,
+) -> None:
+    """Print the JSON schema of a kind of file.
+
+    Editors complete and check YAML with it.
+    """
+    import json
+
+    from archgraph.spec import schema as described
+    from archgraph.view.files import write
+
+    text = json.dumps(described(kind.value), indent=2, ensure_ascii=False)
+    if output is None:
+        _say(text)
+    else:
+        _wrote(write(output, text + "\n"))
+
+
+@command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
+) -> None:
+    """The whole way in two minutes.
+
+    Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
+    """
+    from archgraph.demo import demo as shown
+
+    for item in shown(out, rounds=rounds):
+        if isinstance(item, str):
+            _say(item)
+        else:
+            _print(item)
+
+
+# ------------------------------------------------------------------------------- arguments
+
+
+def _graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
+    import archgraph
+
+    return archgraph.load(file, _numbers(choose or ()) or None)
+
+
+def _family(file: Path) -> Any:
+    """The family in a file, resolved; None if the file holds no family."""
+    import archgraph
+    from archgraph.spec.document import read_document
+
+    data = read_document(file).data
+    if not (isinstance(data, dict) and "clients" in data):
+        return None
+    return archgraph.resolve(archgraph.load_family(file))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, mark, value = text.partition("=")
+    if not (mark and key.strip() and value.strip()):
+        raise SpecError("is no setting", where=repr(text), expected="key=value")
+    return key.strip(), value.strip()
+
+
+def _numbers(texts: Iterable[str]) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        key, value = _pair(text)
+        if not value.isdecimal():
+            raise SpecError("is no number", where=repr(text), found=value, expected=f"{key}=N")
+        found[key] = int(value)
+    return found
+
+
+def _widths(texts: Sequence[str]) -> float | dict[str, Any]:
+    """`0.5` for all axes, or `axis=0.5`, `axis=32`, `axis=0,2,5` by axis."""
+
+    def choice(text: str) -> float | int | list[int]:
+        try:
+            if "," in text:
+                return [int(part) for part in text.split(",") if part.strip()]
+            return int(text) if text.isdecimal() else float(text)
+        except ValueError:
+            raise SpecError(
+                "is no share, size or list of positions",
+                where="--take",
+                found=repr(text),
+                expected="0.5, 32 or 0,2,5",
+            ) from None
+
+    if len(texts) == 1 and "=" not in texts[0]:
+        share = choice(texts[0])
+        if isinstance(share, float):
+            return share
+        raise SpecError(
+            "needs an axis", where="--take", found=texts[0], expected="a share like 0.5, or axis=32"
+        )
+    return {key: choice(value) for key, value in map(_pair, texts)}
+
+
+def _input(text: str) -> tuple[str, dict[str, Any]]:
+    """`x=2,3,224,224:float32` as name and input; the batch axis comes first and is implied."""
+    name, value = _pair(text)
+    sizes, _, dtype = value.partition(":")
+    parts = [part.strip() for part in sizes.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+        raise SpecError(
+            "is no input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
+        )
+    given: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
+    return name, {**given, "dtype": dtype} if dtype else given
+
+
+def _settings(texts: Sequence[str] | None) -> dict[str, Any]:
+    """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    found = {}
+    for text in texts or ():
+        key, value = _pair(text)
+        try:
+            found[key] = YAML(typ="safe", pure=True).load(value)
+        except YAMLError as error:
+            raise SpecError("is no value", where=repr(text), expected="YAML") from error
+    return found
+
+
+def _experiment(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
+    """The experiment in a file, with some settings changed."""
+    import archgraph
+    from archgraph.spec import ExperimentSpec
+    from archgraph.spec.document import Document
+
+    spec = archgraph.load_experiment(file)
+    changes = _settings(settings)
+    if not changes:
+        return spec
+    data = spec.model_dump(mode="python", by_alias=True, exclude_unset=True, exclude={"family"})
+    for key, value in changes.items():
+        at: Any = data
+        *path, last = key.split(".")
+        for part in path:
+            if not isinstance(at, dict):
+                break
+            if at.get(part) is None:
+                at[part] = {}
+            at = at[part]
+        if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
+            raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
+        at[last] = tuple(value) if isinstance(value, list) else value
+    try:
+        places = dict.fromkeys(_places(data), 1)
+        changed = Document("--set", {**data, "family": ""}, places).validate(ExperimentSpec)
+    except SpecError as error:
+        # There is no file and no line: only the key says where.
+        error.where = (error.where or "").replace("--set:1: ", "--set ")
+        raise
+    return changed.model_copy(update={"family": spec.family})
+
+
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Keys that lead to every value inside plain data."""
+    yield place
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(item, (*place, key))
+
+
+# ---------------------------------------------------------------------------------- output
+
+
+def _message(error: Exception) -> str:
+    """One line about an error."""
+    if isinstance(error, OSError):
+        error = RunError(error.strerror or str(error), where=error.filename)
+    if isinstance(error, RecursionError):
+        error = SpecError("is nested too deeply")
+    return str(error)
+
+
+def _say(text: str, *, error: bool = False) -> None:
+    if error and text != "stopped" and not text.startswith(" "):
+        typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+    typer.echo(text, err=error)
+
+
+def _wrote(path: Path) -> None:
+    _say(f"wrote {path}")
+
+
+def _json(value: Mapping[str, Any]) -> None:
+    import json
+
+    _say(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print(item: Any) -> None:
+    """Print something that rich draws; a file or a pipe gets lines of any length."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(item, width=None if console.is_terminal else 200)
+
+
+def _table(table: Table) -> None:
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    drawn = Drawn(title=table.title, title_justify="left", caption=table.note or None)
+    drawn.caption_justify = "left"
+    for number, column in enumerate(table.columns):
+        drawn.add_column(
+            Text(column), justify="right" if number in table.right else "left", overflow="fold"
+        )
+    for number, row in enumerate(table.rows):
+        drawn.add_row(*map(Text, row), style="bold" if number in table.strong else None)
+    _print(drawn)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

@@ -1,0 +1,128 @@
+"""The main job from end to end on data that comes along, as `archgraph demo` shows it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import RunError
+
+if TYPE_CHECKING:
+    from archgraph.family import Family
+
+# What is shown, in order: a model from YAML, then a module in plain Python.
+PARTS = ("residual", "network")
+
+
+def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterator[Any]:
+    """Draw, federate and report two models; yields what to print, text or what rich draws.
+
+    The first model is a YAML file, the second a module in plain Python. For each: its family of
+    architectures, pictures of all of them with the weak points of the global one, FedFA on the
+    digits of scikit-learn, a table with a row per tier, curves, a page about the run. The YAML
+    files are copied beside the results, to be changed and run again.
+
+    Args:
+        folder: Where to write; if it holds something, a number is added to its name.
+        rounds: Rounds of each run; None: as its file says.
+
+    Raises:
+        RunError: If the folder cannot be written.
+    """
+    began = time.perf_counter()
+    place = _empty(Path(folder))
+    specs = _copied(place / "specs")
+    for part in PARTS:
+        yield from _part(part, specs, place / part, rounds)
+    yield f"\nall of it in {place} after {time.perf_counter() - began:.0f} s:"
+    for path in sorted(p.relative_to(place) for p in place.rglob("*") if p.suffix in SHOWN):
+        if "checkpoints" not in path.parts:
+            yield f"  {place / path}"
+
+
+SHOWN = (".svg", ".png", ".html")
+
+
+def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[Any]:
+    """One model, from its family to the page about its run."""
+    import archgraph
+    from archgraph.view import coverage, curves, draw_family, report, summary
+    from archgraph.view.plots import save
+
+    family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
+    yield f"\n{family.graph.name or name}: {_sizes(family)}"
+    if name == "network":
+        yield _same(family)
+    weak = min(coverage(family).items(), key=lambda item: item[1])
+    pictures = draw_family(family, place / "pictures", form="svg")
+    archgraph.draw(family.graph, place / "pictures" / "global.png", cover=coverage(family))
+    yield f"{len(pictures)} pictures; least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
+    yield summary(family.graph)
+    spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
+    if rounds is not None:
+        spec = spec.model_copy(update={"rounds": rounds})
+    run = archgraph.run(spec, out=place / "run")
+    save(curves(run.rounds, title=name), place / "curves.svg")
+    save(curves(run.rounds, title=name), place / "curves.png")
+    report(place / "run", place / "report.html")
+    yield run.table()
+
+
+def _sizes(family: Family) -> str:
+    """How many parameters each kind of client has."""
+    import archgraph
+    from archgraph.view.scene import count
+
+    return ", ".join(
+        f"{member.count} × {member.name} {count(archgraph.cost(member.graph).parameters)}"
+        for member in family.clients
+    )
+
+
+def _same(family: Family) -> str:
+    """Check that the captured graph computes what the module does, with the module's weights."""
+    import torch
+
+    import archgraph
+    from archgraph.demo.network import Network
+
+    module = Network().eval()
+    built = archgraph.build(family.graph, family.state).eval()
+    module.load_state_dict(built.state_dict(), strict=True)
+    image = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gap = float((built(image) - module(image)).abs().max())
+    return f"captured from plain Python; its state loads strictly, outputs differ by {gap:.1e}"
+
+
+def _empty(folder: Path) -> Path:
+    """The folder, or the first numbered one that holds nothing yet."""
+    for number in itertools.count(1):
+        place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            if not (place.exists() or place.is_symlink()):
+                place.mkdir(parents=True)
+                return place
+            if place.is_dir() and not any(place.iterdir()):
+                return place
+        except OSError as error:
+            raise RunError(
+                "cannot write the folder", where=str(place), found=error.strerror
+            ) from error
+    raise AssertionError("there is always another number")
+
+
+def _copied(folder: Path) -> Path:
+    """The demo's YAML files, where the user can change them."""
+    folder.mkdir()
+    for item in resources.files("archgraph.demo").iterdir():
+        if item.name.endswith(".yaml"):
+            with resources.as_file(item) as source:
+                shutil.copyfile(source, folder / item.name)
+    return folder

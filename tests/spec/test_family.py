@@ -1,0 +1,153 @@
+"""Families: every client's state comes out of the global one, by choice, rewrite or alignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from archgraph.build import build, initial_state
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.family import Family, resolve
+from archgraph.spec import load, load_family
+from archgraph.transfer import signature
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+MODEL = """\
+archgraph: 1
+name: net
+inputs: {image: [3, 8, 8]}
+blocks:
+  b:
+    params: {width: null, stride: 1}
+    shortcut: auto
+    steps: [batch_norm, relu, conv: {out: $width, stride: $stride}]
+sections:
+  - {name: stem, steps: [conv: {out: 4}]}
+  - {name: stage1, block: b, depth: 2, width: 8, stride: 2}
+  - {name: stage2, block: b, depth: 2, width: 16, stride: 2}
+  - {name: head, steps: [global_avg_pool, flatten, linear: 5]}
+choices: {stage1.depth: [1, 2, 3], stage2.depth: [1, 2, 3], stage2.width: [8, 12, 16]}
+"""
+
+
+@pytest.fixture
+def family(tmp_path: Path):
+    """A family of the model above with the given clients."""
+
+    def make(clients: str, rest: str = "") -> Family:
+        (tmp_path / "net.yaml").write_text(MODEL)
+        file = tmp_path / "family.yaml"
+        file.write_text(f"archgraph: 1\nmodel: net.yaml\nclients: [{clients}]\n{rest}")
+        return resolve(load_family(file))
+
+    return make
+
+
+def assert_transfers(found: Family) -> None:
+    """Transfers go from the global state to states that the clients' graphs accept and run."""
+    state = initial_state(found.graph, seed=1)
+    for member in found.clients:
+        assert member.transfer.source == signature(found.graph)
+        assert member.transfer.target == signature(member.graph)
+        pulled = member.transfer.pull(state)
+        shape = [2, *(s for s in member.graph.nodes[0].shape[1:] if isinstance(s, int))]
+        dtype = getattr(torch, member.graph.nodes[0].dtype)
+        build(member.graph, pulled)(torch.ones(shape, dtype=dtype))
+        for name, tensor in pulled.items():
+            if tensor.dim():
+                whole = state[name]
+                prefix = whole[tuple(slice(n) for n in tensor.shape)]
+                assert torch.equal(tensor, prefix), name
+
+
+def test_a_client_without_a_recipe_is_the_global_one(family) -> None:
+    found = family("{name: a, count: 3}")
+    (member,) = found.clients
+    assert (member.name, member.count, member.graph) == ("a", 3, found.graph)
+    assert member.transfer == type(member.transfer).identity(found.graph)
+    assert found.state is None
+
+
+def test_the_global_model_takes_the_largest_of_every_choice(family, tmp_path: Path) -> None:
+    found = family("{name: a, choose: {stage1.depth: 3}}, {name: b, choose: {stage2.width: 8}}")
+    assert found.graph == load(tmp_path / "net.yaml", {"stage1.depth": 3, "stage2.width": 16})
+    small = load(tmp_path / "net.yaml", {"stage2.width": 8})
+    assert found.clients[1].graph == small
+    assert_transfers(found)
+
+
+def test_choices_of_the_global_model_can_be_given(family, tmp_path: Path) -> None:
+    found = family("{name: a, choose: {}}", "choose: {stage2.depth: 3}")
+    assert found.graph == load(tmp_path / "net.yaml", {"stage2.depth": 3})
+    assert found.clients[0].graph == load(tmp_path / "net.yaml")
+    assert_transfers(found)
+
+
+def test_rewrites_follow_one_another(family) -> None:
+    found = family("{name: a, shallow: {stage2: 1}, width: 0.5}, {name: b, skip: [stage1.1]}")
+    narrow = found.clients[0].graph
+    assert narrow.param["stage2.0.conv.weight"].shape == (8, 4, 3, 3)
+    assert "stage2.1.conv.weight" not in narrow.param
+    assert "stage1.1.conv.weight" not in found.clients[1].graph.param
+    assert_transfers(found)
+
+
+def test_a_model_of_its_own_is_aligned(family, tmp_path: Path) -> None:
+    own = MODEL.replace("width: 8", "width: 4").replace("depth: 2, width: 16", "width: 16")
+    (tmp_path / "own.yaml").write_text(own)
+    found = family("{name: a, model: own.yaml}")
+    assert found.clients[0].graph == load(tmp_path / "own.yaml")
+    assert_transfers(found)
+
+
+def test_a_model_may_stand_in_the_family(tmp_path: Path) -> None:
+    indented = "".join(f"  {line}\n" for line in MODEL.splitlines())
+    text = f"archgraph: 1\nmodel:\n{indented}clients: [{{name: a, choose: {{stage1.depth: 1}}}}]\n"
+    (tmp_path / "family.yaml").write_text(text)
+    assert_transfers(resolve(load_family(tmp_path / "family.yaml")))
+    (tmp_path / "family.yaml").write_text(text.replace("stage2, block: b", "stage2, blok: b"))
+    with pytest.raises(SpecError, match=r"family\.yaml:13: sections\[2\]: "):
+        resolve(load_family(tmp_path / "family.yaml"))
+
+
+def test_a_python_model_brings_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "family.yaml").write_text(
+        "archgraph: 1\n"
+        "model: {python: torch.nn:Linear, args: {in_features: 4, out_features: 3}, "
+        "inputs: {input: [4]}, seed: 5}\n"
+        "clients: [{name: a}]\n"
+    )
+    before = torch.random.get_rng_state()
+    found = resolve(load_family(tmp_path / "family.yaml"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(5)
+    expected = torch.nn.Linear(4, 3)
+    assert found.state is not None
+    assert torch.equal(found.state["weight"], expected.weight)
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (
+            "{name: a, choose: {stage1.depth: 9}}",
+            r"net\.yaml:14: choices\.stage1\.depth: is no candidate of 'stage1\.depth'; found 9; "
+            r"expected one of 1, 2, 3",
+        ),
+        ("{name: a, shallow: {stage9: 1}}", r"family\.yaml:3: clients\[0\]\.shallow: .*stage9"),
+        ("{name: a, skip: [stage9.0]}", r"family\.yaml:3: clients\[0\]\.skip: .*stage9\.0"),
+    ],
+)
+def test_mistakes_are_located(family, clients: str, message: str) -> None:
+    with pytest.raises(ArchGraphError, match=message):
+        family(clients)
+
+
+@pytest.mark.parametrize("name", ["fedfa_digits", "fedfa_fashion", "heterofl_fashion"])
+def test_shipped_families_resolve(name: str) -> None:
+    found = resolve(load_family(SPECS / "families" / f"{name}.yaml"))
+    assert len({m.graph for m in found.clients}) >= 3
+    assert_transfers(found)

@@ -1,0 +1,365 @@
+"""The command line: what it prints and writes, its exit codes, one clear message per mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+from click.testing import CliRunner, Result
+
+import archgraph
+from archgraph import cli
+
+MODEL = """\
+archgraph: 1
+name: tiny
+inputs: {image: [1, 8, 8]}
+params: {depth: 2}
+blocks:
+  residual:
+    params: {width: null}
+    shortcut: auto
+    steps: [conv: {out: $width}, batch_norm, relu]
+sections:
+  - {name: stem, steps: [conv: {out: 4}, relu]}
+  - {name: body, block: residual, depth: $depth, width: 4}
+  - {name: head, steps: [global_avg_pool, flatten, linear: {out: 10}]}
+choices: {depth: [1, 2, 3]}
+"""
+FAMILY = """\
+archgraph: 1
+name: pair
+model: model.yaml
+clients:
+  - {name: whole, count: 1}
+  - {name: half, count: 3, width: 0.5}
+"""
+EXPERIMENT = """\
+archgraph: 1
+name: quick
+family: family.yaml
+data: {dataset: digits, partition: {scheme: iid}, limit: 200}
+strategy: {fedavg: {}}
+rounds: 2
+local: {epochs: 1, batch: 50, lr: 0.1}
+"""
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(typer.main.get_command(cli.app), [str(a) for a in args])
+
+
+def refused(result: Result, *words: str) -> None:
+    """The law of mistakes: exit code 2, one message on standard error, no traceback."""
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, text in (("model", MODEL), ("family", FAMILY), ("experiment", EXPERIMENT)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from archgraph.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "finally:\n"
+        "    heavy = {'torch', 'numpy', 'networkx', 'matplotlib', 'rich', 'pydantic'}\n"
+        "    assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in "trace show explain draw rewrite diff check run report schema demo".split():
+        assert f"\n  {name} " in done.stdout
+        assert call(name, "--help").exit_code == 0
+
+
+def test_no_argument_and_wrong_ones():
+    assert "Commands:" in call().output
+    assert call("--version").output.startswith("archgraph ")
+    for wrong in (["drow"], ["show"], ["draw", "x.yaml", "--detail", "all"]):
+        result = call(*wrong)
+        assert result.exit_code == 2
+        assert "Usage:" in result.stderr
+
+
+def test_show_tells_parts_and_totals(here: Path):
+    output = call("show", "model.yaml").output
+    for word in ("stem", "body", "head", "parameters", "MACs", "total", "4×8×8"):
+        assert word in output
+    assert call("show", "model.yaml", "--choose", "depth=3").output != output
+
+
+def test_explain_tells_reasons(here: Path):
+    output = call("explain", "model.yaml").output
+    assert "Free axes" in output and "Pinned axes" in output and "Blocks" in output
+    found = json.loads(call("explain", "model.yaml", "--json").output)
+    assert {"name", "axes", "blocks", "leaves"} == set(found)
+    assert all(axis["reason"] for axis in found["axes"]["pinned"])
+    block = found["blocks"][0]["name"]
+    one = json.loads(call("explain", "model.yaml", block, "--json").output)
+    assert [b["name"] for b in one["blocks"]] == [block]
+    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block}?")
+
+
+def test_draw_writes_by_ending_or_prints(here: Path):
+    text = call("draw", "model.yaml").output
+    assert text.startswith("digraph tiny {")
+    result = call("draw", "model.yaml", "-o", "out/net.dot", "--detail", "node")
+    assert result.output == f"wrote {Path('out/net.dot')}\n"
+    assert (here / "out/net.dot").read_text() != text
+    assert call("draw", "model.yaml", "-o", "net.svg").exit_code == 0
+    assert b"<svg" in (here / "net.svg").read_bytes()
+    refused(call("draw", "model.yaml", "-o", "net.bmp"), "net.bmp: no picture format")
+    assert not (here / "net.bmp").exists()
+
+
+def test_draw_a_family_with_its_weak_points(here: Path):
+    result = call("draw", "family.yaml", "-o", "pictures")
+    assert result.exit_code == 0, result.output
+    names = ["client-half.svg", "client-whole.svg", "global.svg"]
+    assert sorted(p.name for p in (here / "pictures").iterdir()) == names
+    assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
+    assert "share of clients" in (here / "global.dot").read_text()
+    assert call("draw", "model.yaml", "-o", "m.dot", "--cover", "family.yaml").exit_code == 0
+    assert "share of clients" in (here / "m.dot").read_text()
+    refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is no family")
+
+
+def test_rewrite_makes_another_model(here: Path):
+    result = call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
+    assert result.exit_code == 0, result.output
+    expected = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
+    assert archgraph.load("small.yaml") == expected
+    chain = ["--skip", "body.1", "--graft", "body=3", "--take", "channels=2", "--verify"]
+    result = call("rewrite", "model.yaml", "--choose", "depth=3", *chain, "-o", "other.yaml")
+    assert result.exit_code == 0, result.output
+    graph = archgraph.load("other.yaml")
+    assert len(archgraph.structure(graph).sections[-1].blocks) >= 1
+    told = call("rewrite", "model.yaml", "--shallow", "body=1")
+    assert told.exit_code == 0 and "dropped: " in told.output
+
+
+def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
+    (here / "kept.yaml").write_text("kept")
+    for wrong, words in (
+        (["--skip", "body.7"], ["body.7"]),
+        (["--take", "nothing=2"], ["nothing"]),
+        (["--take", "two"], ["--take", "'two'", "0.5, 32 or 0,2,5"]),
+        (["--take", "8"], ["--take", "needs an axis"]),
+        (["--shallow", "body"], ["'body'", "key=value"]),
+        (["--shallow", "body=0.5"], ["is no number"]),
+        (["--take", "0.0"], ["0"]),
+    ):
+        refused(call("rewrite", "model.yaml", *wrong, "-o", "kept.yaml"), *words)
+        assert (here / "kept.yaml").read_text() == "kept"
+    assert sorted(p.name for p in here.iterdir()) == [
+        "experiment.yaml",
+        "family.yaml",
+        "kept.yaml",
+        "model.yaml",
+    ]
+
+
+def test_diff_says_by_its_exit_code_whether_two_models_differ(here: Path):
+    (here / "copy.yaml").write_text(MODEL)
+    same = call("diff", "model.yaml", "copy.yaml")
+    assert (same.exit_code, same.output) == (0, "the same architecture\n")
+    call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
+    other = call("diff", "model.yaml", "small.yaml")
+    assert other.exit_code == 1
+    assert "Leaves" in other.output and "Operators" in other.output
+
+
+MODULE = """\
+import pathlib, torch
+pathlib.Path("imported").touch()
+class Net(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, width)
+    def forward(self, x):
+        return self.fc(x)
+def broken():
+    raise ValueError("no way")
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+"""
+
+
+def test_trace_a_module_nobody_prepared(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    target = "python:made_here:Net"
+    printed = call("trace", target, "--input", "x=2,3")
+    assert printed.exit_code == 0, printed.stderr
+    assert "aten.linear(input=%x, weight=fc.weight" in printed.output
+    files = ["-o", "net.yaml", "--weights", "net.safetensors"]
+    made = call("trace", target, "--input", "x=2,3", "--arg", "width=7", *files)
+    assert made.exit_code == 0, made.stderr
+    graph = archgraph.load("net.yaml")
+    assert graph.param["fc.weight"].shape == (7, 3)
+    from safetensors.torch import load_file
+
+    archgraph.build(graph, load_file("net.safetensors"))
+
+
+def test_trace_says_what_cannot_be_captured(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    given = ["--input", "x=2,3", "-o", "net.yaml"]
+    for target, words in (
+        ("made_here:Net", ["is no model", "python:package.module:callable"]),
+        ("python:made_here", ["is no model"]),
+        ("python:nowhere:Net", ["cannot be imported", "nowhere"]),
+        ("python:made_here:Nett", ["cannot be imported", "Nett"]),
+        ("python:made_here:broken", ["cannot be constructed", "ValueError: no way"]),
+        ("python:made_here:MODULE", ["cannot be imported"]),
+        ("python:made_here:Branching", []),
+    ):
+        refused(call("trace", target, *given), *words)
+    refused(call("trace", "python:made_here:Net", "--input", "x=a,b"), "x=2,3,224,224")
+    assert not (here / "net.yaml").exists()
+
+
+def test_check_gives_a_verdict_per_file(here: Path):
+    good = call("check", ".")
+    assert good.exit_code == 0, good.output
+    assert good.output.splitlines()[-1] == "3 of 3 files are good"
+    (here / "bad.yaml").write_text(MODEL.replace("kernel", "kernal").replace("linear", "liner"))
+    (here / "broken.yaml").write_text("sections: [")
+    result = call("check", ".", "model.yaml")
+    assert result.exit_code == 2
+    assert "FAIL  bad.yaml  model" in result.output
+    assert "3 of 5 files are good" in result.stdout
+    assert "liner" in result.stderr and "did you mean 'linear'?" in result.stderr
+    assert "broken.yaml" in result.stderr
+    refused(call("check", "nowhere"), "nowhere: is not there")
+    (here / "empty").mkdir()
+    refused(call("check", "empty"), "empty: holds no YAML file")
+
+
+def test_check_runs_no_code_unless_told(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    (here / "python.yaml").write_text("python: made_here:Net\ninputs: {x: [3]}\n")
+    (here / "family.yaml").write_text(FAMILY.replace("model.yaml", "python.yaml"))
+    result = call("check", "python.yaml", "family.yaml", "experiment.yaml")
+    assert result.exit_code == 0, result.output
+    assert "made_here:Net not imported" in result.output
+    assert not (here / "imported").exists()
+    assert call("check", "--python", "python.yaml").exit_code == 0
+    assert (here / "imported").exists()
+
+
+def test_run_resume_and_report(here: Path):
+    result = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1")
+    assert result.exit_code == 0, result.output + result.stderr
+    assert "half" in result.output and "first: 1 rounds" in result.output
+    lines = (here / "first/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+    refused(call("run", "experiment.yaml", "--out", "first"), "not empty")
+    refused(call("run", "experiment.yaml", "--out", "first", "--resume"), "another experiment")
+    refused(call("run", "experiment.yaml", "--out", "none", "--resume"), "no run to resume")
+    again = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1", "--resume")
+    assert again.exit_code == 0, again.stderr
+    assert (here / "first/metrics.jsonl").read_text().splitlines() == lines
+    page = call("report", "first", "-o", "page.html")
+    assert page.exit_code == 0, page.stderr
+    assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
+    refused(call("report", "none"), "none: no run folder")
+
+
+def test_settings_are_checked_like_the_file(here: Path):
+    for wrong, words in (
+        ("local.lr=fast", ["local.lr", "'fast'"]),
+        ("local.rate=0.1", ["'rate'", "did you mean"]),
+        ("rounds=0", ["rounds", "0"]),
+        ("rounds", ["'rounds'", "key=value"]),
+        ("name.first=1", ["--set name.first", "cannot be set"]),
+        ("family.name=x", ["--set family.name", "cannot be set"]),
+        ("local={", ["is no value"]),
+        ("strategy.fedavg.weight=1", ["weight"]),
+    ):
+        refused(call("run", "experiment.yaml", "--out", "run", "--set", wrong), *words)
+    assert not (here / "run").exists()
+
+
+def test_a_missing_or_unreadable_file_is_named(here: Path):
+    (here / "binary.yaml").write_bytes(bytes(range(256)))
+    (here / "deep.yaml").write_text("[" * 5000)
+    for name in ("nowhere.yaml", ".", "binary.yaml", "deep.yaml"):
+        refused(call("show", name), name)
+    refused(call("run", "nowhere.yaml"), "nowhere.yaml")
+
+
+def test_debug_shows_where_an_error_was_raised(here: Path):
+    for args in (["--debug", "show", "nowhere.yaml"], ["show", "nowhere.yaml", "--debug"]):
+        result = call(*args)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr and "error: " in result.stderr
+
+
+def test_schema_is_json(here: Path):
+    for kind in ("model", "family", "experiment"):
+        assert "properties" in str(json.loads(call("schema", kind).output))
+    assert call("schema", "model", "-o", "s/model.json").output == f"wrote {Path('s/model.json')}\n"
+    assert json.loads((here / "s/model.json").read_text())
+    assert call("schema", "models").exit_code == 2
+
+
+def test_a_reader_that_has_enough_is_no_error(here: Path):
+    command = f"{sys.executable} -m archgraph draw model.yaml --detail node | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("digraph tiny {\n", "", 0)
+
+
+def test_an_interrupted_run_can_go_on(here: Path):
+    command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
+    command += ["--set", "rounds=1000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            metrics = here / "run/metrics.jsonl"
+            if process.poll() is not None or (metrics.exists() and metrics.read_text()):
+                break
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "stopped\n")
+    done = len((here / "run/metrics.jsonl").read_text().splitlines())
+    assert 0 < done < 1000
+    # Only what decides numbers makes an experiment another one, and the number of rounds does.
+    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "another experiment")
+
+
+@pytest.mark.slow
+def test_the_demo_goes_the_whole_way(here: Path):
+    result = call("demo", "--out", "shown", "--rounds", "1")
+    assert result.exit_code == 0, result.output + result.stderr
+    for part in ("residual", "network"):
+        made = {p.name for p in (here / "shown" / part).iterdir()}
+        assert {"pictures", "run", "curves.svg", "report.html"} <= made
+        assert (here / "shown" / part / "pictures/global.png").read_bytes().startswith(b"\x89PNG")
+    assert "outputs differ by 0.0e+00" in result.output
+    assert "report.html" in result.output
+    again = call("check", "shown/specs")
+    assert again.exit_code == 0, again.output
