@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 DIFFERENT = 1
 INTERRUPTED = 130
+# Columns of a table that goes into a file or a pipe.
+WIDTH = 160
 
 
 class Commands(TyperGroup):
@@ -606,8 +608,7 @@ def _print(item: Any) -> None:
     """Print something that rich draws; a file or a pipe gets lines of any length."""
     from rich.console import Console
 
-    console = Console()
-    console.print(item, width=None if console.is_terminal else 200)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(item)
 
 
 def _table(table: Table) -> None:

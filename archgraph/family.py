@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archgraph.align import align
+from archgraph.analysis.axes import Axis
 from archgraph.rewrite.depth import shallow, skip
 
 from archgraph.errors import ArchGraphError
@@ -55,12 +57,17 @@ class Family:
     clients: tuple[Member, ...]
 
 
+def _take(graph: ArchGraph, member: MemberSpec) -> Rewritten:
+    kept: dict[str | Axis, float | int | Sequence[int]] = dict(member.take.items())
+    return take(graph, kept)
+
+
 # What a member does to the architecture that it starts from, in this order.
 _CHAIN: tuple[tuple[str, Callable[[ArchGraph, MemberSpec], Rewritten | None]], ...] = (
     ("skip", lambda g, m: skip(g, m.skip) if m.skip else None),
     ("shallow", lambda g, m: shallow(g, m.shallow) if m.shallow else None),
     ("width", lambda g, m: take(g, m.width) if m.width is not None else None),
-    ("take", lambda g, m: take(g, m.take) if m.take else None),
+    ("take", lambda g, m: _take(g, m) if m.take else None),
 )
 
 
@@ -99,7 +106,7 @@ class _Resolver:
                 if start is None:
                     made[recipe] = self.chain(member, graph, identity, place)
                 else:
-                    transfer = self.located(place, lambda g=start: align(g, graph))  # type: ignore[misc]  # bound now
+                    transfer = self.located(place, functools.partial(align, start, graph))
                     made[recipe] = self.chain(member, start, transfer, place)
             members.append(Member(member.name, member.count, *made[recipe]))
         return Family(graph, state, tuple(members))
@@ -135,8 +142,7 @@ class _Resolver:
     ) -> tuple[ArchGraph, Transfer]:
         """A member's rewrites, one after the other."""
         for key, rewrite in _CHAIN:
-            current = graph
-            step = self.located((*place, key), lambda r=rewrite, g=current: r(g, member))
+            step = self.located((*place, key), functools.partial(rewrite, graph, member))
             if step is not None:
                 graph, transfer = step.graph, transfer.then(step.transfer)
         return graph, transfer

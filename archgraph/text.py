@@ -272,7 +272,7 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         return _FLOAT_WORDS[word]
     if _FLOAT.fullmatch(word):
         return float(word)
-    return Leaf(word)
+    return Ref(word)
 
 
 def _record(cursor: _Cursor, name: str, depth: int) -> Record:

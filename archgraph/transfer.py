@@ -164,7 +164,8 @@ class Init:
         return _RANDOM[self.name](tensor, **args, generator=stream)
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={v if isinstance(v, Constant) else show(v)}' for k, v in self.args)})"
+        args = (f"{k}={v if isinstance(v, Constant) else show(v)}" for k, v in self.args)
+        return f"{self.name}({', '.join(args)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +252,11 @@ class Entry:
         if not rest:
             view.add_(y, alpha=alpha)
             return
-        # Maps that shrink least go first, on small temporaries; the last adds into place.
-        rest.sort(key=lambda item: item[1].size / max(item[1].length, 1))
+        # The first dimension comes last: its slices are contiguous, so they add into place well.
         y = y.to(into.dtype)
-        for dim, map_ in rest[:-1]:
-            wider = y.new_zeros((*y.shape[:dim], map_.size, *y.shape[dim + 1 :]))
-            map_.scatter(y, dim, wider)
-            y = wider
-        dim, map_ = rest[-1]
+        for dim, map_ in reversed(rest[1:]):
+            y = map_.expand(y, dim)
+        dim, map_ = rest[0]
         map_.scatter(y, dim, view, alpha)
 
     def view(self, x: Tensor) -> Tensor:

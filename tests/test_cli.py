@@ -290,7 +290,7 @@ def test_run_resume_and_report(here: Path):
 def test_settings_are_checked_like_the_file(here: Path):
     for wrong, words in (
         ("local.lr=fast", ["local.lr", "'fast'"]),
-        ("local.rate=0.1", ["'rate'", "did you mean"]),
+        ("local.epoch=1", ["'epoch'", "did you mean 'epochs'?"]),
         ("rounds=0", ["rounds", "0"]),
         ("rounds", ["'rounds'", "key=value"]),
         ("name.first=1", ["--set name.first", "cannot be set"]),

@@ -233,16 +233,21 @@ class Evaluator:
         """
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
+        first: _Tested | None = None
         for model in models:
-            figures[model.name], clients[model.name] = self._one(model, kept, round)
-            if clients[model.name]:
-                figures[model.name]["local"] = _mean(clients[model.name].values())
+            # The largest tier often is the global model, which comes first: tested once.
+            known = first is not None and first.answers_for(model, self._classes(model.clients))
+            tested = first if first is not None and known else self._tested(model)
+            first = first or tested
+            name = model.name
+            figures[name] = self._perplexing(tested.plain.summary())
+            clients[name] = self._clients(model, tested, kept, round)
+            if clients[name]:
+                figures[name]["local"] = _mean(clients[name].values())
         return _together(figures, clients)
 
-    def _one(
-        self, model: Evaluated, kept: Mapping[int, Kept], round: int
-    ) -> tuple[dict[str, Json], dict[int, dict[str, float]]]:
-        """Figures on all test data, and on each client's."""
+    def _tested(self, model: Evaluated) -> _Tested:
+        """The model on all test data, and under the masks that its clients, or all, may ask for."""
         state = model.state
         if model.statistics == "recompute":
             state = recalibrated(
@@ -254,49 +259,48 @@ class Evaluator:
                 seed=self.world.seed,
                 device=self.device,
             )
+        asked = model.clients or tuple(c.id for c in self.world.clients)
+        masks = () if _personal(model) else tuple(self._classes(asked))
         module = module_of(Model(model.graph, state), self.device)
-        owners = self._owners(model.clients)
-        personal = model.program is not None or model.kept
-        if self.data.kind == "text" and not personal:
-            owners = {}  # the windows of a text are not of classes: nothing to tell apart
-        masks = () if personal else tuple(owners)
-        plain, *masked = self._test(module, model, self.data.test, masks)
+        plain, *masked = self._answers(module, model, self.data.test, masks)
+        return _Tested(model, state, plain, dict(zip(masks, masked, strict=True)))
+
+    def _clients(
+        self, model: Evaluated, tested: _Tested, kept: Mapping[int, Kept], round: int
+    ) -> dict[int, dict[str, float]]:
+        """Figures of each client of the model, on test examples of its own classes."""
         clients: dict[int, dict[str, float]] = {}
-        for present, ids in owners.items():
-            at = self._own(present)
+        module = module_of(Model(model.graph, tested.state), self.device)
+        for present, ids in self._classes(model.clients).items():
+            at = self._examples(present)
             if not len(at):
                 continue
-            if personal:
-                test = self.data.test.subset(at)
-                for client in ids:
-                    load_state(
-                        module, self._personal(model, state, kept.get(client), client, round)
-                    )
-                    answers_, *own = self._test(module, model, test, (present,))
-                    clients[client] = _local(answers_, own[0], slice(None))
-            else:
-                found = _local(plain, masked[masks.index(present)], at)
-                clients |= dict.fromkeys(ids, found)
-        return self._perplexing(plain.summary()), clients
+            if not _personal(model):
+                clients |= dict.fromkeys(ids, _local(tested.plain, tested.masked[present], at))
+                continue
+            test = self.data.test.subset(at)
+            for client in ids:
+                mine = self._mine(model, tested.state, kept.get(client), client, round)
+                load_state(module, mine)
+                plain, masked = self._answers(module, model, test, (present,))
+                clients[client] = _local(plain, masked, slice(None))
+        return clients
 
-    def _owners(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Clients by the classes that they own."""
+    def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
+        """Clients by the classes that they own; nobody's for text, whose windows have none."""
         owners: dict[tuple[bool, ...], list[int]] = {}
-        for client in clients:
-            present = tuple(n > 0 for n in self.world.clients[client].histogram)
-            # The windows of a text are not of classes: everybody is tested on all of them.
-            key = present if self.data.kind == "image" else (True,) * len(present)
-            owners.setdefault(key, []).append(client)
+        if self.data.kind == "image":
+            for client in clients:
+                present = tuple(n > 0 for n in self.world.clients[client].histogram)
+                owners.setdefault(present, []).append(client)
         return owners
 
-    def _own(self, present: tuple[bool, ...]) -> Tensor:
+    def _examples(self, present: tuple[bool, ...]) -> Tensor:
         """Test examples of some classes."""
         targets = self.data.test.targets
-        if all(present):
-            return torch.arange(len(targets))
         return torch.from_numpy(local_test_indices(targets, torch.tensor(present)))
 
-    def _test(
+    def _answers(
         self,
         module: nn.Module,
         model: Evaluated,
@@ -312,7 +316,7 @@ class Evaluator:
             device=self.device,
         )
 
-    def _personal(
+    def _mine(
         self, model: Evaluated, state: State, kept: Kept | None, client: int, round: int
     ) -> State:
         """The model as one client has it: with its own entries, then fine-tuned."""
@@ -343,6 +347,31 @@ class Evaluator:
         if self.data.kind == "image":
             return dict(figures)
         return {**figures, "perplexity": math.exp(min(figures["loss"], _LARGEST_EXPONENT))}
+
+
+@dataclass(frozen=True, eq=False)
+class _Tested:
+    """A model, its state with the statistics it was tested with, and what it answered."""
+
+    model: Evaluated
+    state: State
+    plain: Answers
+    masked: Mapping[tuple[bool, ...], Answers]
+
+    def answers_for(self, other: Evaluated, masks: Iterable[tuple[bool, ...]]) -> bool:
+        """Whether another model would answer the same, tensor by tensor."""
+        mine, theirs = self.model, other
+        return (
+            set(masks) <= set(self.masked)
+            and (mine.statistics, mine.predict) == (theirs.statistics, theirs.predict)
+            and mine.graph == theirs.graph
+            and all(torch.equal(mine.state[k], theirs.state[k]) for k in mine.graph.state_names)
+        )
+
+
+def _personal(model: Evaluated) -> bool:
+    """Whether each client has it in its own way."""
+    return model.kept or model.program is not None
 
 
 def _local(plain: Answers, masked: Answers, at: Tensor | slice) -> dict[str, float]:

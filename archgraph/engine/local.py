@@ -307,10 +307,9 @@ class Loop:
     done: int = 0
     _recording: float = 0.0
 
-    def start(self) -> None:
-        """What comes before the first round: the server's first state, and the survey."""
+    def start(self, state: ServerState) -> None:
+        """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        state = strategy.init(world)
         turn = Turn(self.experiment, 0, self.kept, self.watch)
         with turn.clock.measure("server"):
             tasks = strategy.survey(world, state)
@@ -459,6 +458,8 @@ def execute(
     """Run an experiment that is prepared already; see :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment)
+        # Before anything is written: the strategy may refuse this world.
+        first = experiment.strategy.init(experiment.world)
         checkpoint = None
         if out is not None:
             facts, keep = finite(experiment.facts), experiment.options.checkpoints
@@ -474,7 +475,7 @@ def execute(
         rounds = experiment.world.rounds
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
-            loop.start()
+            loop.start(first)
         while loop.done < rounds:
             loop.round()
         return Run(experiment, loop.server, tuple(loop.lines), out)

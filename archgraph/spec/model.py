@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic_core import core_schema
 
 from archgraph.spec.base import MAX_SIZE, Base, Count, Json, Name
-from archgraph.spec.document import Mistake, shorten
+from archgraph.spec.document import Mistake, nearest, shorten
 from archgraph.spec.expression import Scalar, is_expression
 
 Expression = Annotated[str, Field(pattern=r"\$")]
@@ -131,16 +131,18 @@ class SectionSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _block_or_steps(self) -> SectionSpec:
+        own = ["block", "steps"]
         if (self.block is None) == (self.steps is None):
             raise Mistake(
                 f"needs a block or steps, section {self.name!r}",
                 found="both" if self.block else "neither",
                 expected="one of them",
+                hint=next(filter(None, (nearest(k, own) for k in self.model_extra or {})), None),
             )
         if self.steps is not None:
-            own = sorted(self.model_fields_set - {"name", "steps"})
-            if own or self.model_extra:
-                key = (own or sorted(self.model_extra or {}))[0]
+            others = sorted(self.model_fields_set - {"name", "steps"})
+            if others or self.model_extra:
+                key = (others or sorted(self.model_extra or {}))[0]
                 raise Mistake(
                     "is no known key of a section of steps", place=(key,), found=repr(key)
                 )

@@ -188,7 +188,7 @@ def test_kept_entries_stay_with_the_client(experiment, mean):
     )
     setup = experiment(strategy, rounds=2, options=_all())
     loop = Loop(setup)
-    loop.start()
+    loop.start(setup.strategy.init(setup.world))
     loop.round()
     first = {client: kept.state["1.running_mean"].clone() for client, kept in loop.kept.items()}
     assert len({bytes(t.numpy()) for t in first.values()}) == 4

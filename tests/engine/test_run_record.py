@@ -217,7 +217,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
 
     with Record.create(tmp_path, "", {}) as record:
         loop = Loop(setup, record)
-        loop.start()
+        loop.start(setup.strategy.init(setup.world))
         loop.round()
         monkeypatch.setattr("archgraph.engine.record.save_file", full)
         with pytest.raises(RunError, match="found No space left on device"):

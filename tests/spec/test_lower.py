@@ -145,7 +145,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(models())
 def test_random_models_are_lawful_and_run(data: dict[str, Any]) -> None:
     graph = read(json.dumps(data))

@@ -1,0 +1,253 @@
+"""The main stream: the chain of cut nodes that carries the data from an input to the output.
+
+Masks, position indices, bias tables and conditioning are no part of it: it holds what is downstream
+of *one* input and of parameters, and leads to the deepest output in evaluation. A node of it that
+lies on every path is a *cut node*. One pass finds them: a node is a cut exactly when no edge jumps
+over it in topological order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from archgraph.ir import ArchGraph, Node, Ref, Value, show, walk
+from archgraph.ops.table import row
+
+PieceKind = Literal["step", "residual", "dense", "parallel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What lies between two neighbouring cut nodes, the second one included.
+
+    Attributes:
+        nodes: Its operators in topological order; the last one is ``exit``.
+        entry: Cut node whose value it consumes; empty at the start of the stream.
+        exit: Cut node whose value it makes.
+        kind: ``step`` (one operator), or a region: ``residual`` (ends by adding what the entry
+            carries), ``dense`` (ends by appending to the entry), ``parallel`` (anything else).
+        shortcut: Operand of a residual's sum that carries the entry: the entry itself, or the end
+            of its projection.
+        heavy: Whether it works with weights.
+        joins: Whether it also takes a value from further up the stream (a long connection).
+    """
+
+    nodes: tuple[str, ...]
+    entry: str
+    exit: str
+    kind: PieceKind = "step"
+    shortcut: str = ""
+    heavy: bool = False
+    joins: bool = False
+
+
+def heavy(graph: ArchGraph, node: Node) -> bool:
+    """Whether an operator does a layer's work: a weighted one, or a product with a parameter."""
+    found = row(node.op)
+    if found.weighted or found.macs is None:
+        return found.weighted
+    return any(graph.param[leaf].role == "parameter" for leaf in node.leaves())
+
+
+class Stream:
+    """The main stream of one mode of a graph, and what stands beside it.
+
+    Attributes:
+        heavy: Operators that do a layer's work.
+        output: The deepest output, counted in such operators.
+        source: The input that the stream starts from; empty where there is none.
+        pieces: The stream, cut into pieces.
+        towers: Streams of other inputs that feed it, each cut into pieces, in topological order.
+    """
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.order = {n.name: i for i, n in enumerate(graph.nodes)}
+        self.preds = _factored(graph)
+        self.heavy = frozenset(n.name for n in graph.nodes if heavy(graph, n))
+        self._depth = self._depths()
+        self.outputs = tuple(
+            dict.fromkeys(i.name for i in walk(graph.outputs) if isinstance(i, Ref))
+        )
+        self.output = max(self.outputs, key=lambda name: self._depth[name], default="")
+        self._live = self._ancestors((self.output,)) if self.output else set()
+        self._learned = self._descendants(n.name for n in graph.nodes if self._has_parameter(n))
+        self.source, nodes, self.pieces = self._choose()
+        self.towers = self._towers(nodes)
+
+    # -- which nodes ------------------------------------------------------------------------
+
+    def _has_parameter(self, node: Node) -> bool:
+        return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
+
+    def _depths(self) -> dict[str, int]:
+        depth: dict[str, int] = {}
+        for n in self.graph.nodes:
+            below = max((depth[p] for p in self.preds[n.name]), default=0)
+            depth[n.name] = below + (n.name in self.heavy)
+        return depth
+
+    def _ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
+        found: set[str] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
+            if name not in found and (inside is None or name in inside):
+                found.add(name)
+                pending.extend(self.preds[name])
+        return found
+
+    def _descendants(self, names: Iterable[str]) -> set[str]:
+        found = set(names)
+        for n in self.graph.nodes:
+            if n.name not in found and any(p in found for p in self.preds[n.name]):
+                found.add(n.name)
+        return found
+
+    def _choose(self) -> tuple[str, set[str], tuple[Piece, ...]]:
+        """The input whose stream is cut best: most residual regions, fewest long connections."""
+        best: tuple[tuple[int, int], str, set[str], tuple[Piece, ...]] | None = None
+        for n in self.graph.nodes:
+            if n.op != "input" or n.name not in self._live:
+                continue
+            nodes = self._downstream(n.name, self._live, self.output)
+            pieces = self._chain(sorted(nodes, key=self.order.__getitem__), "")
+            residual = sum(p.heavy and p.kind == "residual" for p in pieces)
+            score = residual - sum(p.joins for p in pieces), sum(p.heavy for p in pieces)
+            if best is None or score > best[0]:
+                best = score, n.name, nodes, pieces
+        if best is not None:
+            return best[1:]
+        ordered = sorted(self._live, key=self.order.__getitem__)
+        return "", set(ordered), self._chain(ordered, "")
+
+    def _downstream(self, source: str, live: set[str], target: str) -> set[str]:
+        """What leads from a source through parameters to the target, and what prepares it."""
+        below = self._descendants((source,)) & live
+        core = below & self._learned
+        if target not in core:
+            return below
+        starts = [v for v in core if not any(p in core for p in self.preds[v])]
+        return core | self._ancestors(starts, below)
+
+    def _towers(self, main: set[str]) -> tuple[tuple[Piece, ...], ...]:
+        """Chains of two or more layers from other inputs into the stream (encoders, towers)."""
+        taken = set(main)
+        inputs = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self._live]
+        fed = self._descendants(i for i in inputs if i not in main)
+        result = []
+        for n in self.graph.nodes:
+            if n.name not in main:
+                continue
+            for end in self.preds[n.name]:
+                if end in taken or end not in fed or self._depth[end] < 2:
+                    continue
+                free = self._ancestors((end,), self._live - taken)
+                sources = [i for i in inputs if i in free]
+                if not sources or not free & self.heavy:
+                    continue
+                nodes = max(
+                    (self._downstream(s, free, end) for s in sources),
+                    key=lambda found: len(found & self.heavy),
+                )
+                if len(nodes & self.heavy) < 2:
+                    continue
+                taken |= nodes
+                result.append(self._chain(sorted(nodes, key=self.order.__getitem__), ""))
+        return tuple(result)
+
+    # -- how they hang together ---------------------------------------------------------------
+
+    def _chain(self, nodes: Sequence[str], entry: str) -> tuple[Piece, ...]:
+        """Pieces of a part of the graph whose only way out is its last node."""
+        place = {name: i for i, name in enumerate(nodes)}
+        jumps = [0] * (len(nodes) + 1)
+        for i, name in enumerate(nodes):
+            inside = [place[p] for p in self.preds[name] if p in place]
+            first = min(inside, default=-1)
+            if entry in self.preds[name]:
+                first = -1
+            jumps[first + 1] += 1
+            jumps[i] -= 1
+        pieces: list[Piece] = []
+        over, begin = 0, 0
+        for i, name in enumerate(nodes):
+            over += jumps[i]
+            if over == 0:
+                pieces += self._piece(nodes[begin : i + 1], entry)
+                entry, begin = name, i + 1
+        return tuple(pieces)
+
+    def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
+        """One piece; a region that holds a chain of regions opens into that chain."""
+        end = nodes[-1]
+        work = any(n in self.heavy for n in nodes)
+        if len(nodes) == 1:
+            return (Piece(tuple(nodes), entry, end, heavy=work),)
+        inside = set(nodes) - {end}
+        branches = [
+            (p, self._ancestors((p,), inside)) for p in self.preds[end] if p == entry or p in inside
+        ]
+        kind, shortcut = self._kind(self.graph.node[end], entry, branches)
+        region = Piece(tuple(nodes), entry, end, kind, shortcut, work)
+        longest, body = max(
+            branches, key=lambda b: (len(b[1] & self.heavy), len(b[1])), default=("", set[str]())
+        )
+        if entry and len(body & self.heavy) >= 2:
+            ordered = [n for n in nodes if n in body]
+            chain = self._chain(ordered, entry)
+            nested = {p.kind for p in chain if p.heavy}
+            bare = not any(found & self.heavy for p, found in branches if p != longest)
+            if "residual" in nested or (kind == "dense" and bare and "dense" in nested):
+                rest = tuple(n for n in nodes if n not in body)
+                work = any(n in self.heavy for n in rest)
+                return (*chain, Piece(rest, longest, end, "step", "", work, joins=True))
+        return (region,)
+
+    def _kind(
+        self, end: Node, entry: str, branches: Sequence[tuple[str, set[str]]]
+    ) -> tuple[PieceKind, str]:
+        if row(end.op).merges and len(branches) > 1:
+            if any(p == entry for p, _ in branches):
+                return "residual", entry
+            work = sorted((len(found & self.heavy), len(found), p) for p, found in branches)
+            if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
+                return "residual", work[0][2]
+        lists = [v for _, v in end.args if isinstance(v, tuple)]
+        if entry in self.preds[end.name] and any(isinstance(i, Ref) for v in lists for i in v):
+            return "dense", ""
+        return "parallel", ""
+
+
+def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
+    """Predecessors by node, where a list that extends an earlier list goes through that one.
+
+    Dense connections repeat themselves: ``cat(x, y)``, ``cat(x, y, z)``. Read as
+    ``cat(cat(x, y), z)`` each of them is a cut node.
+    """
+    seen: dict[tuple[str, str, tuple[Value, ...]], str] = {}
+    result: dict[str, tuple[str, ...]] = {}
+    for n in graph.nodes:
+        found = dict.fromkeys(n.uses())
+        joined = [(k, v) for k, v in n.args if isinstance(v, tuple) and _references(v)]
+        if len(joined) == 1:
+            argument, operands = joined[0]
+            rest = f"{argument} {[(k, show(v)) for k, v in n.args if k != argument]}"
+            for size in range(len(operands) - 1, 0, -1):
+                parts = (operands[:size], operands[size:]), (operands[-size:], operands[:-size])
+                match = next(
+                    ((seen[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in seen), None
+                )
+                if match is not None:
+                    others = (i.name for i in match[1] if isinstance(i, Ref))
+                    found = dict.fromkeys((match[0], *others))
+                    break
+            seen.setdefault((n.op, rest, operands), n.name)
+        result[n.name] = tuple(found)
+    return result
+
+
+def _references(value: tuple[Value, ...]) -> bool:
+    return all(isinstance(i, Ref) for i in value) and len(value) > 0

@@ -1,0 +1,305 @@
+"""Whole runs from YAML, by real strategies: repeatable, resumable, clear about bad input."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import archgraph as ag
+from archgraph.engine import prepare, read_metrics
+from archgraph.engine.world import as_resolved
+from archgraph.errors import DataError, RunError, SpecError
+
+MODEL = """
+archgraph: 1
+name: small
+inputs: {image: [1, 8, 8]}
+sections:
+  - name: stem
+    steps:
+      - conv: {out: 8, kernel: 3, stride: 2}
+      - batch_norm
+      - relu
+  - name: head
+    steps:
+      - global_avg_pool
+      - flatten
+      - linear: {out: 10}
+"""
+
+EXPERIMENT: dict[str, Any] = {
+    "archgraph": 1,
+    "name": "small",
+    "family": {
+        "model": "model.yaml",
+        "clients": [{"name": "half", "count": 3, "width": 0.5}, {"name": "whole", "count": 2}],
+    },
+    "data": {"dataset": "digits", "limit": 300, "partition": {"scheme": "dirichlet"}},
+    "strategy": {"heterofl": {}},
+    "rounds": 2,
+    "local": {"lr": 0.05, "momentum": 0.9, "batch": 16},
+    "seed": 3,
+}
+
+
+def bits(tensors: Any) -> dict[str, bytes]:
+    return {k: v.numpy().tobytes() for k, v in tensors.items()}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """An experiment file; keywords replace keys, dotted ones (`data__limit`) inside."""
+
+    def make(name: str = "experiment", **changes: Any) -> Path:
+        values = json.loads(json.dumps(EXPERIMENT))
+        for key, value in changes.items():
+            *path, last = key.split("__")
+            target = values
+            for part in path:
+                target = target[part]
+            target[last] = value
+        (tmp_path / "model.yaml").write_text(MODEL)
+        file = tmp_path / f"{name}.yaml"
+        with file.open("w") as stream:
+            YAML(typ="safe", pure=True).dump(values, stream)
+        return file
+
+    return make
+
+
+def test_run_writes_what_it_returns(write, tmp_path):
+    run = ag.run(write(), out=tmp_path / "out")
+    assert run.folder == tmp_path / "out"
+    assert read_metrics(tmp_path / "out") == list(run.rounds)
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    assert set(run.evaluation["models"]) == {"global", "half", "whole"}
+    graphs = {name: ag.load(tmp_path / "out" / "models" / f"{name}.yaml") for name in ("half",)}
+    assert graphs["half"] == run.experiment.world.tier("half").graph
+    assert [c.name for c in run.experiment.world.clients] == ["half"] * 3 + ["whole"] * 2
+
+
+def test_run_without_a_folder_writes_nothing(write, tmp_path, monkeypatch):
+    file = write()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    assert ag.run(file).folder is None
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_folder_may_be_named_by_the_experiment(write, tmp_path):
+    run = ag.run(write(out=str(tmp_path / "named"), rounds=1))
+    assert run.folder == tmp_path / "named"
+    assert (tmp_path / "named" / "run.yaml").is_file()
+
+
+def test_resolved_experiment_reads_back_to_itself(write, tmp_path):
+    first = prepare(write())
+    (tmp_path / "again.yaml").write_text(first.text)
+    again = prepare(tmp_path / "again.yaml")
+    assert again.facts == first.facts
+    assert again.text == first.text
+    assert again.world.graph == first.world.graph
+    assert (again.local, again.options) == (first.local, first.options)
+    assert "scaler" in first.text  # a default of the strategy, written out
+
+
+def test_facts_do_not_depend_on_names_of_files(write, tmp_path):
+    first = prepare(write())
+    (tmp_path / "model.yaml").rename(tmp_path / "renamed.yaml")
+    other = write(family__model="renamed.yaml", name="other")
+    (tmp_path / "renamed.yaml").write_text(MODEL)
+    assert prepare(other).facts == first.facts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changed"),
+    [
+        ("seed", 4, "seed: 3 instead of 4"),
+        ("strategy", {"heterofl": {"scaler": False}}, "strategy.heterofl.scaler: true instead of"),
+        ("local__lr", 0.1, "local.lr: 0.05 instead of 0.1"),
+        ("data__limit", 299, "data.limit: 300 instead of 299"),
+    ],
+)
+def test_folder_of_another_experiment_is_refused(write, tmp_path, key, value, changed):
+    ag.run(write(rounds=1), out=tmp_path / "out")
+    with pytest.raises(RunError, match="holds another experiment") as caught:
+        ag.run(write(rounds=1, **{key: value}), out=tmp_path / "out", resume=True)
+    assert changed in str(caught.value)
+
+
+def test_longer_run_of_the_same_experiment_is_another(write, tmp_path):
+    """Schedules depend on the number of rounds: going on would not give the longer run's bits."""
+    ag.run(write(rounds=1), out=tmp_path / "out")
+    with pytest.raises(RunError, match="rounds: 1 instead of 2"):
+        ag.run(write(rounds=2), out=tmp_path / "out", resume=True)
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedavg": {"family__clients": [{"name": "all", "count": 5}], "strategy": {"fedavg": {}}},
+    "fedavg, local statistics": {
+        "family__clients": [{"name": "all", "count": 5}],
+        "strategy": {"fedavg": {"norm": "local"}},
+    },
+    "heterofl": {},
+    "fedfa": {"strategy": {"fedfa": {}}},
+    "fedfa, attacked": {
+        "strategy": {"fedfa": {}},
+        "attack": {"fraction": 0.2, "intensity": 20.0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkeypatch):
+    """Interrupted inside round 3 by something that no handler catches."""
+    from archgraph.engine import local
+
+    file = write(rounds=3, sample=4, **STRATEGIES[name])
+    whole = ag.run(file, out=tmp_path / "whole")
+    work = local.Turn._work
+
+    def die(self: Any, task: Any) -> Any:
+        if self.round == 3 and len(self.accepted) == 2:
+            raise KeyboardInterrupt
+        return work(self, task)
+
+    monkeypatch.setattr(local.Turn, "_work", die)
+    with pytest.raises(KeyboardInterrupt):
+        ag.run(file, out=tmp_path / "broken")
+    monkeypatch.undo()
+    assert len(read_metrics(tmp_path / "broken")) == 2
+    resumed = ag.run(file, out=tmp_path / "broken", resume=True)
+    assert bits(resumed.server.tensors) == bits(whole.server.tensors)
+    assert resumed.server.values == whole.server.values
+    for ours, theirs in zip(resumed.rounds, whole.rounds, strict=True):
+        assert ours.get("evaluation") == theirs.get("evaluation")
+        assert all(line["rejected"] == line["failed"] == [] for line in (ours, theirs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.1])
+def test_killed_run_resumes_to_the_same_bits(write, tmp_path, delay):
+    """`kill -9` of a real process during a round."""
+    file = write(rounds=6, local__epochs=4, strategy={"heterofl": {}})
+    whole = ag.run(file, out=tmp_path / "whole")
+    code = f"import archgraph; archgraph.run({str(file)!r}, out={str(tmp_path / 'run')!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    checkpoint = tmp_path / "run" / "checkpoints" / "round-000002"
+    limit = time.monotonic() + 300
+    while not checkpoint.is_dir() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 2 <= len(read_metrics(tmp_path / "run")) < 6
+    resumed = ag.run(file, out=tmp_path / "run", resume=True)
+    assert bits(resumed.server.tensors) == bits(whole.server.tensors)
+    assert [r["evaluation"] for r in resumed.rounds] == [r["evaluation"] for r in whole.rounds]
+
+
+def test_attack_is_seeded_and_harms(write):
+    clean = ag.run(write(rounds=3))
+    attack = {"fraction": 0.4, "intensity": 20.0}
+    runs = [ag.run(write(rounds=3, attack=attack)) for _ in range(2)]
+    marked = {c["client"] for line in runs[0].rounds for c in line["clients"] if "malicious" in c}
+    assert marked == runs[0].experiment.malicious
+    assert len(marked) == 2
+    assert bits(runs[0].server.tensors) == bits(runs[1].server.tensors)
+    assert bits(runs[0].server.tensors) != bits(clean.server.tensors)
+
+
+def test_no_attack_is_an_attack_of_nobody(write):
+    plain = ag.run(write(rounds=1))
+    nobody = ag.run(write(rounds=1, attack={"fraction": 0.0, "intensity": 20.0}))
+    harmless = ag.run(write(rounds=1, attack={"fraction": 0.4, "intensity": 0.0}))
+    assert bits(plain.server.tensors) == bits(nobody.server.tensors)
+    assert bits(plain.server.tensors) == bits(harmless.server.tensors)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"strategy": {"hetrofl": {}}}, SpecError, "did you mean 'heterofl'"),
+    ({"strategy": {"heterofl": {"skaler": True}}}, SpecError, "did you mean 'scaler'"),
+    ({"sample": 6}, RunError, "sample: more clients in a round than there are; found 6"),
+    ({"engine": {"device": "warp"}}, RunError, "engine.device: cannot compute there"),
+    ({"data__dataset": "fashion_mnist"}, DataError, "no data folder given"),
+    ({"data__dataset": "digit"}, DataError, "did you mean 'digits'"),
+    ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
+    ({"strategy": {"fedavg": {}}}, RunError, "FedAvg averages one architecture"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "message"), BAD)
+def test_bad_input_is_explained_and_leaves_nothing_behind(
+    write, tmp_path, monkeypatch, changes, kind, message
+):
+    monkeypatch.delenv("ARCHGRAPH_DATA", raising=False)
+    file = write(**changes)
+    with pytest.raises(kind) as caught:
+        ag.run(file, out=tmp_path / "new" / "out")
+    assert message in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_model_of_another_shape(write, tmp_path):
+    file = write()
+    (tmp_path / "model.yaml").write_text(MODEL.replace("[1, 8, 8]", "[3, 32, 32]"))
+    with pytest.raises(RunError, match=r"does not take this data; found float32\[batch, 3, 32, 32"):
+        ag.run(file)
+    (tmp_path / "model.yaml").write_text(MODEL.replace("out: 10", "out: 7"))
+    with pytest.raises(RunError, match=r"does not know these classes; found output .*7\]"):
+        ag.run(file)
+
+
+def test_folder_in_use_is_noticed_before_anything_else(write, tmp_path):
+    """Even when the data is missing: what costs no time comes first."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    file = write(data__dataset="fashion_mnist", data__root=str(tmp_path / "nowhere"))
+    with pytest.raises(RunError, match="the run folder is not empty"):
+        ag.run(file, out=tmp_path / "out")
+    with pytest.raises(RunError, match="no run to resume"):
+        ag.run(file, out=tmp_path / "missing", resume=True)
+    with pytest.raises(RunError, match="no run folder"):
+        ag.run(file, resume=True)
+
+
+def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
+    """A module that nobody prepared: its own initial weights are the first global state."""
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from torch import nn
+
+            def net():
+                torch.manual_seed(5)
+                return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    file = write(rounds=4, strategy={"fedavg": {}}, family__clients=[{"name": "a", "count": 2}])
+    model = 'archgraph: 1\npython: "mine:net"\ninputs: {input: [1, 8, 8]}\n'
+    (tmp_path / "model.yaml").write_text(model)
+    run = ag.run(file)
+    expected = importlib.import_module("mine").net().state_dict()
+    assert bits(run.experiment.world.state) == bits(expected)
+    assert run.experiment.facts["state"] is not None
+    assert run.evaluation["global"]["accuracy"] > 0.3
+
+
+def test_resolved_text_is_the_same_every_time(write):
+    spec = ag.load_experiment(write())
+    strategy = prepare(spec).strategy
+    assert as_resolved(spec, strategy, None) == as_resolved(spec, strategy, None)

@@ -1,0 +1,129 @@
+"""Laws of capture, building and width on random networks (DESIGN §8)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import archgraph as ag
+from archgraph.analysis.axes import axes, positions, size_after
+from archgraph.build import infer, state_of
+from archgraph.layout import AxisRef, leaves
+from archgraph.rewrite.laws import mask_equals_take
+from archgraph.rewrite.width import cut
+from archgraph.text import parse
+from tests.nets import image, networks
+
+
+@given(networks(), st.booleans())
+@settings(max_examples=15)
+def test_build_inverts_trace(net, training):
+    graph, state = ag.trace(net, image())
+    built = ag.build(graph, state)
+    x = image(3)
+    net.train(training)
+    built.train(training)
+    torch.manual_seed(0)
+    expected = net(x)
+    torch.manual_seed(0)
+    found = built(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    gradients = {n: p.grad for n, p in built.named_parameters()}
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=0)
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(built.state_dict()[name], tensor, rtol=0, atol=0)
+    assert ag.trace(built, image()).graph == graph
+    assert infer(graph) == graph
+    assert parse(str(graph)) == graph
+
+
+@given(networks(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25)
+def test_mask_equals_take(net, seed):
+    graph = ag.trace(net, image(), train=False).graph
+    rng = np.random.default_rng(seed)
+    kept = {
+        a.name: np.sort(rng.permutation(a.size)[: rng.integers(1, a.size + 1)])
+        for a in axes(graph).free
+        if not a.spans
+    }
+    small = cut(graph, kept)
+    ag.check(small.graph)
+    assert infer(small.graph) == small.graph
+    # float64 round-off of a few layers of a hundred terms each
+    assert mask_equals_take(graph, small, kept, tolerance=1e-10, seed=seed % 1000) <= 1e-10
+
+
+@given(networks(), st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
+def test_each_axis_alone(net, seed):
+    graph = ag.trace(net, image(), train=False).graph
+    rng = np.random.default_rng(seed)
+    for axis in axes(graph).free:
+        index = np.sort(rng.permutation(axis.size)[: max(axis.size // 2, 1)])
+        small = cut(graph, {axis.name: index})
+        ref = AxisRef(axis.name, axis.size)
+        changed = {p.name for p in graph.params if small.graph.param[p.name].shape != p.shape}
+        assert changed == {
+            p.name
+            for p in graph.params
+            if any(leaf == ref for layout in axes(graph).of(p.name) for leaf in leaves(layout))
+        }
+        if not axis.spans:
+            mask_equals_take(graph, small, {axis.name: index}, tolerance=1e-10)
+
+
+@given(networks())
+@settings(max_examples=10)
+def test_taking_everything_is_the_identity(net):
+    graph, state = ag.trace(net, image(), train=False)
+    whole = ag.take(graph, 1.0)
+    assert whole.graph == graph
+    assert whole.transfer == ag.Transfer.identity(graph)
+    pulled = whole.transfer.pull(state)
+    assert all(torch.equal(pulled[k], v) for k, v in state.items())
+
+
+@given(networks(), st.floats(0.2, 0.9), st.floats(0.2, 0.9))
+@settings(max_examples=10)
+def test_prefixes_compose(net, first, second):
+    graph, state = ag.trace(net, image(), train=False)
+    once = ag.take(graph, first)
+    both = once >> (lambda g: ag.take(g, second))
+    again = ag.take(once.graph, second)
+    assert both.graph == again.graph
+    direct, stepwise = both.transfer.pull(state), again.transfer.pull(once.transfer.pull(state))
+    assert all(torch.equal(direct[k], stepwise[k]) for k in direct)
+
+
+@given(networks())
+@settings(max_examples=10)
+def test_scaler_changes_training_only(net):
+    graph, state = ag.trace(net, image())
+    scaled = ag.scaler(graph, 0.5, verify=True)
+    a, b = ag.build(graph, state).eval(), ag.build(scaled.graph, state).eval()
+    torch.testing.assert_close(a(image()), b(image()), rtol=0, atol=0)
+    assert state_of(b).keys() == state_of(a).keys()
+
+
+@given(networks())
+@settings(max_examples=10)
+def test_alignment_of_a_cut_is_its_transfer(net):
+    graph, state = ag.trace(net, image(), train=False)
+    small = ag.take(graph, 0.5)
+    aligned = ag.align(small.graph, graph)
+    pulled, expected = aligned.pull(state), small.transfer.pull(state)
+    assert all(torch.equal(pulled[k], v) for k, v in expected.items())
+
+
+def test_positions_and_sizes_agree():
+    graph = ag.trace(torch.nn.Linear(6, 4), torch.zeros(1, 6)).graph
+    for param in graph.params:
+        for layout, size in zip(axes(graph).of(param.name), param.shape, strict=True):
+            assert size_after(layout, {}) == size
+            assert positions(layout, {}).tolist() == list(range(size))
