@@ -205,7 +205,7 @@ class DimMap:
             counts = (bounds[1:] - bounds[:-1])[via]
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             picked = np.repeat(bounds[:-1][via], counts) + within
-            rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
+            rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts) * 0 + 1
         else:
             picked, rows, factors = via, other.targets, outer
         return DimMap.sparse(

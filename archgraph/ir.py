@@ -368,6 +368,14 @@ class ArchGraph:
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the caches, which hold classes made at run time."""
+        fields = (self.inputs, self.params, self.nodes, self.outputs, self.updates)
+        return ArchGraph, (*fields, self.sections, self.name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
+        return self  # a value
+
     @property
     def digest(self) -> str:
         """SHA-256 of the printed graph without its name: equal graphs share it."""

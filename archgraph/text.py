@@ -272,7 +272,7 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         return _FLOAT_WORDS[word]
     if _FLOAT.fullmatch(word):
         return float(word)
-    return Ref(word)
+    return Leaf(word)
 
 
 def _record(cursor: _Cursor, name: str, depth: int) -> Record:
@@ -323,7 +323,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
         cursor.at = start
         cursor.fail("is no shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis")
     aliases: list[str] = []
-    trainable = role == "parameter"
+    trainable = True
     while not cursor.peek("="):
         cursor.blanks()
         if cursor.at == len(cursor.text):

@@ -331,8 +331,9 @@ class Coverage(Mapping[str, Tensor]):
         self._shapes = dict(shapes)
         self._terms = {name: tuple(terms.get(name, ())) for name in shapes}
         self._unit = 1.0
-        # Entries of one shape that are covered alike (all norms of a width) share their grid.
-        self._grids: dict[tuple[tuple[int, ...], tuple[Term, ...]], tuple[Grid, list[Any]]] = {}
+        # Entries of one shape that are covered alike (all norms of a width) share their grid. Maps
+        # are told apart by identity: the terms keep them alive, and hashing them takes longer.
+        self._grids: dict[tuple[Any, ...], tuple[Grid, list[tuple[Box, float]]]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         bounds, table = self.grid(name)
@@ -365,7 +366,8 @@ class Coverage(Mapping[str, Tensor]):
         """
         (bounds, table), boxes = self._alike(name)
         if not boxes and table.size <= limit:
-            boxes.extend(_boxes(bounds, table * self._unit))
+            edges = [part.tolist() for part in bounds]
+            boxes.extend(_boxes(edges, (table * self._unit).tolist()))
         return boxes
 
     def times(self, factor: float) -> Coverage:
@@ -383,9 +385,10 @@ class Coverage(Mapping[str, Tensor]):
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
     def _alike(self, name: str) -> tuple[Grid, list[tuple[Box, float]]]:
-        key = self._shapes[name], self._terms[name]
+        shape, terms = self._shapes[name], self._terms[name]
+        key = (shape, *[(id(term.dims), term.factor, term.rows) for term in terms])
         if key not in self._grids:
-            self._grids[key] = _grid(*key), []
+            self._grids[key] = _grid(shape, terms), []
         return self._grids[key]
 
     def __repr__(self) -> str:
@@ -401,7 +404,7 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
         for _, vectors in products:
             if (vector := vectors[dim]) is not None:
                 changes |= vector[1:] != vector[:-1]
-        bounds.append(np.r_[0, np.flatnonzero(changes) + 1, extent].astype(np.int64))
+        bounds.append(np.concatenate(([0], np.flatnonzero(changes) + 1, [extent])))
     table = np.zeros([len(edges) - 1 for edges in bounds])
     for factor, vectors in products:
         part = np.asarray(factor)
@@ -414,17 +417,15 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
     return tuple(bounds), table
 
 
-def _boxes(
-    bounds: tuple[npt.NDArray[np.int64], ...], table: Vector, outer: Box = ()
-) -> Iterator[tuple[Box, float]]:
-    """Cells of a table as boxes, equal neighbours along an axis joined."""
-    if table.ndim == 0:
-        yield outer, float(table)
+def _boxes(bounds: Sequence[list[int]], table: Any, outer: Box = ()) -> Iterator[tuple[Box, float]]:
+    """Cells of a table (nested lists) as boxes, equal neighbours along an axis joined."""
+    if not bounds:
+        yield outer, table
         return
     edges, start = bounds[0], 0
     for stop in range(1, len(table) + 1):
-        if stop == len(table) or not np.array_equal(table[stop], table[start]):
-            here = slice(int(edges[start]), int(edges[stop]))
+        if stop == len(table) or table[stop] != table[start]:
+            here = slice(edges[start], edges[stop])
             yield from _boxes(bounds[1:], table[start], (*outer, here))
             start = stop
 
@@ -471,7 +472,16 @@ class Transfer:
         if set(names) != set(self.entries):
             odd = sorted(set(names) ^ set(self.entries))
             raise RewriteError("entries are not the target's", found=odd, expected="no difference")
-        object.__setattr__(self, "entries", {name: self.entries[name] for name in names})
+        # Equal maps become one object: entries that are mapped alike are found by identity.
+        shared: dict[tuple[DimMap | None, ...], tuple[DimMap | None, ...]] = {}
+        entries = {}
+        for name in names:
+            entry = self.entries[name]
+            dims = shared.setdefault(entry.dims, entry.dims)
+            if dims is not entry.dims:
+                entry = Entry(entry.source, dims, entry.scale, entry.init)
+            entries[name] = entry
+        object.__setattr__(self, "entries", entries)
         for slot in self.target:
             self._check(slot, self.entries[slot.name], sources)
 
@@ -553,16 +563,19 @@ class Transfer:
         """
         if isinstance(seed, torch.Generator):
             seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
-        dtypes = {slot.name: slot.dtype for slot in self.source}
         result: dict[str, Tensor] = {}
-        for slot in self.target:
-            entry = self.entries[slot.name]
+        for name, entry, shape, dtype, index in self._plan:
             if entry.source is None:
-                result[slot.name] = entry.pull(None, dtype=slot.torch_dtype, seed=seed)
+                result[name] = entry.pull(None, dtype=dtype or torch.float32, seed=seed)
                 continue
-            value = entry.pull(self._entry(state, entry.source, self._source_shapes))
-            changes = dtypes[entry.source] != slot.dtype
-            result[slot.name] = value.to(slot.torch_dtype) if changes else value
+            value = state.get(entry.source)
+            if value is None or value.shape != shape:
+                value = self._entry(state, entry.source, self._source_shapes)
+            if index is None:
+                value = entry.pull(value)
+            else:
+                value = value[index].clone(memory_format=torch.contiguous_format)
+            result[name] = value if dtype is None else value.to(dtype)
         taken = next((v.device for v in state.values()), None)
         if taken is not None and taken.type != "cpu":
             for name, entry in self.entries.items():
@@ -679,6 +692,24 @@ class Transfer:
 
     def __str__(self) -> str:
         return self.describe()
+
+    @functools.cached_property
+    def _plan(self) -> list[tuple[str, Entry, torch.Size, torch.dtype | None, Box | None]]:
+        """Per target entry: name, entry, source shape, dtype if it changes, slices if it is a view.
+
+        Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
+        same is computed for each pull.
+        """
+        slots, plan = {slot.name: slot for slot in self.source}, []
+        for slot in self.target:
+            entry, index, dtype = self.entries[slot.name], None, None
+            shape = () if entry.source is None else slots[entry.source].shape
+            if entry.source is None or slots[entry.source].dtype != slot.dtype:
+                dtype = slot.torch_dtype
+            if entry.sliced and entry.scale == 1:
+                index = tuple((m and m.window) or slice(None) for m in entry.dims)
+            plan.append((slot.name, entry, torch.Size(shape), dtype, index))
+        return plan
 
     @functools.cached_property
     def _source_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -287,7 +288,8 @@ class ZiCo:
     """Score of architectures on a client's data, without training (Li et al., *ZiCo*).
 
     ``Σ_l ln Σ_w mean|g_w| / std(g_w)`` over layers of weights, mean and standard deviation over two
-    minibatches, only weights whose deviation is above zero. Higher is better.
+    minibatches (of half the data where there is too little for two), only weights whose deviation is
+    above zero. Higher is better.
 
     Attributes:
         objective: Loss whose gradients are taken.
@@ -297,11 +299,8 @@ class ZiCo:
 
     def __call__(self, work: Work) -> Outcome:
         """Score every further model: metric ``zico/NAME``."""
-        batches = []
-        for batch in work.data.batches(work.generator, work.local.batch):
-            batches.append(batch)
-            if len(batches) == 2:
-                break
+        size = max(1, min(work.local.batch, work.data.examples // 2))
+        batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
         scores = {}
         for name, model in work.others.items():
             module = module_of(model, work.device).train()

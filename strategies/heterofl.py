@@ -119,9 +119,7 @@ class HeteroFL(Strategy):
         """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
         rate = self.rates.get(tier.name) or rate_of(tier)
-        graph = tier.graph
-        if self.scaler and rate < 1:
-            graph = scaled(graph, rate)
+        graph = scaled(tier.graph, rate) if self.scaler else tier.graph
         return Task(
             client=client,
             graph=graph,

@@ -8,6 +8,8 @@ what stands between two of them, and merges the pieces of one building block wit
 from __future__ import annotations
 
 import difflib
+import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ from archgraph.ir import (
     specialise,
     walk,
 )
-from archgraph.layout import AxisRef, Layout, Prod, Sum
+from archgraph.layout import AxisRef, Layout, Prod, Sum, leaves
 from archgraph.ops.table import base, row
 
 BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
@@ -238,14 +240,15 @@ class _Finder:
         self.places: dict[str, Path] = {}
         chains = (*self.stream.towers, self.stream.pieces)
         self.work: Counter[Path] = Counter()  # heavy operators of the stream, by module
+        self.held: Counter[Path] = Counter()  # and norms
         self.children: dict[Path, set[str]] = {}
         for name in (n for pieces in chains for p in pieces for n in p.nodes):
-            node = graph.node[name]
-            if name not in self.stream.heavy and not row(node.op).normalises:
+            if not self._holds(name):
                 continue
             place = self.place(name)
             for size in range(len(place) + 1):
                 self.work[place[:size]] += name in self.stream.heavy
+                self.held[place[:size]] += 1
                 if size < len(place):
                     self.children.setdefault(place[:size], set()).add(place[size])
         self.classes = Counter(map(self._class, self.children))
@@ -338,13 +341,13 @@ class _Finder:
         path = _common(work if heads else [self.place(n) for p in pieces for n in p.nodes])
         kinds = [p.kind for p in heads]
         last = heads[-1] if heads else None
-        if last is not None and last.kind == "residual":
+        if last is not None and last.kind in ("residual", "parallel"):
             outer = self.place(last.exit)
             path = outer if outer and _under(path, outer) else path
         kind: BlockKind = "chain"
         for candidate in ("dense", "parallel", "residual"):
             if candidate in kinds:
-                kind = candidate  # type: ignore[assignment]  # a literal of both
+                kind = candidate
         return _Draft(heads, pieces, _path(given) or path, given, kind=kind)
 
     def _merged(self, heads: Sequence[Piece]) -> list[_Draft]:
@@ -377,7 +380,7 @@ class _Finder:
                 continue
             paths = [_common(works[i]) for i in found]
             listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
-            if "parallel" in kinds or (module[-1].isdigit() and not listed):
+            if kinds == {"parallel", "step"} or (module[-1].isdigit() and not listed):
                 merged.update(found)
                 for i in found:
                     group[i] = found[0]
@@ -517,10 +520,12 @@ class _Finder:
                 names.append(d.given)
                 continue
             if path and self.work[path] == len(nodes):
+                held = [self.place(n) for n in d.stream if self._holds(n)]
+                around = _common(held)
+                if around and _under(path, around) and self.held[around] == len(held):
+                    path = around
                 while (
-                    len(path) > 1
-                    and not _numbered(path[-1])
-                    and self.work[path[:-1]] == len(nodes)
+                    len(path) > 1 and not _numbered(path[-1]) and self.work[path[:-1]] == len(nodes)
                 ):
                     path = path[:-1]
                 d.unit = path
@@ -536,14 +541,15 @@ class _Finder:
             outer = (d.unit[:size] for size in range(1, len(d.unit)))
             d.unit = next((p for p in outer if p in shared), d.unit)
 
+    def _holds(self, name: str) -> bool:
+        return name in self.stream.heavy or row(self.graph.node[name].op).normalises
+
     def _describe(self, draft: _Draft) -> None:
         """What two blocks are compared by."""
         nodes = sorted([*draft.stream, *draft.extra], key=self.order.__getitem__)
         draft.full = _body(self.graph, nodes)
         draft.spine = tuple(
-            base(self.graph.node[n].op)
-            for n in self._spine(draft)
-            if n in self.stream.heavy or row(self.graph.node[n].op).normalises
+            base(self.graph.node[n].op) for n in self._spine(draft) if self._holds(n)
         )
         end = self.graph.node[self._exit(draft)]
         shape: tuple[object, ...] = end.shape
@@ -610,14 +616,20 @@ class _Finder:
             return "holds nothing that could be left out"
         if any(p.joins for p in draft.pieces):
             return f"ends a long connection in %{draft.pieces[-1].exit}"
-        a, b = graph.node[entry].type, graph.node[end].type
-        if a != b:
-            return f"changes {_show(a)} to {_show(b)}"
-        solved = axes(graph).value
-        for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
-            if not _alike(x, y, {}):
-                return f"dimension {i} is {x} before it and {y} after it"
         members = set(nodes)
+        terms = self._terms(draft)
+        if terms:
+            reason = self._kept_term(terms, members)
+            if reason:
+                return reason
+        else:
+            a, b = graph.node[entry].type, graph.node[end].type
+            if a != b:
+                return f"changes {_show(a)} to {_show(b)}"
+            solved = axes(graph).value
+            for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
+                if not _alike(x, y, {}):
+                    return f"dimension {i} is {x} before it and {y} after it"
         inner = {n for n in draft.stream if n not in (entry, end)}
         outputs = {i.name for i in walk(graph.outputs) if isinstance(i, Ref)}
         leaking = inner - {n for n in inner if graph.node[n].op == "input"}
@@ -630,9 +642,47 @@ class _Finder:
             if name in outputs:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
+            if name in terms:  # every later list that it is a term of drops it
+                outside = [u for u in outside if not _lists(graph.node[u], name, terms[name])]
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
         return ""
+
+    def _terms(self, draft: _Draft) -> dict[str, str]:
+        """What a dense block appends to the stream: operand and the operator that appends it."""
+        last = draft.last
+        if last is None or last.kind != "dense" or len(draft.heads) > 1:
+            return {}
+        end = self.graph.node[last.exit]
+        if last.exit != draft.pieces[-1].exit:
+            return {}
+        return {n: end.op for n in last.nodes if n != last.exit and _lists(end, n, end.op)}
+
+    def _kept_term(self, terms: Mapping[str, str], members: set[str]) -> str:
+        """Why the width that a dense block adds cannot be taken away; empty where it can."""
+        solved = axes(self.graph)
+        free = {a.name: a for a in solved.all}
+        for name in terms:
+            found = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
+            own = [leaf for leaf in found if isinstance(leaf, AxisRef)]
+            if not own:
+                return f"appends %{name}, whose width no parameter of its own decides"
+            for ref in own:
+                if not free[ref.name].free:
+                    return f"appends {ref}, which is pinned: {free[ref.name].reason}"
+                for leaf in self._alone.get(ref.name, ()):
+                    if not members.issuperset(self.graph.leaf_users[leaf]):
+                        return f"appends {ref}, which {leaf} needs"
+        return ""
+
+    @functools.cached_property
+    def _alone(self) -> Mapping[str, list[str]]:
+        """Leaves with a dimension that would be empty without an axis, by axis."""
+        found: dict[str, list[str]] = {}
+        for leaf, dims in axes(self.graph).leaf.items():
+            for name in {n for d in dims for n in _only(d)}:
+                found.setdefault(name, []).append(leaf)
+        return found
 
     # -- sections ---------------------------------------------------------------------------
 
@@ -662,6 +712,8 @@ class _Finder:
             return result
         begin, end = self._middle(drafts)
         if not main:
+            if not any(d.whole for d in drafts):
+                return [(".".join(_common(d.unit for d in drafts)) or "stem", "stem", drafts)]
             end = len(drafts)
         stem, head = drafts[:begin], drafts[end:]
         result = [("stem", "stem", stem)] if stem else []
@@ -722,9 +774,7 @@ class _Finder:
                 parts.append([item])
                 names.append(child)
         repeat = any(
-            _bodies(a) == _bodies(b)
-            for part in parts
-            for a, b in zip(part, part[1:], strict=False)
+            _bodies(a) == _bodies(b) for part in parts for a, b in zip(part, part[1:], strict=False)
         )
         return parts if len(parts) > 1 and repeat else [run]
 
@@ -745,7 +795,9 @@ def _repeats(items: Sequence[Sequence[_Draft]], period: int) -> int:
     while size < len(items):
         same_result = all(d.out == items[0][0].out for d in items[size])
         before = items[size - period] if size >= period else None
-        if not same_result or (before is not None and not _similar(before, items[size], size == period)):
+        if not same_result or (
+            before is not None and not _similar(before, items[size], size == period)
+        ):
             break
         size += 1
     return size if period == 1 or size >= 2 * period else 1
@@ -788,6 +840,27 @@ def _alike(a: Layout, b: Layout, names: dict[str, str]) -> bool:
             return a == b
 
 
+def _only(layout: Layout) -> set[str]:
+    """Axes without which a dimension is empty: not those that are one term of several."""
+    match layout:
+        case AxisRef(name):
+            return {name}
+        case Prod(factors):
+            return {n for f in factors for n in _only(f)}
+        case _:
+            return set()
+
+
+def _lists(node: Node, name: str, op: str) -> bool:
+    """Whether an operator uses a result only as an item of a list."""
+    plain = [v for _, v in node.args if not isinstance(v, tuple)]
+    return (
+        node.op == op
+        and not any(i == Ref(name) for v in plain for i in walk(v))
+        and any(Ref(name) in v for _, v in node.args if isinstance(v, tuple))
+    )
+
+
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
     """Operators and wiring of a block, sizes and names aside."""
     local = {name: i for i, name in enumerate(n for n in nodes)}
@@ -816,5 +889,3 @@ def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
         if node.op != "input":
             lines.append(f"{node.op} {' '.join(f'{k}={look(v)}' for k, v in node.args)}")
     return tuple(lines)
-
-

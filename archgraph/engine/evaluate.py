@@ -187,7 +187,7 @@ def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
             node = node.with_args(**{flag: True, "momentum": 1.0})
             found += held
         nodes.append(node)
-    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
+    probe = specialise(graph.replace(nodes=tuple(nodes)), training=True)
     return probe, tuple(dict.fromkeys(found))
 
 
@@ -269,25 +269,27 @@ class Evaluator:
         self, model: Evaluated, tested: _Tested, kept: Mapping[int, Kept], round: int
     ) -> dict[int, dict[str, float]]:
         """Figures of each client of the model, on test examples of its own classes."""
+        if not _personal(model):
+            return {
+                client: _local(tested.plain, tested.masked[present], at)
+                for present, ids in self._classes(model.clients).items()
+                if len(at := self._examples(present))
+                for client in ids
+            }
         clients: dict[int, dict[str, float]] = {}
         module = module_of(Model(model.graph, tested.state), self.device)
-        for present, ids in self._classes(model.clients).items():
-            at = self._examples(present)
-            if not len(at):
-                continue
-            if not _personal(model):
-                clients |= dict.fromkeys(ids, _local(tested.plain, tested.masked[present], at))
-                continue
-            test = self.data.test.subset(at)
-            for client in ids:
-                mine = self._mine(model, tested.state, kept.get(client), client, round)
-                load_state(module, mine)
-                plain, masked = self._answers(module, model, test, (present,))
-                clients[client] = _local(plain, masked, slice(None))
+        for client in model.clients:
+            # The windows of a text are not of classes: everybody is tested on all of them.
+            owned = tuple(self._classes([client]))
+            test = self.data.test.subset(self._examples(*owned)) if owned else self.data.test
+            if len(test):
+                load_state(module, self._mine(model, tested.state, kept, client, round))
+                plain, *masked = self._answers(module, model, test, owned)
+                clients[client] = _local(plain, masked[0] if masked else None)
         return clients
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Clients by the classes that they own; nobody's for text, whose windows have none."""
+        """Clients by the classes that they own; nobody's for text."""
         owners: dict[tuple[bool, ...], list[int]] = {}
         if self.data.kind == "image":
             for client in clients:
@@ -317,12 +319,17 @@ class Evaluator:
         )
 
     def _mine(
-        self, model: Evaluated, state: State, kept: Kept | None, client: int, round: int
+        self,
+        model: Evaluated,
+        state: State,
+        kept: Mapping[int, Kept],
+        client: int,
+        round: int,
     ) -> State:
         """The model as one client has it: with its own entries, then fine-tuned."""
-        kept = kept or Kept()
+        own = kept.get(client, Kept())
         if model.kept:
-            state = kept.over(state)
+            state = own.over(state)
         if model.program is None:
             return state
         generator = seeded(self.world.seed, "evaluate", model.name, round, client)
@@ -337,7 +344,7 @@ class Evaluator:
                     data=self.shard(client),
                     local=self.local,
                     generator=generator,
-                    keep=kept.keep,
+                    keep=own.keep,
                     device=self.device,
                 )
             ).state
@@ -374,8 +381,11 @@ def _personal(model: Evaluated) -> bool:
     return model.kept or model.program is not None
 
 
-def _local(plain: Answers, masked: Answers, at: Tensor | slice) -> dict[str, float]:
-    return {**plain.summary(at), "masked": masked.summary(at)["accuracy"]}
+def _local(
+    plain: Answers, masked: Answers | None = None, at: Tensor | slice = slice(None)
+) -> dict[str, float]:
+    found = plain.summary(at)
+    return found if masked is None else {**found, "masked": masked.summary(at)["accuracy"]}
 
 
 def _mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -79,16 +79,23 @@ def summary(graph: ArchGraph) -> Table:
             name = first if first == last else f"{first} … {last}"
             rows.append((name, "", shape_label(nodes[-1].types[0]), *numbers(nodes), ""))
             continue
-        if block.section not in begun:
-            begun.add(block.section)
-            section = next(s for s in found.sections if s.name == block.section)
-            members = [graph.node[name] for b in section.blocks for name in b.nodes]
-            strong.add(len(rows))
-            end = graph.node[section.blocks[-1].exit]
-            many = f"{len(section.blocks)} block{'s' * (len(section.blocks) != 1)}"
-            rows.append((block.section, many, shape_label(end.types[0]), *numbers(members), ""))
         shape = shape_label(graph.node[block.exit].types[0])
         can = "removable" if block.removable else ""
+        section = next(s for s in found.sections if s.name == block.section)
+        if len(section.blocks) == 1:
+            alike = block.name == section.name
+            name = section.name if alike else f"{section.name}: {block.name}"
+            strong.add(len(rows))
+            rows.append((name, block.kind, shape, *numbers(nodes), can))
+            continue
+        if block.section not in begun:
+            begun.add(block.section)
+            members = [graph.node[name] for b in section.blocks for name in b.nodes]
+            end = shape_label(graph.node[section.blocks[-1].exit].types[0])
+            strong.add(len(rows))
+            rows.append(
+                (block.section, f"{len(section.blocks)} blocks", end, *numbers(members), "")
+            )
         rows.append((f"  {block.name}", block.kind, shape, *numbers(nodes), can))
     strong.add(len(rows))
     ends = [graph.node[name] for name in graph.output_refs()]

@@ -22,6 +22,8 @@ Direction = Literal["TB", "LR"]
 FORMATS = ("dot", "svg", "png", "pdf")
 FONT = "Helvetica,Arial,sans-serif"
 SECONDS = 300.0
+# Letters of a block's name above which it is told without its section's.
+LONG = 20
 # Total length of arrows, in ranks, above which they are drawn with less care.
 DENSE = 4000
 # Least width of a box, in inches: leaves a frame's title room beside the arrow that enters it.
@@ -195,13 +197,31 @@ def _box_label(box: Box, share: float | None, quiet: str) -> str:
     return f"<{'<BR/>'.join(rows)}>"
 
 
-def _group_label(group: Group, share: float | None, *, size: int) -> str:
-    text = _text(group.name, size=size, bold=True)
+def _group_label(group: Group, share: float | None, within: str = "") -> str:
+    """A frame's title: its name, the block's if it holds one only, and its share or size."""
+    size = 10 if within else 12
+    text = _text(_short(group.name, within), size=size, bold=True)
+    if _single(group) and group.groups[0].name != group.name:
+        text += "  " + _text(_short(group.groups[0].name, group.name), size=10)
     if share is not None:
-        return f"<{text}  {_text(percent(share), size=size, bold=True)}>"
-    if group.groups and group.note != "0":
+        text += "  " + _text(percent(share), size=size, bold=True)
+    elif not within and group.note != "0":
         text += "  " + _text(group.note, size=8, colour=colours.QUIET)
     return f"<{text}>"
+
+
+def _single(group: Group) -> bool:
+    """Whether a section is one block: it needs one frame only."""
+    return len(group.groups) == 1
+
+
+def _short(name: str, within: str) -> str:
+    """A block's name; without its section's where it is long.
+
+    >>> _short("layer1.0", "layer1"), _short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
+    ('layer1.0', 'encoder_layer_0.mlp')
+    """
+    return name.removeprefix(f"{within}.") if len(name) > LONG else name
 
 
 def _heading(graph: ArchGraph, picture: Scene, title: str, legend: bool) -> str:
@@ -289,27 +309,28 @@ def _dot(
         )
         target.node(ids[box.name], label, tooltip="\n".join(_tips(graph, box)), **look)
 
-    def group_of(target: graphviz.Digraph, group: Group, depth: int) -> None:
+    def group_of(target: graphviz.Digraph, group: Group, within: str) -> None:
+        block = group.groups[0] if _single(group) else group
         with target.subgraph(name=f"cluster_{next(frames)}") as frame:
-            share = None if shares is None else shares.get(f"group {group.name}")
+            share = None if shares is None else shares.get(f"group {block.name}")
             frame.attr(
-                label=_group_label(group, share, size=12 if depth == 0 else 10),
+                label=_group_label(group, share, within),
                 labeljust="l",
                 labelloc="t",
                 style="filled,rounded",
-                fillcolor=colours.SECTION if depth == 0 else colours.BLOCK,
-                color=colours.BLOCK if depth == 0 else colours.LINE,
+                fillcolor=colours.BLOCK if block.boxes else colours.SECTION,
+                color=colours.LINE if block.boxes else colours.BLOCK,
                 margin="7",
                 tooltip=f"{group.name}: {group.note} parameters",
             )
-            for inner in group.groups:
-                group_of(frame, inner, depth + 1)
-            for name in group.boxes:
+            for inner in () if _single(group) else group.groups:
+                group_of(frame, inner, group.name)
+            for name in block.boxes:
                 inside.add(name)
                 box_of(frame, picture.box[name], share)
 
     for group in picture.groups:
-        group_of(dot, group, 0)
+        group_of(dot, group, "")
     for box in picture.boxes:
         if box.name not in inside:
             box_of(dot, box, None)

@@ -220,6 +220,17 @@ def _reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]
     return seen
 
 
+def _aside(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
+    """Nodes that stand beside all blocks: inputs, and heads that only training has."""
+    aside: set[str] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "input" or (
+            node.name not in in_eval and aside.issuperset(graph.users[node.name])
+        ):
+            aside.add(node.name)
+    return aside
+
+
 def _results(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Ref]]:
     """Every result inside the output tree with the keys that lead to it."""
     match value:
@@ -328,7 +339,8 @@ def scene(
     Args:
         graph: The architecture.
         sections: Sections in order: name and blocks, a block being a name and its node names.
-            Nodes that no block holds stand outside all clusters.
+            Nodes that no block holds stand outside all clusters, and so do inputs and heads that
+            only training has.
         detail: `node` shows every operator; `block` folds operators without a weight matrix or
             kernel into the operator that feeds them, and leaves out what only updates buffers.
 
@@ -346,7 +358,8 @@ def scene(
     shown = [n.name for n in graph.nodes if detail == "node" or n.name in needed or n.op == "input"]
     training = {n for n in shown if n not in in_eval and graph.node[n].op != "input"}
     blocks = [(b, nodes) for _, members in sections for b, nodes in members]
-    owner = {name: i for i, (_, nodes) in enumerate(blocks) for name in nodes}
+    framed = set(shown) - _aside(graph, in_eval)
+    owner = {n: i for i, (_, nodes) in enumerate(blocks) for n in nodes if n in framed}
 
     operators = [name for name in shown if graph.node[name].op != "input"]
     feeds = _feeds(graph, operators)
@@ -439,7 +452,8 @@ def _groups(
         inner = []
         for block, nodes in blocks:
             mine = members.get(index, [])
-            leaves = tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
+            held = (n for n in nodes if n in owner)
+            leaves = tuple(dict.fromkeys(k for n in held for k in graph.node[n].leaves()))
             index += 1
             if mine:
                 note = count(parameters(graph, leaves))

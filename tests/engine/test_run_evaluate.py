@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -167,6 +168,59 @@ def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
     assert found["global"]["accuracy"] == pytest.approx(whole)
     # One class: with the others' logits at 0 it wins wherever its logit is positive.
     assert found["models"]["odd"]["local"]["masked"] >= found["models"]["odd"]["local"]["accuracy"]
+
+
+def test_equal_models_are_tested_once_and_alike(world, digits, net, monkeypatch):
+    from archgraph.engine import evaluate
+
+    calls: list[int] = []
+    plain = evaluate.answers
+
+    def counted(*args: Any, **options: Any) -> list[Answers]:
+        calls.append(1)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(evaluate, "answers", counted)
+    state, other = initial_state(net, 1), initial_state(net, 2)
+    same = {k: v.clone() for k, v in state.items()}
+    test = evaluator(world(), digits)
+    found = test(
+        [
+            Evaluated("global", net, state, statistics="recompute"),
+            Evaluated("odd", net, other, (1, 3), statistics="recompute"),
+            Evaluated("even", net, same, (0, 2), statistics="recompute"),
+        ],
+        kept={},
+        round=1,
+    )
+    assert len(calls) == 2
+    alone = test([Evaluated("even", net, same, (0, 2), statistics="recompute")], kept={}, round=1)
+    assert found["models"]["even"] == alone["models"]["even"]
+    assert found["models"]["even"]["loss"] == found["global"]["loss"]
+    assert found["models"]["odd"]["loss"] != found["global"]["loss"]
+
+
+def test_text_has_perplexity_and_local_figures_only_where_models_are_personal(world):
+    """Ten words, each followed by the next: a table that knows it, and one that knows nothing."""
+    net = nn.Sequential(nn.Embedding(10, 10))
+    graph, _, *_ = trace(net, torch.zeros(2, 6, dtype=torch.int64))
+    words = torch.arange(60).remainder(10).view(10, 6)
+    split = Split(words, (words + 1).remainder(10))
+    text = Dataset("count", "text", 10, (6,), split, split, tuple("abcdefghij"))
+    knows = torch.eye(10).roll(1, dims=1) * 20
+    small = world(clients=2)
+    found = evaluator(small, text)(
+        [
+            Evaluated("global", graph, {"0.weight": torch.zeros(10, 10)}, (0, 1)),
+            Evaluated("own", graph, {"0.weight": torch.zeros(10, 10)}, (0,), kept=True),
+        ],
+        kept={0: Kept({"0.weight": knows})},
+        round=1,
+    )
+    assert found["global"]["perplexity"] == pytest.approx(10.0, rel=1e-5)
+    assert "local" not in found["models"]["global"]
+    assert found["models"]["own"]["local"]["accuracy"] == 1.0
+    assert found["worst"]["name"] == "own"
 
 
 def test_worst_is_the_tier_of_least_accuracy(world, digits, net):

@@ -254,6 +254,7 @@ def test_zico_is_asked_of_those_that_are_not_limited(lab, tiers):
         assert not task.kept  # else it would overlay what the client is sent later
         outcome = task.program(lab.work_of(task, lab.toy(task.client)))
         assert set(outcome.metrics) == {f"zico/{name}" for name in tiers}
+        assert len(set(outcome.metrics.values())) == 4
         assert all(math.isfinite(v) for v in outcome.metrics.values())
         results.append(Result(task.client, {}, 10, metrics=outcome.metrics))
     chosen = strategy.surveyed(world, state, results).values["tiers"]

@@ -66,6 +66,11 @@ def test_the_rate_is_read_off_the_transfer(lab, rate):
     assert rate_of(Tier("t", made.graph, made.transfer)) == rate
 
 
+def test_rounding_up_distorts_the_measured_rate_least_on_the_largest_axis(lab):
+    made = ag.take(lab.graph, 0.3)  # 4 → 2, 8 → 3, 12 → 4
+    assert rate_of(Tier("t", made.graph, made.transfer)) == 4 / 12
+
+
 def test_the_scaler_divides_by_the_rate_in_training_only(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full", "half"])
     strategy = HeteroFL()

@@ -164,3 +164,13 @@ def test_growing_concatenations_are_drawn_as_a_stream(layers: int, detail: Detai
     apart = graph.replace(nodes=(*nodes[:-2], other, nodes[-1]))
     tails = {k.tail for k in scene(apart, [], detail="node").links if k.head == other.name}
     assert tails == {ref.name for ref in features[:-1]}
+
+
+def test_a_head_that_only_training_has_stands_beside_the_blocks(residual: Net):
+    graph, sections = residual((1,), (8,), aux=True)
+    held = dict(sections[0][1])["layer1.0"]
+    whole = [n.name for n in graph.nodes if n.scope == "aux"]
+    picture = scene(graph, [("layer1", [("layer1.0", [*held, *whole, "x"])])])
+    inside = {n for name in picture.groups[0].groups[0].boxes for n in picture.box[name].nodes}
+    assert inside == set(held)
+    assert not any(leaf.startswith("aux") for leaf in picture.groups[0].leaves)

@@ -1,0 +1,11 @@
+"""``make bench``: every benchmark in turn; each prints ratios against a baseline of its own run."""
+
+from __future__ import annotations
+
+import importlib
+
+NAMES = ("bench_cli", "bench_graph", "bench_transfer", "bench_round")
+
+for name in NAMES:
+    print(f"\n== {name}", flush=True)
+    importlib.import_module(f"benchmarks.{name}").main()

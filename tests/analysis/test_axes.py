@@ -1,0 +1,216 @@
+"""Axes of small networks: closed forms, reasons, names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.analysis.axes import axes
+from archgraph.errors import AxisError
+from archgraph.layout import Prod, Sum
+
+
+def solved(net, *inputs):
+    return axes(ag.trace(net, *inputs, train=False).graph)
+
+
+IMAGE = torch.randn(2, 4, 6, 6)
+
+
+def test_a_chain_has_one_axis_per_hidden_layer():
+    found = solved(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 3))
+    assert [(a.name, a.size) for a in found.free] == [("0.out", 8)]
+    assert found["2.out"].reason == "dimension 1 of the model's output"
+    assert "no channel axis (aten.linear %linear in 0" in found["0.in"].reason
+
+
+def test_reasons_name_the_users_line():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.v = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6, 2))
+
+        def forward(self, x):
+            return (x @ self.w).flip(-1) @ self.v
+
+    reason = solved(Net(), torch.randn(2, 4))["w.1"].reason
+    assert "order of its positions matters" in reason
+    assert "test_axes.py:" in reason
+
+
+def test_residual_streams_share_one_axis():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.a = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1)
+            self.head = nn.Conv2d(8, 3, 1)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.head(x + self.a(x))
+
+    found = solved(Net(), IMAGE)
+    assert [(a.name, a.size) for a in found.free] == [("stem.out", 8)]
+    assert found.of("a.weight")[0] == found.of("a.weight")[1] == found.of("stem.weight")[0]
+
+
+def test_depthwise_convolutions_follow_their_input():
+    net = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 2, 1))
+    found = solved(net, IMAGE)
+    assert [a.name for a in found.free] == ["0.out"]
+    small = ag.take(ag.trace(net, IMAGE, train=False).graph, {"0": 5}).graph
+    assert next(n for n in small.nodes if n.arg("groups") is not None).arg("groups") == 5
+
+
+def test_grouped_convolutions_cut_groups_and_their_insides():
+    net = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 12, 3, groups=4), nn.Conv2d(12, 2, 1))
+    found = solved(net, IMAGE)
+    assert [(a.size) for a in found.free] == [4, 2, 3]
+    assert isinstance(found.of("1.weight")[0], Prod)
+
+
+def test_concatenation_is_a_sum_with_its_parts():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 3, 1), nn.Conv2d(4, 5, 1)
+            self.head = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x):
+            return self.head(torch.cat([self.a(x), self.b(x)], 1))
+
+    layout = solved(Net(), IMAGE).of("head.weight")[1]
+    assert isinstance(layout, Sum) and str(layout) == "a.out[3] + b.out[5]"
+
+
+def test_flattening_multiplies_by_the_pixels():
+    net = nn.Sequential(nn.Conv2d(4, 5, 1), nn.Flatten(), nn.Linear(180, 2))
+    assert str(solved(net, IMAGE).of("2.weight")[1]) == "0.out[5] × 36"
+
+
+def test_attention_axes_have_roles():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(6, 8) for _ in range(3))
+            self.o = nn.Linear(8, 6)
+
+        def forward(self, x):
+            b, n, _ = x.shape
+            q, k, v = (m(x).view(b, n, 2, 4).transpose(1, 2) for m in (self.q, self.k, self.v))
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.o(y.transpose(1, 2).reshape(b, n, 8))
+
+    graph = ag.trace(Net(), torch.randn(2, 5, 6), train=False).graph
+    found = axes(graph)
+    assert [(a.name, a.role) for a in found.free] == [
+        ("q.heads", "heads"),
+        ("q.head_dim", "head_dim"),
+        ("v.value_dim", "value_dim"),
+    ]
+    small = ag.take(graph, {"head_dim": 2}).graph
+    node = next(n for n in small.nodes if "attention" in n.op)
+    assert node.arg("scale") == 0.5  # the wide network's 1/√4: its function, not the narrow one's
+    assert small.param["o.weight"].shape == (6, 8) and small.param["q.weight"].shape == (4, 6)
+
+
+def test_norms_over_an_axis_are_reported_and_leave_it_free():
+    net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    (axis,) = solved(net, torch.randn(2, 3)).free
+    assert axis.spans == ("layer norm in 1",)
+
+
+def test_group_norm_spans_the_channels_of_a_group_only():
+    net = nn.Sequential(nn.Conv2d(4, 8, 1), nn.GroupNorm(4, 8), nn.Conv2d(8, 2, 1))
+    assert [(a.size, bool(a.spans)) for a in solved(net, IMAGE).free] == [(4, False), (2, True)]
+
+
+def test_an_operator_without_a_row_pins_and_reports():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(torch.linalg.matrix_exp(self.a(x)))
+
+    found = solved(Net(), torch.randn(2, 4, 4))
+    assert not found.free
+    assert any("no rule for this operator" in a.reason for a in found.pinned)
+
+
+def test_zero_padded_shortcut_is_a_sum():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.c(self.b(x) + nn.functional.pad(x, (0, 0, 0, 0, 2, 2)))
+
+    graph = ag.trace(Net(), IMAGE, train=False).graph
+    assert sorted(a.size for a in axes(graph).free) == [2, 2, 4]
+    ag.take(graph, 0.5, verify=True)
+
+
+def test_patterns_roles_and_prefixes_find_axes():
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    found = solved(net, torch.randn(2, 3))
+    assert [a.name for a in found.match("0")] == ["0.out"]
+    assert [a.name for a in found.match("*.out")] == ["0.out", "2.out"]
+    assert len(found.match("channels")) == 2
+    with pytest.raises(AxisError, match=r"cannot be cut"):
+        found.match("4.out")
+    with pytest.raises(AxisError, match=r"no such axis; found 2\.uot; expected 2\.out"):
+        found.match("2.uot")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (0, "impossible width; found 0; expected 1 to 8"),
+        (9, "impossible width; found 9; expected 1 to 8"),
+        (0.0, "a share lies in"),
+        (1.5, "a share lies in"),
+        ([], "not empty"),
+        ([1, 1], "distinct"),
+        ([8], "outside the axis; found 8; expected 0 to 7"),
+        ([-1], "outside the axis; found -1"),
+    ],
+)
+def test_impossible_widths_are_refused(choice, message):
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    graph = ag.trace(net, torch.randn(2, 3), train=False).graph
+    with pytest.raises(ag.RewriteError, match=message):
+        ag.take(graph, {"0.out": choice})
+
+
+def test_shares_round_up_and_rolled_windows_keep_their_order():
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    graph, state = ag.trace(net, torch.randn(2, 3), train=False)
+    assert ag.take(graph, 0.5).graph.param["0.weight"].shape == (3, 3)
+    assert ag.take(graph, 0.5, rounding="floor").graph.param["0.weight"].shape == (2, 3)
+    rolled = ag.take(graph, {"0.out": [4, 0, 1]})
+    expected = state["0.weight"][[4, 0, 1]]
+    assert torch.equal(rolled.transfer.pull(state)["0.weight"], expected)
+
+
+def test_constants_on_an_axis_are_cut_with_it():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.register_buffer("scale", torch.arange(4.0), persistent=False)
+
+        def forward(self, x):
+            return self.b(self.a(x) * self.scale)
+
+    graph = ag.trace(Net(), torch.randn(2, 3), train=False).graph
+    small = ag.take(graph, {"a.out": [1, 3]}, verify=True).graph
+    value = small.param["scale"].value
+    assert value is not None
+    assert np.frombuffer(value.data, dtype=np.float32).tolist() == [1.0, 3.0]
