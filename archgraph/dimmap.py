@@ -205,7 +205,7 @@ class DimMap:
             counts = (bounds[1:] - bounds[:-1])[via]
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             picked = np.repeat(bounds[:-1][via], counts) + within
-            rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts) * 0 + 1
+            rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
         else:
             picked, rows, factors = via, other.targets, outer
         return DimMap.sparse(
@@ -279,7 +279,7 @@ class DimMap:
             for run in self.runs:
                 end = begin + len(range(*run))
                 into[_at(dim, run)].add_(y[_at(dim, (begin, end, 1))], alpha=alpha)
-                begin = end
+                begin = 0
             return
         if self._dense:
             matrix = torch.from_numpy(self.matrix()).to(y)

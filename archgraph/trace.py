@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
@@ -53,14 +53,18 @@ from archgraph.ops.schema import canonical_args, op_name, schema, to_value
 MAX_CONSTANT_BYTES = 256 * 2**20
 
 
-class Traced(NamedTuple):
-    """A captured model: its graph, its weights, and what could not be carried over exactly."""
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A captured model: its graph, its weights, and what could not be carried over exactly.
+
+    It unpacks as ``graph, state``.
+    """
 
     graph: ArchGraph
     state: dict[str, torch.Tensor]
     notes: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Any]:  # unpacks as (graph, state)
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.state))
 
 
@@ -480,7 +484,8 @@ class _Capture:
         if isinstance(held, torch.Tensor):
             type_: Any = _tensor_type(held, where)
         else:
-            type_ = tuple(_tensor_type(v, where) for v in held if isinstance(v, torch.Tensor))
+            results = held if isinstance(held, (tuple, list)) else ()
+            type_ = tuple(_tensor_type(v, where) for v in results if isinstance(v, torch.Tensor))
         self.nodes.append(Node(node.name, op, args, type_, path, where))
         return Ref(node.name)
 

@@ -288,8 +288,8 @@ class ZiCo:
     """Score of architectures on a client's data, without training (Li et al., *ZiCo*).
 
     ``Σ_l ln Σ_w mean|g_w| / std(g_w)`` over layers of weights, mean and standard deviation over two
-    minibatches (of half the data where there is too little for two), only weights whose deviation is
-    above zero. Higher is better.
+    minibatches (of half the data where there is too little for two), only weights whose deviation
+    is above zero. Higher is better.
 
     Attributes:
         objective: Loss whose gradients are taken.

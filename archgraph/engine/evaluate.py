@@ -187,7 +187,7 @@ def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
             node = node.with_args(**{flag: True, "momentum": 1.0})
             found += held
         nodes.append(node)
-    probe = specialise(graph.replace(nodes=tuple(nodes)), training=True)
+    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
     return probe, tuple(dict.fromkeys(found))
 
 
