@@ -436,10 +436,13 @@ def demo(
     Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
     """
     from archgraph.demo import demo as shown
+    from archgraph.view.inspect import Table
 
     for item in shown(out, rounds=rounds):
         if isinstance(item, str):
             _say(item)
+        elif isinstance(item, Table):
+            _table(item)
         else:
             _print(item)
 

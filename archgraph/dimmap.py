@@ -279,7 +279,7 @@ class DimMap:
             for run in self.runs:
                 end = begin + len(range(*run))
                 into[_at(dim, run)].add_(y[_at(dim, (begin, end, 1))], alpha=alpha)
-                begin = 0
+                begin = end
             return
         if self._dense:
             matrix = torch.from_numpy(self.matrix()).to(y)

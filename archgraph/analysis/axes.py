@@ -198,6 +198,9 @@ class _Naming:
                         self._name_leaf(user.op, argument, item.name)
         for param in eq.graph.params:
             self._name_leaf("", "", param.name)
+            if not eq.graph.leaf_users[param.name]:
+                for layout in eq.leaves[param.name]:
+                    eq.solver.pin(layout, "no operator uses it")
         ordered = list(self.names)
         for var in ordered:  # a free axis must be found in some leaf: others have no position
             if var.size == 1 and not var.pinned:

@@ -29,6 +29,7 @@ from archgraph.ir import (
     Ref,
     TensorType,
     Value,
+    per_graph,
     prune,
     renumber,
     replace,
@@ -39,7 +40,7 @@ from archgraph.ir import (
 )
 from archgraph.layout import AxisRef, leaves
 from archgraph.ops.schema import canonical_args, from_atom, schema
-from archgraph.ops.table import is_random, row
+from archgraph.ops.table import row
 from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
 Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
@@ -135,8 +136,12 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         >>> import torch
         >>> from archgraph.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
-        >>> [len(s.blocks) for s in structure(shallow(trace(net, torch.zeros(1, 4)).graph,
-        ...                                           {"0": 2}).graph).sections]
+        >>> [
+        ...     len(s.blocks)
+        ...     for s in structure(
+        ...         shallow(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
+        ...     ).sections
+        ... ]
         [2, 1]
     """
     found = structure(graph)
@@ -223,9 +228,7 @@ def _without(
     )
 
 
-def _resized(
-    graph: ArchGraph, param: Param, kept: Kept
-) -> tuple[Param, tuple[DimMap | None, ...]]:
+def _resized(graph: ArchGraph, param: Param, kept: Kept) -> tuple[Param, tuple[DimMap | None, ...]]:
     layouts = axes(graph).of(param.name)
     cut = [touched(layout, kept) for layout in layouts]
     if not any(cut) or param.value is not None:
@@ -328,7 +331,7 @@ def graft(
         >>> deep.transfer.entries["3.weight"].source
         '1.weight'
 
-    Source: Wang et al., FedFA, NeurIPS 2023 workshop / arXiv 2311.xxxxx, layer grafting.
+    Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
     """
     found = structure(graph)
     model = structure(like) if like is not None else None
@@ -362,9 +365,590 @@ def graft(
     if like is not None and _names(structure(rewritten.graph.replace(sections=like.sections))) == (
         wanted
     ):
-        rewritten = Rewritten(
-            rewritten.graph.replace(sections=like.sections), rewritten.transfer
-        )
+        rewritten = Rewritten(rewritten.graph.replace(sections=like.sections), rewritten.transfer)
     if verify:
         _undone(graph, rewritten, fresh)
     return rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where the next block goes: after this value, which these operators alone may go on using."""
+
+    exit: str
+    members: frozenset[str]
+    leaves: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What of a block is copied; what it shares with other blocks is not."""
+
+    nodes: tuple[str, ...]
+    leaves: tuple[str, ...]
+    updates: tuple[tuple[str, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Renaming:
+    """Names of a copy: its leaves, and the module paths of its operators."""
+
+    leaves: Mapping[str, str]
+    scope: Callable[[Node], str]
+
+
+@dataclass
+class _Splice:
+    """A graph while blocks are inserted."""
+
+    graph: ArchGraph
+    nodes: list[Node] = field(default_factory=list)
+    params: list[Param] = field(default_factory=list)
+    updates: list[tuple[str, Value]] = field(default_factory=list)
+    outputs: Value = None
+    source: dict[str, str] = field(default_factory=dict)  # new leaf → the one it starts from
+    copies: int = 0
+
+    def __post_init__(self) -> None:
+        self.nodes, self.params = list(self.graph.nodes), list(self.graph.params)
+        self.updates, self.outputs = list(self.graph.updates), self.graph.outputs
+        self.plans: dict[str, _Plan] = {}
+
+    def taken(self) -> set[str]:
+        """Names that no new leaf and no new module can have."""
+        names = {n for p in self.params for n in (p.name, *p.aliases)}
+        return names | {n.scope for n in self.nodes}
+
+    def spot(self, block: Block) -> _Spot:
+        """Place behind a block of the original graph."""
+        used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
+        return _Spot(block.exit, frozenset(block.nodes), frozenset(used))
+
+    def plan(self, block: Block) -> _Plan:
+        """Operators between entry and exit, what serves only them, their leaves and counters."""
+        if block.name not in self.plans:
+            self.plans[block.name] = _plan(self.graph, block)
+        return self.plans[block.name]
+
+    def insert(self, block: Block, spot: _Spot, renaming: _Renaming) -> _Spot:
+        """Copy a block behind a spot; whatever read the value there reads the copy's result."""
+        plan = self.plan(block)
+        self.copies += 1
+        name = {n: f"{n}~{self.copies}" for n in plan.nodes}
+        name[block.entry] = spot.exit
+        leaf = renaming.leaves
+
+        def change(value: Value) -> Value:
+            match value:
+                case Ref(used):
+                    return Ref(name.get(used, used))
+                case Leaf(used):
+                    return Leaf(leaf.get(used, used))
+                case _:
+                    return value
+
+        made = []
+        for n in (self.graph.node[n] for n in plan.nodes):
+            args = tuple((k, replace(v, change)) for k, v in n.args)
+            made.append(
+                dataclasses.replace(n, name=name[n.name], args=args, scope=renaming.scope(n))
+            )
+        end = name[block.exit]
+
+        def follow(value: Value) -> Value:
+            return Ref(end) if value == Ref(spot.exit) else value
+
+        self.nodes = [
+            n
+            if n.name in spot.members
+            else dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
+            for n in self.nodes
+        ]
+        self.outputs = replace(self.outputs, follow)
+        at = next(i for i, n in enumerate(self.nodes) if n.name == spot.exit)
+        self.nodes[at + 1 : at + 1] = made
+        known = {p.name for p in self.params}
+        fresh = [
+            dataclasses.replace(self.graph.param[old], name=new, aliases=())
+            for old, new in leaf.items()
+            if new not in known
+        ]
+        self.source |= {leaf[old]: old for old in plan.leaves}
+        at = max(
+            (i for i, p in enumerate(self.params) if p.name in spot.leaves),
+            default=len(self.params) - 1,
+        )
+        self.params[at + 1 : at + 1] = fresh
+        at = max(
+            (i for i, (k, _) in enumerate(self.updates) if k in spot.leaves),
+            default=len(self.updates) - 1,
+        )
+        self.updates[at + 1 : at + 1] = [(leaf[k], replace(v, change)) for k, v in plan.updates]
+        return _Spot(
+            end, frozenset(n.name for n in made), frozenset(leaf[old] for old in plan.leaves)
+        )
+
+    def rewritten(self, like: ArchGraph | None) -> Rewritten:
+        """The finished graph, in the order of ``like`` where that has all its leaves."""
+        params, updates = self.params, self.updates
+        if like is not None and all(p.name in like.param for p in params):
+            place = {p.name: i for i, p in enumerate(like.params)}
+            params = sorted(params, key=lambda p: place[p.name])
+            turn = {k: i for i, (k, _) in enumerate(like.updates)}
+            updates = sorted(updates, key=lambda u: turn.get(u[0], len(turn)))
+        new = renumber(
+            self.graph.replace(
+                nodes=tuple(self.nodes),
+                params=tuple(params),
+                updates=tuple(updates),
+                outputs=self.outputs,
+            )
+        )
+        check(new)
+        entries = {
+            p.name: Entry(self.source.get(p.name, p.name), (None,) * len(p.shape))
+            for p in new.params
+            if p.role != "constant"
+        }
+        return Rewritten(new, Transfer(signature(self.graph), signature(new), entries))
+
+
+def _plan(graph: ArchGraph, block: Block) -> _Plan:
+    members = [n for n in block.nodes if graph.node[n].op != "input"]
+    inside = set(members)
+    below = {block.entry}
+    for name in members:
+        if any(u in below for u in graph.node[name].uses()):
+            below.add(name)
+    below.discard(block.entry)
+    needed: set[str] = set()
+    pending = [block.exit]
+    while pending:
+        name = pending.pop()
+        if name in inside and name not in needed and name != block.entry:
+            needed.add(name)
+            pending.extend(graph.node[name].uses())
+    copied = needed & below
+    own = set(copied)  # what serves nothing but this block
+    for name in reversed(members):
+        if name in needed and graph.users[name] and own.issuperset(graph.users[name]):
+            own.add(name)
+    fed = _fed(graph)
+    for name in members:
+        node = graph.node[name]
+        if name in own and (
+            any(graph.param[leaf].role != "constant" for leaf in node.leaves())
+            or _random(node)
+            or any(u in copied for u in node.uses())
+        ):
+            copied.add(name)
+    for name in reversed(members):  # masks are shared, tables and noise are not
+        if name in own and name not in fed and any(u in copied for u in graph.users[name]):
+            copied.add(name)
+    updates = []
+    for buffer, value in graph.updates:
+        roots = [i.name for i in walk(value) if isinstance(i, Ref)]
+        if roots and inside.issuperset(roots) and inside.issuperset(graph.leaf_users[buffer]):
+            updates.append((buffer, value))
+            pending = roots
+            while pending:
+                name = pending.pop()
+                if name in inside and name not in copied and name != block.entry:
+                    copied.add(name)
+                    pending.extend(graph.node[name].uses())
+    nodes = tuple(n for n in members if n in copied)
+    used = dict.fromkeys(leaf for n in nodes for leaf in graph.node[n].leaves())
+    mine = tuple(
+        leaf
+        for leaf in used
+        if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
+    )
+    return _Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
+
+
+@per_graph
+def _fed(graph: ArchGraph) -> frozenset[str]:
+    """Operators that depend on an input."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "input" or any(u in found for u in node.uses()):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _random(node: Node) -> bool:
+    """Whether it draws random numbers: two blocks do not share them."""
+    if not node.op.startswith("aten."):
+        return False
+    return torch.Tag.nondeterministic_seeded in schema(node.op).overload.tags
+
+
+def _sources(graph: ArchGraph, section: Section) -> list[Block]:
+    """Blocks of a section that can be repeated at its end.
+
+    Raises:
+        RewriteError: If there is none.
+    """
+    last = section.blocks[-1]
+    type_ = graph.node[last.exit].type
+    found = [
+        b
+        for b in section.blocks
+        if graph.node[b.entry].type == type_ == graph.node[b.exit].type and b.kind != "dense"
+    ]
+    if not found:
+        reason = "appends to the stream" if last.kind == "dense" else last.reason
+        raise RewriteError(
+            "no block that can be repeated",
+            where=section.name,
+            found=f"{last.name}, which {reason}",
+            expected="a block whose result has the type of its input",
+        )
+    return found
+
+
+def _extend(splice: _Splice, section: Section, depth: int) -> list[str]:
+    """Append copies under new numbers; returns all block names of the section."""
+    graph = splice.graph
+    repeatable = _sources(graph, section)
+    bodies = [_layers(graph, b) for b in repeatable]
+    count = len(bodies)
+    period = next(
+        p for p in range(1, count + 1) if all(bodies[i] == bodies[i - p] for i in range(p, count))
+    )
+    spot = splice.spot(section.blocks[-1])
+    names = [b.name for b in section.blocks]
+    for k in range(depth - len(section.blocks)):
+        block = repeatable[count - period + k % period]
+        old = splice.plan(block).leaves
+        taken = splice.taken()
+        own = block.name.partition("~")[0]
+        for steps in itertools.count(1):
+            path = _shift(graph, own, old, steps)
+            leaf = {name: ".".join(path(name.split("."))) for name in old}
+            modules = {name.rpartition(".")[0] for name in leaf.values()} - {""}
+            free = not taken & {*leaf.values(), *modules}
+            if free and all(name.startswith(f"{own}.") for name in old):
+                module = ".".join(path(own.split(".")))
+                free = not any(_under(name, module) for name in taken)
+            if free:
+                break
+
+        def scope(node: Node, path: _Shift = path) -> str:
+            return ".".join(path(node.scope.split("."))) if node.scope else ""
+
+        spot = splice.insert(block, spot, _Renaming(leaf, scope))
+        names.append(".".join(path(own.split("."))))
+    return names
+
+
+def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
+    """Operators of a block that own leaves: what tells two kinds of blocks apart."""
+    found = (graph.node[n] for n in block.nodes)
+    return tuple(
+        n.op for n in found if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
+    )
+
+
+def _under(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+_Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"
+
+
+def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) -> _Shift:
+    """A function that increases the number in the module paths of a block.
+
+    The number is the last one in the path of the block's module (``layer3.1``); where the block is
+    no module of its own, its layers' numbers in their list (``features.40``, ``features.41``).
+    Without a number, one is appended.
+    """
+    paths = [name.split(".")[:-1] for name in leaf_names]
+    module: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        module.append(parts[0])
+    named = block.split(".")
+    if module[: len(named)] == named:
+        module = named
+    prefix = ".".join([*module, ""])
+    shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
+    children = {p[len(module)] for p in paths if len(p) > len(module)}
+    numbers = [i for i, part in enumerate(module) if part[-1:].isdigit()]
+    listed = shared and bool(children) and all(c.isdigit() for c in children)
+    if listed or not module:
+        depth = len(module)
+    else:
+        depth = numbers[-1] if numbers else len(module) - 1
+
+    def shifted(path: Sequence[str]) -> list[str]:
+        result = list(path)
+        inside = list(path[:depth]) == module[:depth] and len(path) > depth
+        if not inside or (depth < len(module) and path[depth] != module[depth]):
+            return result
+        found = re.search(r"\d+$", path[depth])
+        if found:
+            result[depth] = path[depth][: found.start()] + str(int(found.group()) + steps)
+        elif depth < len(module) or path[depth] in children:
+            result[depth] = f"{path[depth]}_{steps + 1}"
+        return result
+
+    return shifted
+
+
+def _line_up(
+    splice: _Splice, section: Section, depth: int, like: ArchGraph, model: Structure
+) -> list[str]:
+    """Insert copies under the names of another graph's blocks; returns the section's blocks."""
+    try:
+        target = model.section(section.name)
+    except GraphError as error:
+        raise RewriteError(
+            "like has no such section", found=section.name, expected=error.expected
+        ) from None
+    current = [b.name for b in section.blocks]
+    missing = [b for b in target.blocks if b.name not in current]
+    wanted = depth - len(current)
+    if wanted > len(missing):
+        raise RewriteError(
+            "impossible depth",
+            where=section.name,
+            found=depth,
+            expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
+        )
+    repeatable = _sources(splice.graph, section)
+    spots = {b.name: splice.spot(b) for b in section.blocks}
+    order = [b.name for b in target.blocks]
+    for wish in missing[:wanted]:
+        problem = ""
+        for block in reversed(repeatable):
+            try:
+                renaming = _counterpart(splice, block, like, wish)
+            except RewriteError as error:
+                problem = problem or str(error)
+                continue
+            break
+        else:
+            raise RewriteError(
+                "no block of the section has the body of like's",
+                where=wish.name,
+                found=problem,
+            )
+        earlier = [n for n in order[: order.index(wish.name)] if n in spots]
+        before = earlier[-1] if earlier else current[-1]
+        spots[wish.name] = splice.insert(block, spots[before], renaming)
+        current.insert(current.index(before) + 1, wish.name)
+    return current
+
+
+def _counterpart(splice: _Splice, block: Block, like: ArchGraph, wish: Block) -> _Renaming:
+    """Names of a copy of one graph's block as they are in another graph's.
+
+    Raises:
+        RewriteError: If the two blocks do not compute the same but for sizes.
+    """
+    graph = splice.graph
+    inside, there = set(block.nodes), set(wish.nodes)
+    pairs: dict[str, str] = {}
+    named: dict[str, str] = {}
+    pending = [(block.exit, wish.exit)]
+
+    def refuse(a: object, b: object) -> NoReturn:
+        raise RewriteError("bodies differ", where=block.name, found=a, expected=b)
+
+    while pending:
+        a, b = pending.pop()
+        if (a == block.entry) != (b == wish.entry):
+            refuse(f"%{a}", f"%{b}")
+        if pairs.get(a, b) != b:
+            refuse(f"%{a}", f"%{b}")
+        if a == block.entry or a in pairs or a not in inside or b not in there:
+            continue
+        pairs[a] = b
+        x, y = graph.node[a], like.node[b]
+        if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
+            refuse(x.op, y.op)
+        for (_, v), (_, w) in zip(x.args, y.args, strict=True):
+            for i, j in _parallel(v, w):
+                match i, j:
+                    case Ref(p), Ref(q):
+                        pending.append((p, q))
+                    case Leaf(p), Leaf(q):
+                        if named.setdefault(p, q) != q:
+                            refuse(p, q)
+                    case (int() | Batch() | float(), int() | Batch() | float()):
+                        pass
+                    case _ if not same(i, j):
+                        refuse(f"{x.op} with {i}", f"{y.op} with {j}")
+    plan = splice.plan(block)
+    modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
+    modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
+    leaf: dict[str, str] = {}
+    for name in plan.leaves:
+        prefix, _, last = name.rpartition(".")
+        new = named.get(name)
+        if new is None and prefix in modules:
+            new = f"{modules[prefix]}.{last}" if modules[prefix] else last
+        if new is None or new not in like.param:
+            refuse(name, f"a leaf of {wish.name}")
+        leaf[name] = new
+    taken = splice.taken()
+    clash = sorted(taken & set(leaf.values()))
+    if clash:
+        raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
+    constants = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()}
+    leaf |= {
+        p: named[p]
+        for p in sorted(constants)
+        if p in named and graph.param[p].role == "constant" and named[p] != p
+    }
+
+    def scope(node: Node) -> str:
+        if node.name in pairs:
+            return like.node[pairs[node.name]].scope
+        return modules.get(node.scope, node.scope)
+
+    return _Renaming(leaf, scope)
+
+
+def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
+    """Scalars of two values side by side; the values themselves where their forms differ.
+
+    What only one of them does in training (stochastic depth of rate 0 is none) does not count.
+    """
+    match a, b:
+        case tuple(), tuple() if len(a) == len(b):
+            for x, y in zip(a, b, strict=True):
+                yield from _parallel(x, y)
+        case Mode(), Mode():
+            yield from _parallel(a.train, b.train)
+            yield from _parallel(a.eval, b.eval)
+        case Mode(), _:
+            yield from _parallel(a.eval, b)
+        case _, Mode():
+            yield from _parallel(a, b.eval)
+        case _:
+            yield a, b
+
+
+# -- laws ---------------------------------------------------------------------------------------
+
+
+def _bypassed(
+    graph: ArchGraph, rewritten: Rewritten, bypass: Mapping[str, str], kept: Kept
+) -> None:
+    """The new network computes what the old one does when values stand in for others.
+
+    Raises:
+        RewriteError: If it does not.
+    """
+    from archgraph.build import build
+    from archgraph.rewrite import laws
+
+    wide = laws.in_float64(graph)
+    state = laws.random_state(wide)
+    inputs = laws.random_inputs(wide)
+    found = laws.outputs(
+        build(laws.in_float64(rewritten.graph), rewritten.transfer.pull(state)).eval(), inputs
+    )
+    if kept:
+        wide, state = laws.masked(wide, state, kept)
+    gap = laws.difference(found, _interpret(wide, state, inputs, bypass))
+    if not gap <= 1e-10:
+        raise RewriteError(
+            "the network is not the original with blocks bypassed",
+            where=graph.name or "graph",
+            found=f"relative difference {gap:.3g}",
+            expected="≤ 1e-10",
+        )
+
+
+def _interpret(
+    graph: ArchGraph,
+    state: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Any],
+    bypass: Mapping[str, str],
+) -> list[torch.Tensor]:
+    """Outputs in evaluation, operator by operator, with some values in the place of others."""
+    from archgraph.build import tensor_of
+
+    graph = specialise(graph, training=False)
+    values: dict[str, Any] = {}
+
+    def feed(value: Value, given: Any) -> None:
+        match value:
+            case Ref(name):
+                values[name] = given
+            case tuple():
+                for item, part in zip(value, given, strict=True):
+                    feed(item, part)
+            case _:
+                for name, item in getattr(value, "fields", ()):
+                    feed(item, given[name])
+
+    for key, value in graph.inputs:
+        feed(value, inputs[key])
+    batch = next(
+        values[n.name].shape[0]
+        for n in graph.nodes
+        if n.op == "input" and n.shape[:1] == (Batch(),)
+    )
+
+    def real(value: Value) -> Any:
+        match value:
+            case Ref(name):
+                return values[name]
+            case Leaf(name):
+                constant = graph.param[name].value
+                if graph.param[name].role == "constant" and constant is not None:
+                    return tensor_of(constant)
+                return state[name]
+            case Batch():
+                return size_at(value, batch)
+            case Atom():
+                return from_atom(value)
+            case tuple():
+                return [real(v) for v in value]
+            case _:
+                return value
+
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.name in bypass:
+                values[node.name] = values[bypass[node.name]]
+            elif node.op == "getitem":
+                values[node.name] = real(node.arg("source"))[real(node.arg("index"))]
+            elif node.op != "input":
+                called = schema(node.op)
+                positional, named = called.call_args({k: real(v) for k, v in node.args})
+                values[node.name] = called.overload(*positional, **named)
+    return [real(i) for i in walk(graph.outputs) if isinstance(i, (Ref, Leaf))]
+
+
+def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
+    """The grafted network runs, and without the new blocks it is the original.
+
+    Raises:
+        RewriteError: If it is not.
+    """
+    from archgraph.build import build
+    from archgraph.rewrite import laws
+
+    before, after = laws.in_float64(graph), laws.in_float64(rewritten.graph)
+    state, inputs = laws.random_state(before), laws.random_inputs(before)
+    expected = laws.outputs(build(before, state).eval(), inputs)
+    found = laws.outputs(build(after, rewritten.transfer.pull(state)).eval(), inputs)
+    again = skip(rewritten.graph, fresh).graph
+
+    def plain(value: ArchGraph) -> ArchGraph:
+        value = renumber(value)
+        return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
+
+    if [t.shape for t in found] != [t.shape for t in expected] or plain(again) != plain(graph):
+        raise RewriteError(
+            "leaving the new blocks out does not give the graph back",
+            where=graph.name or "graph",
+            found=", ".join(fresh),
+        )

@@ -177,6 +177,9 @@ class Lab:
     graph: ag.ArchGraph
     state: Mapping[str, Tensor]
 
+    def __repr__(self) -> str:
+        return f"Lab({len(self.graph.nodes)} nodes)"
+
     make_world = staticmethod(make_world)
     one_round = staticmethod(one_round)
     random_state = staticmethod(random_state)
