@@ -6,6 +6,7 @@ raised. Nothing heavy is imported before a command needs it: `archgraph --help` 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import os
@@ -166,7 +167,8 @@ def trace(
         raise SpecError("is no model", where=target, expected="python:package.module:callable")
     inputs = dict(_input(text) for text in given)
     data = {"python": name, "inputs": inputs, "args": _settings(arg), "name": name.split(":")[1]}
-    graph, state = load_model(Document(target, data, {}))
+    with _spoken(target, f"{target}: "):
+        graph, state = load_model(Document(target, data, dict.fromkeys(_places(data), 1)))
     if weights is not None:
         from safetensors.torch import save as pack
 
@@ -248,8 +250,11 @@ def draw(
         graph = _graph(file, choose)
         shares = coverage(whole)
         if graph.state_names != whole.graph.state_names:
-            graph = whole.graph
-            _say(f"{file} is another model than the family's: drawing the family's", error=True)
+            raise SpecError(
+                "is another model than the family's global one",
+                where=str(file),
+                hint=f"`archgraph draw {cover}` draws that",
+            )
     else:
         graph, shares = _graph(file, choose), None
     text = drawn(graph, output, cover=shares, **look)
@@ -561,14 +566,21 @@ def _experiment(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
         if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
             raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
         at[last] = tuple(value) if isinstance(value, list) else value
-    try:
+    with _spoken("--set", "--set "):
         places = dict.fromkeys(_places(data), 1)
         changed = Document("--set", {**data, "family": ""}, places).validate(ExperimentSpec)
-    except SpecError as error:
-        # There is no file and no line: only the key says where.
-        error.where = (error.where or "").replace("--set:1: ", "--set ")
-        raise
     return changed.model_copy(update={"family": spec.family})
+
+
+@contextlib.contextmanager
+def _spoken(name: str, place: str) -> Iterator[None]:
+    """Say where a mistake on the command line is: there is no file and no line, only a key."""
+    try:
+        yield
+    except SpecError as error:
+        where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
+        error.where = where.removesuffix(": python").rstrip(": ")
+        raise
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

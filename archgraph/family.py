@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.align import align
 from archgraph.analysis.axes import Axis
-from archgraph.rewrite.depth import shallow, skip
-
 from archgraph.errors import ArchGraphError
 from archgraph.ir import ArchGraph
+from archgraph.rewrite.depth import shallow, skip
 from archgraph.rewrite.width import take
 from archgraph.spec import FamilySpec, load_model
 from archgraph.spec.document import Document, Place, read_document

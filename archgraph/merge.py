@@ -380,7 +380,7 @@ class Merger:
             new.div_(dense)
             if factor != 1:
                 new.mul_(factor)
-            return new.to(old.dtype)
+            return torch.where(dense > 0, new.to(old.dtype), old)
         for box, cover in boxes:
             if cover > 0:
                 part = new[box].div_(cover)

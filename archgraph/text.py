@@ -323,7 +323,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
         cursor.at = start
         cursor.fail("is no shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis")
     aliases: list[str] = []
-    trainable = True
+    trainable = role == "parameter"
     while not cursor.peek("="):
         cursor.blanks()
         if cursor.at == len(cursor.text):

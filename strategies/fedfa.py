@@ -44,6 +44,7 @@ from archgraph.strategy import (
     Outcome,
     Result,
     ServerState,
+    State,
     Strategy,
     Task,
     Tier,
@@ -56,6 +57,7 @@ from archgraph.strategy import (
 )
 
 Variant = Literal["both", "depth", "width"]
+SAMPLE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,10 @@ class FedFA(Strategy):
         counts: dict[str, int] = {}
         for result in results:
             fit = _fit(world, state.values["tiers"][result.client], self.variant)
-            grafted = fit.graft.pull(policy.filled(fit.graph, result.state))  # line 11, Algorithm 2
+            grafted = fit.complete(policy.filled(fit.graph, result.state))  # line 11, Algorithm 2
             scales = {}
             if self.scale:
-                norms = self._norms(fit, result)  # lines 12, 18
+                norms = self._norms(fit, grafted)  # lines 12, 18
                 for name, norm in norms.items():
                     sums[name] = sums.get(name, 0.0) + norm
                     counts[name] = counts.get(name, 0) + 1
@@ -225,22 +227,22 @@ class FedFA(Strategy):
         order = torch.randperm(len(world.clients), generator=seeded(world.seed, "fedfa limited"))
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
-    def _norms(self, fit: Fit, result: Result) -> dict[str, float]:
-        """``n_c`` of every scaled entry of the grafted model; a copied block's is its source's."""
-        weights_only = layer_weights(fit.grafted)
-        own: dict[str, float] = {}
+    def _norms(self, fit: Fit, grafted: State) -> dict[str, float]:
+        """``n_c`` of every scaled entry of the grafted model."""
+        scaled = layer_weights(fit.grafted)
+        if self.scale_vectors:
+            scaled = frozenset(p.name for p in fit.grafted.params if p.role == "parameter")
+        known: dict[int, float] = {}  # a copied block's tensors are those of its source
         norms = {}
-        for param in fit.grafted.params:
-            scaled = param.role == "parameter" if self.scale_vectors else param.name in weights_only
-            source = fit.graft.entries[param.name].source if scaled else None
-            if source is None:
+        for name in fit.grafted.state_names:
+            if name not in scaled:
                 continue
-            if source not in own:
-                weights = result.state[source]
-                own[source] = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
-                if own[source] == 0:  # nothing but outliers: they are the layer
-                    own[source] = inner_norm(weights, 1.0, rms=self.rms)
-            norms[param.name] = own[source]
+            weights = grafted[name]
+            if id(weights) not in known:
+                norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
+                # Nothing but outliers: then they are the layer.
+                known[id(weights)] = norm or inner_norm(weights, 1.0, rms=self.rms)
+            norms[name] = known[id(weights)]
         return norms
 
 
@@ -269,18 +271,36 @@ def inner_norm(
     # A quantile lies between two neighbours in order: which weights it keeps depends on ranks only.
     last = len(flat) - 1
     if inner == "abs":
-        values, low, high = flat.abs(), 0, math.floor(percentile * last)
+        inside = flat.abs() <= value_at(flat.abs(), math.floor(percentile * last))
     else:
         tail = (1 - percentile) / 2 * last
-        values, (low, high) = flat, sorted((math.ceil(tail), math.floor(last - tail)))
-    ordered = np.partition(values.cpu().numpy(), (low, high))
-    kept = torch.from_numpy(ordered[low : high + 1])
-    count = len(kept)
-    square = float(torch.linalg.vector_norm(kept, dtype=torch.float64)) ** 2
-    for bound, outside in ((ordered[low], ordered[:low]), (ordered[high], ordered[high + 1 :])):
-        ties = int(np.count_nonzero(outside == bound))
-        count, square = count + ties, square + ties * float(bound) ** 2
-    return math.sqrt(square / count if rms else square)
+        low, high = sorted((math.ceil(tail), math.floor(last - tail)))
+        inside = (flat >= value_at(flat, low)) & (flat <= value_at(flat, high))
+    norm = float(torch.linalg.vector_norm(torch.where(inside, flat, 0), dtype=torch.float64))
+    return norm / math.sqrt(int(inside.sum())) if rms else norm
+
+
+def value_at(values: Tensor, rank: int) -> float:
+    """Value at a rank in ascending order, counted from 0.
+
+    Of many values a sample tells between which two the rank lies; only those between are ordered,
+    after counting has confirmed it.
+
+    Example:
+        >>> value_at(torch.tensor([3.0, 1.0, 2.0]), 1)
+        2.0
+    """
+    pool = values.cpu().numpy()
+    if len(pool) > SAMPLE:
+        sample = np.sort(pool[:: len(pool) // SAMPLE])
+        guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))
+        low = sample[max(guess - slack, 0)]
+        high = sample[min(guess + slack, len(sample) - 1)]
+        below = int(np.count_nonzero(pool < low))
+        between = pool[(pool >= low) & (pool <= high)]
+        if below <= rank < below + len(between):
+            pool, rank = between, rank - below
+    return float(np.partition(pool, rank)[rank])
 
 
 @dataclass(frozen=True)
@@ -357,6 +377,12 @@ class Fit:
     grafted: ag.ArchGraph
     graft: ag.Transfer
     up: ag.Transfer
+
+    def complete(self, state: State) -> State:
+        """The grafted state; copies are the same tensors, not new ones."""
+        if all(entry.unchanged for entry in self.graft.entries.values()):
+            return {k: state[str(entry.source)] for k, entry in self.graft.entries.items()}
+        return self.graft.pull(state)
 
 
 def _fit(world: World, name: str, variant: Variant) -> Fit:

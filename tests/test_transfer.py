@@ -77,7 +77,13 @@ def test_a_prefix_of_every_head_is_slices():
     assert len(map_.runs) == 12
     assert not map_.index
     x = torch.arange(768.0)
-    assert torch.equal(map_.gather(x, 0), x.view(12, 64)[:, :32].reshape(-1))
+    small = x.view(12, 64)[:, :32].reshape(-1)
+    assert torch.equal(map_.gather(x, 0), small)
+    back = torch.ones(768)
+    map_.scatter(small, 0, back, alpha=2.0)
+    assert torch.equal(back.view(12, 64)[:, :32].reshape(-1), 1 + 2 * small)
+    assert torch.equal(back.view(12, 64)[:, 32:], torch.ones(12, 32))
+    assert torch.equal(map_.expand(small, 0), (back - 1) / 2)
     fused = np.concatenate([heads, 768 + heads, 1536 + heads])
     assert len((DimMap.of(fused, 2304) or map_).runs) == 36
     assert MAX_RUNS >= 36

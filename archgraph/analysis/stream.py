@@ -8,6 +8,7 @@ over it in topological order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,6 +57,7 @@ class Stream:
 
     Attributes:
         heavy: Operators that do a layer's work.
+        live: Operators that the deepest output needs.
         output: The deepest output, counted in such operators.
         source: The input that the stream starts from; empty where there is none.
         pieces: The stream, cut into pieces.
@@ -72,7 +74,7 @@ class Stream:
             dict.fromkeys(i.name for i in walk(graph.outputs) if isinstance(i, Ref))
         )
         self.output = max(self.outputs, key=lambda name: self._depth[name], default="")
-        self._live = self._ancestors((self.output,)) if self.output else set()
+        self.live = self.ancestors((self.output,)) if self.output else set()
         self._learned = self._descendants(n.name for n in graph.nodes if self._has_parameter(n))
         self.source, nodes, self.pieces = self._choose()
         self.towers = self._towers(nodes)
@@ -89,7 +91,8 @@ class Stream:
             depth[n.name] = below + (n.name in self.heavy)
         return depth
 
-    def _ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
+    def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
+        """Operators that some need, themselves included; within a part of the graph if given."""
         found: set[str] = set()
         pending = list(names)
         while pending:
@@ -110,9 +113,9 @@ class Stream:
         """The input whose stream is cut best: most residual regions, fewest long connections."""
         best: tuple[tuple[int, int], str, set[str], tuple[Piece, ...]] | None = None
         for n in self.graph.nodes:
-            if n.op != "input" or n.name not in self._live:
+            if n.op != "input" or n.name not in self.live:
                 continue
-            nodes = self._downstream(n.name, self._live, self.output)
+            nodes = self._downstream(n.name, self.live, self.output)
             pieces = self._chain(sorted(nodes, key=self.order.__getitem__), "")
             residual = sum(p.heavy and p.kind == "residual" for p in pieces)
             score = residual - sum(p.joins for p in pieces), sum(p.heavy for p in pieces)
@@ -120,7 +123,7 @@ class Stream:
                 best = score, n.name, nodes, pieces
         if best is not None:
             return best[1:]
-        ordered = sorted(self._live, key=self.order.__getitem__)
+        ordered = sorted(self.live, key=self.order.__getitem__)
         return "", set(ordered), self._chain(ordered, "")
 
     def _downstream(self, source: str, live: set[str], target: str) -> set[str]:
@@ -130,38 +133,46 @@ class Stream:
         if target not in core:
             return below
         starts = [v for v in core if not any(p in core for p in self.preds[v])]
-        return core | self._ancestors(starts, below)
+        return core | self.ancestors(starts, below)
 
     def _towers(self, main: set[str]) -> tuple[tuple[Piece, ...], ...]:
-        """Chains of two or more layers from other inputs into the stream (encoders, towers)."""
+        """Chains of two or more layers from other inputs into the stream (encoders, towers).
+
+        A tower ends where it first fans out: what then serves one block is that block's.
+        """
         taken = set(main)
-        inputs = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self._live]
-        fed = self._descendants(i for i in inputs if i not in main)
         result = []
         for n in self.graph.nodes:
-            if n.name not in main:
+            if n.op != "input" or n.name in taken or n.name not in self.live:
                 continue
-            for end in self.preds[n.name]:
-                if end in taken or end not in fed or self._depth[end] < 2:
-                    continue
-                free = self._ancestors((end,), self._live - taken)
-                sources = [i for i in inputs if i in free]
-                if not sources or not free & self.heavy:
-                    continue
-                nodes = max(
-                    (self._downstream(s, free, end) for s in sources),
-                    key=lambda found: len(found & self.heavy),
-                )
-                if len(nodes & self.heavy) < 2:
-                    continue
-                taken |= nodes
-                result.append(self._chain(sorted(nodes, key=self.order.__getitem__), ""))
+            below = self._descendants((n.name,)) & (self.live - taken)
+            core = below & self._learned
+            starts = [v for v in core if not any(p in core for p in self.preds[v])]
+            ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
+            ends = {p for v in self.live.difference(ordered) for p in self.preds[v]}
+            cuts = self._cuts(ordered, "", ends)
+            while ordered and ordered[-1] not in cuts:
+                ordered.pop()
+            if sum(v in self.heavy for v in ordered) >= 2:
+                taken.update(ordered)
+                result.append(self._chain(ordered, ""))
         return tuple(result)
 
     # -- how they hang together ---------------------------------------------------------------
 
     def _chain(self, nodes: Sequence[str], entry: str) -> tuple[Piece, ...]:
         """Pieces of a part of the graph whose only way out is its last node."""
+        pieces: list[Piece] = []
+        cuts = self._cuts(nodes, entry)
+        begin = 0
+        for i, name in enumerate(nodes):
+            if name in cuts:
+                pieces += self._piece(nodes[begin : i + 1], entry)
+                entry, begin = name, i + 1
+        return tuple(pieces)
+
+    def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
+        """Nodes that no edge jumps over; ``ends`` have an edge out of the part."""
         place = {name: i for i, name in enumerate(nodes)}
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
@@ -171,14 +182,11 @@ class Stream:
                 first = -1
             jumps[first + 1] += 1
             jumps[i] -= 1
-        pieces: list[Piece] = []
-        over, begin = 0, 0
-        for i, name in enumerate(nodes):
-            over += jumps[i]
-            if over == 0:
-                pieces += self._piece(nodes[begin : i + 1], entry)
-                entry, begin = name, i + 1
-        return tuple(pieces)
+        for name in ends:
+            if name in place:
+                jumps[place[name] + 1] += 1
+        over = itertools.accumulate(jumps)
+        return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
         """One piece; a region that holds a chain of regions opens into that chain."""
@@ -188,7 +196,7 @@ class Stream:
             return (Piece(tuple(nodes), entry, end, heavy=work),)
         inside = set(nodes) - {end}
         branches = [
-            (p, self._ancestors((p,), inside)) for p in self.preds[end] if p == entry or p in inside
+            (p, self.ancestors((p,), inside)) for p in self.preds[end] if p == entry or p in inside
         ]
         kind, shortcut = self._kind(self.graph.node[end], entry, branches)
         region = Piece(tuple(nodes), entry, end, kind, shortcut, work)

@@ -35,18 +35,25 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
     Raises:
         RunError: If the folder cannot be written.
     """
+    import torch
+
     began = time.perf_counter()
     place = _empty(Path(folder))
     specs = _copied(place / "specs")
+    threads = torch.get_num_threads()
+    # Pictures of 8 × 8: more threads would wait for each other longer than they compute.
+    torch.set_num_threads(1)
+    try:
+        for part in PARTS:
+            yield from _part(part, specs, place / part, rounds)
+    finally:
+        torch.set_num_threads(threads)
+    yield f"\nall of it is in {place}, after {time.perf_counter() - began:.0f} s; look at"
     for part in PARTS:
-        yield from _part(part, specs, place / part, rounds)
-    yield f"\nall of it in {place} after {time.perf_counter() - began:.0f} s:"
-    for path in sorted(p.relative_to(place) for p in place.rglob("*") if p.suffix in SHOWN):
-        if "checkpoints" not in path.parts:
-            yield f"  {place / path}"
-
-
-SHOWN = (".svg", ".png", ".html")
+        for name in ("report.html", "curves.png", "pictures/global.svg"):
+            yield f"  {place / part / name}"
+    yield f"change {specs / 'residual_family.yaml'} and run"
+    yield f"  archgraph run {specs / 'residual_experiment.yaml'}"
 
 
 def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[Any]:

@@ -422,9 +422,8 @@ def _save(path: Path, tensors: Tensors) -> None:
     storages: set[int] = set()
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
-        # The format knows no views: what shares its memory is written on its own.
-        storage = flat.untyped_storage()
-        if storage.data_ptr() in storages or storage.nbytes() != flat.nbytes:
+        # The format refuses tensors that share their memory: each is written on its own.
+        if flat.untyped_storage().data_ptr() in storages:
             flat = flat.clone()
         storages.add(flat.untyped_storage().data_ptr())
         owned[name] = flat

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from archgraph.build import initial_state
 from archgraph.engine.attack import malicious
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
+from archgraph.engine.evaluate import GLOBAL
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
@@ -98,6 +99,14 @@ def _world(
     shares: tuple[np.ndarray, ...],
     device: str,
 ) -> World:
+    for member in family.clients:
+        if member.name == GLOBAL:
+            raise RunError(
+                "the name stands for the global model",
+                where="family",
+                found=f"clients named {GLOBAL}",
+                hint="choose another name",
+            )
     members = [member for member in family.clients for _ in range(member.count)]
     clients = tuple(
         Client(

@@ -289,6 +289,10 @@ def _with_sections(
         wanted = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
     sections = tuple((name, blocks) for name, blocks in wanted if blocks)
     graph = rewritten.graph.replace(sections=sections)
+    try:
+        structure(graph)
+    except GraphError:  # what is left has no such blocks any more
+        return rewritten
     return Rewritten(graph, rewritten.transfer)
 
 
@@ -594,7 +598,9 @@ def _sources(graph: ArchGraph, section: Section) -> list[Block]:
     found = [
         b
         for b in section.blocks
-        if graph.node[b.entry].type == type_ == graph.node[b.exit].type and b.kind != "dense"
+        if graph.node[b.entry].type == type_ == graph.node[b.exit].type
+        and b.kind != "dense"
+        and any(row(graph.node[n].op).macs for n in b.nodes)
     ]
     if not found:
         reason = "appends to the stream" if last.kind == "dense" else last.reason

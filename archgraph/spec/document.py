@@ -306,7 +306,7 @@ class _Reader:
     def read(self, node: Node, place: Place) -> Any:
         self.lines.setdefault(place, node.start_mark.line + 1)
         self.count += 1
-        if False:
+        if self.count > MAX_VALUES:
             self.fail(node, "holds too many values", expected=f"at most {MAX_VALUES}")
         # An alias of its own ancestor ends here, too.
         if len(place) > MAX_DEPTH:

@@ -21,6 +21,8 @@ FORMATS = ("svg", "png", "pdf")
 # Shapes besides colours tell lines apart in print and for everybody.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+# Share of the time below which a purpose cannot be seen in its bar.
+VISIBLE = 0.002
 PURPOSES = {
     "local": "local training",
     "server": "server work",
@@ -140,6 +142,8 @@ def _line(
         color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
         linestyle="-" if bold else STYLES[number % len(STYLES)],
         linewidth=2.6 if bold else 1.8,
+        # Below the others: a tier that equals the global model stays visible on top of it.
+        zorder=1.9 if bold else 2.0,
         # A curve of many rounds is told apart by its line; markers would hide it.
         marker=MARKERS[number % len(MARKERS)] if len(points[0]) <= 25 else None,
         markersize=4,
@@ -188,7 +192,7 @@ def _time(panel: Axes, runs: Mapping[str, Sequence[Line]]) -> None:
     fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
     for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):
         values = [bar.get(purpose, 0.0) for bar in spent]
-        if not any(values):
+        if sum(values) < VISIBLE * sum(sum(bar.values()) for bar in spent):
             continue
         panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
         left = [a + b for a, b in zip(left, values, strict=True)]

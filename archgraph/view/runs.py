@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,9 @@ class Log:
 
     @property
     def name(self) -> str:
-        """What to call the run: its folder's name."""
-        return self.folder.resolve().name
+        """What to call the run: its experiment's name, else its folder's."""
+        named = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
+        return named[1] if named else self.folder.resolve().name
 
 
 def read_run(folder: str | os.PathLike[str]) -> Log:

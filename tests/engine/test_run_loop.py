@@ -146,6 +146,21 @@ def test_run_neither_uses_nor_moves_the_global_generator(experiment):
     assert bits(a.server.tensors) == bits(execute(experiment(rounds=1)).server.tensors)
 
 
+def test_every_client_has_randomness_of_its_own_in_every_round(experiment, mean):
+    seeds: list[tuple[int, float]] = []
+
+    @dataclass(frozen=True)
+    class Tell:
+        def __call__(self, work: Work) -> Outcome:
+            seeds.append((work.generator.initial_seed(), float(torch.rand(()))))
+            return Outcome(work.state)
+
+    execute(experiment(mean(program=Tell()), rounds=3, options=_all()))
+    assert len(seeds) == 12
+    assert len({own for own, _ in seeds}) == 12
+    assert len({dropout for _, dropout in seeds}) == 12
+
+
 def test_clients_draw_apart_from_one_another(experiment, mean):
     """A client's randomness depends on nobody else: dropping one leaves the others' updates."""
     updates: dict[str, dict[int, bytes]] = {"all": {}, "less": {}}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.strategy import CrossEntropy, Result, Task, Train, layer_weights
-from strategies.fedfa import FedFA, ZiCo, fit, inner_norm, zico
+from strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
 
 WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
 SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
@@ -68,6 +68,23 @@ def test_inner_norm_is_homogeneous(values, share, factor):
     w = torch.tensor(values)
     expected = factor * inner_norm(w, share)
     assert inner_norm(w * factor, share) == pytest.approx(expected, rel=1e-4, abs=1e-30)
+
+
+@pytest.mark.parametrize("kind", ["normal", "sorted", "equal", "few", "striped"])
+def test_value_at_finds_ranks_among_many_values(kind):
+    draw = torch.Generator().manual_seed(3)
+    values = torch.randn(3 * SAMPLE + 7, generator=draw)
+    if kind == "sorted":
+        values = values.sort().values
+    elif kind == "equal":
+        values = torch.ones_like(values)
+    elif kind == "few":
+        values = values.round()
+    elif kind == "striped":  # the sample sees one stripe only and is wrong about the rest
+        values[::3] = 50.0
+    ordered = values.sort().values
+    for rank in (0, 1, len(values) // 2, int(0.95 * len(values)), len(values) - 1):
+        assert value_at(values, rank) == float(ordered[rank])
 
 
 def test_outliers_do_not_count():

@@ -1,0 +1,162 @@
+"""From blocks to sections: stem, stages of one body repeated, head."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from archgraph.analysis.blocks import Draft, Drafts, Path, common, numbered, under
+
+SectionKind = Literal["stem", "stage", "head"]
+
+
+class Group(NamedTuple):
+    """A section while it is put together."""
+
+    name: str
+    kind: SectionKind
+    blocks: list[Draft]
+
+
+def sections(drafts: Drafts) -> list[Group]:
+    """Sections of a graph's blocks: of the towers, of the main stream, further outputs last."""
+    found: list[Group] = []
+    owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
+    for tower in drafts.chains[:-1]:
+        found += _given(tower, owner) or _tower(tower)
+    main = drafts.chains[-1]
+    found += _given(main, owner) or _main(drafts, main)
+    if drafts.ends:
+        if not found or found[-1].kind != "head":
+            found.append(Group("head", "head", []))
+        found[-1].blocks.extend(drafts.ends)
+    return found
+
+
+def _given(blocks: list[Draft], owner: Mapping[str, str]) -> list[Group]:
+    """The user's sections, and those between them."""
+    mine = [i for i, d in enumerate(blocks) if d.given]
+    if not mine:
+        return []
+    found: list[Group] = []
+    rest: list[Draft] = []
+    for d in blocks[mine[0] : mine[-1] + 1]:
+        if not d.given:
+            rest.append(d)
+            continue
+        found += _stages(rest)
+        rest = []
+        if found and found[-1].name == owner[d.given]:
+            found[-1].blocks.append(d)
+        else:
+            found.append(Group(owner[d.given], "stage", [d]))
+    return _framed(blocks[: mine[0]], found, blocks[mine[-1] + 1 :])
+
+
+def _framed(stem: list[Draft], stages: list[Group], head: list[Draft]) -> list[Group]:
+    first = [Group("stem", "stem", stem)] if stem else []
+    last = [Group("head", "head", head)] if head else []
+    return [*first, *stages, *last]
+
+
+def _tower(blocks: list[Draft]) -> list[Group]:
+    """A tower has no head, and a stem of its own name."""
+    begin = next((i for i, d in enumerate(blocks) if d.whole), len(blocks))
+    stem = blocks[:begin]
+    name = ".".join(common(d.unit for d in stem)) or (stem[0].name if stem else "")
+    first = [Group(name, "stem", stem)] if stem else []
+    return [*first, *_stages(blocks[begin:])]
+
+
+def _main(drafts: Drafts, blocks: list[Draft]) -> list[Group]:
+    begin, end = _middle(drafts, blocks)
+    return _framed(blocks[:begin], _stages(blocks[begin:end]), blocks[end:])
+
+
+def _middle(drafts: Drafts, blocks: list[Draft]) -> tuple[int, int]:
+    """Where the stages begin and end.
+
+    Between the first and the last building block; in a plain chain from the start to where
+    the image or sequence collapses, or to the last layer.
+    """
+    whole = [i for i, d in enumerate(blocks) if d.whole]
+    if whole:
+        return whole[0], whole[-1] + 1
+    begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
+    ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
+    falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
+    end = falls[-1] if falls else max(len(blocks) - 1, begin)
+    return begin, end if len(blocks) > 1 else len(blocks)
+
+
+def _stages(blocks: Sequence[Draft]) -> list[Group]:
+    """Maximal runs of blocks with the same result and repeating bodies, named by module."""
+    items: list[list[Draft]] = []  # blocks of one module stay together
+    for d in blocks:
+        last = items[-1][-1] if items else None
+        if last is not None and d.unit and last.unit == d.unit and last.out == d.out:
+            items[-1].append(d)
+        else:
+            items.append([d])
+    runs: list[list[list[Draft]]] = []
+    while items:
+        size = max(_repeats(items, 1), _repeats(items, 2), _repeats(items, 4))
+        runs += _split(items[:size])
+        items = items[size:]
+    found = []
+    for run in runs:
+        members = [d for item in run for d in item]
+        units = {d.unit for d in members}
+        path = common(units)
+        if path in units and path and numbered(path[-1]):
+            path = path[:-1]
+        inside = set(map(id, members))
+        own = path and not any(under(d.unit, path) for d in blocks if id(d) not in inside)
+        found.append(Group(".".join(path) if own else members[0].name, "stage", members))
+    return found
+
+
+def _split(run: list[list[Draft]]) -> list[list[list[Draft]]]:
+    """A run over several modules that each repeat a body is one section per module."""
+    path = common(item[0].unit for item in run)
+    parts: list[list[list[Draft]]] = []
+    names: list[Path] = []
+    for item in run:
+        child = item[0].unit[: len(path) + 1]
+        if parts and child == names[-1]:
+            parts[-1].append(item)
+        else:
+            parts.append([item])
+            names.append(child)
+    repeat = any(_bodies(a) == _bodies(b) for part in parts for a, b in itertools.pairwise(part))
+    return parts if len(parts) > 1 and repeat else [run]
+
+
+def _bodies(item: Sequence[Draft]) -> list[tuple[str, ...]]:
+    return [d.full for d in item]
+
+
+def _repeats(items: Sequence[Sequence[Draft]], period: int) -> int:
+    """How many items at the front repeat with a period; 1 where only the first stands alone."""
+    size = 1
+    while size < len(items):
+        same_result = all(d.out == items[0][0].out for d in items[size])
+        before = items[size - period] if size >= period else None
+        if not same_result or (
+            before is not None and not _similar(before, items[size], size == period)
+        ):
+            break
+        size += 1
+    return size if period == 1 or size >= 2 * period else 1
+
+
+def _similar(before: Sequence[Draft], after: Sequence[Draft], first: bool) -> bool:
+    """Whether two items have one body; the last item may be cut short, the first a transition."""
+    if len(after) > len(before):
+        return False
+    return all(
+        a.full == b.full
+        or (a.spine == b.spine and (first or (a.unit[:-1] == b.unit[:-1] and len(a.unit) > 1)))
+        for a, b in zip(before, after, strict=False)
+    )
