@@ -8,9 +8,11 @@ original's do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
+import io
 import itertools
 import logging
 import operator
@@ -95,6 +97,14 @@ def trace(
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
     modes = {m: m.training for m in model.modules()}
     names = _Names.of(model)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(
+            f"example inputs do not fit forward: {error}",
+            where=type(model).__name__,
+            expected=f"forward{inspect.signature(model.forward)}",
+        ) from None
     args, kwargs = _grow_batch(args), _grow_batch(kwargs)
     notes: list[str] = []
     try:
@@ -334,8 +344,7 @@ class _Capture:
         error: Exception | None = None
         for dynamic in attempts:
             try:
-                with warnings.catch_warnings(), _quiet():
-                    warnings.simplefilter("ignore")
+                with _quiet():
                     return torch.export.export(
                         self.model, self.args, self.kwargs, dynamic_shapes=dynamic, strict=False
                     )
@@ -672,15 +681,21 @@ def _functional(op: str, where: str) -> str:
     raise TraceError("in-place operator without a functional form", where=where, found=op)
 
 
-class _quiet:
-    """Silence export's loggers: their text reappears in our error."""
-
-    def __enter__(self) -> None:
-        self.level = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self.level)
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what export logs and prints on the way: its reason reappears in our error."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def _capture_error(model: torch.nn.Module, error: Exception | None) -> TraceError:

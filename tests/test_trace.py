@@ -244,3 +244,8 @@ def test_the_model_is_not_changed():
 def test_not_a_module():
     with pytest.raises(TraceError, match=r"not a torch\.nn\.Module; found function"):
         ag.trace(lambda x: x, torch.zeros(1))  # type: ignore[arg-type]  # the fault under test
+
+
+def test_inputs_that_forward_does_not_take_are_named():
+    with pytest.raises(TraceError, match=r"do not fit forward.*expected forward\(input"):
+        ag.trace(nn.Linear(3, 3), wrong=torch.randn(2, 3))

@@ -220,7 +220,7 @@ def _without(
             updates=tuple((k, replace(v, change)) for k, v in graph.updates),
         )
     )
-    new = renumber(new)
+    new = renumber(_tidied(graph, new))
     check(new)
     return Rewritten(
         new,
@@ -567,6 +567,8 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
         for leaf in used
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
+    silent = _silent(graph).items()
+    mine += tuple(name for name, module in silent if module and module.issubset(mine))
     return _Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
 

@@ -1,0 +1,134 @@
+"""Laws of structure and depth on random networks (DESIGN §4, §5)."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import archgraph as ag
+from archgraph.analysis.structure import structure
+from archgraph.build import infer
+from archgraph.errors import RewriteError
+from archgraph.ir import ArchGraph
+from tests.nets import image, networks
+from tests.structures import graph_of, models, parts
+
+graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
+
+
+def _leaves(graph: ArchGraph, nodes) -> set[str]:
+    return {leaf for name in nodes for leaf in graph.node[name].leaves()}
+
+
+@given(graphs)
+@settings(max_examples=20)
+def test_blocks_partition_the_graph_in_topological_order(graph):
+    found = structure(graph)
+    members = [name for b in found.blocks for name in b.nodes]
+    assert sorted(members) == sorted(graph.node)
+    place = {n.name: i for i, n in enumerate(graph.nodes)}
+    owner = {name: i for i, b in enumerate(found.blocks) for name in b.nodes}
+    assert all(owner[used] <= owner[n.name] for n in graph.nodes for used in n.uses())
+    for block in found.blocks:
+        assert list(block.nodes) == sorted(block.nodes, key=place.__getitem__)
+        assert block.removable == (block.reason == "")
+    names = [b.name for b in found.blocks]
+    assert len(set(names)) == len(names)
+
+
+@given(graphs)
+@settings(max_examples=20)
+def test_exit_of_one_block_is_entry_of_the_next(graph):
+    found = structure(graph)
+    for before, after in zip(found.blocks, found.blocks[1:], strict=False):
+        assert after.entry == before.exit
+    assert {b.exit for b in found.blocks} <= set(found.cuts)
+    # a block uses nothing of the stream but its entry: all paths lead through the cuts
+    for block in found.blocks:
+        if block.removable and block.kind != "dense":
+            outside = {u for n in block.nodes for u in graph.node[n].uses()} - set(block.nodes)
+            assert outside <= {block.entry}
+
+
+@given(graphs, st.data())
+@settings(max_examples=15)
+def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, data):
+    found = structure(graph)
+    removable = [b.name for b in found.blocks if b.removable]
+    gone = data.draw(
+        st.lists(st.sampled_from(removable), unique=True) if removable else st.just([])
+    )
+    small = ag.skip(graph, gone, verify=True)  # ≡ the original with these blocks bypassed
+    kept = [b for b in found.blocks if b.name not in gone]
+    expected = set().union(*(_leaves(graph, b.nodes) for b in kept))
+    assert {p.name for p in small.graph.params} == expected
+    ag.check(small.graph)
+    assert infer(small.graph) == small.graph
+    assert set(small.transfer.entries) == set(small.graph.state_names)
+    left = {s: [b for b in blocks if b not in gone] for s, blocks in parts(graph).items()}
+    assert parts(small.graph) == {s: blocks for s, blocks in left.items() if blocks}
+    # together or one after the other
+    one_by_one = ag.Rewritten.identity(graph)
+    for name in gone:
+        one_by_one = one_by_one >> (lambda g, name=name: ag.skip(g, name))
+    assert one_by_one.graph.replace(sections=()) == small.graph.replace(sections=())
+    assert one_by_one.transfer == small.transfer
+
+
+@given(graphs)
+@settings(max_examples=8)
+def test_skipping_nothing_is_the_identity(graph):
+    nothing = ag.skip(graph, [])
+    assert nothing.graph is graph
+    assert nothing.transfer == ag.Transfer.identity(graph)
+    depths = {s.name: len(s.blocks) for s in structure(graph).sections}
+    assert ag.shallow(graph, depths).graph is graph
+    assert ag.graft(graph, depths).graph is graph
+    assert ag.graft(graph, depths, like=graph).graph is graph
+
+
+def _repeatable(graph: ArchGraph, block) -> bool:
+    return graph.node[block.entry].type == graph.node[block.exit].type and block.kind != "dense"
+
+
+@given(models().map(graph_of), st.data())
+@settings(max_examples=15)
+def test_grafting_restores_what_shallow_left_out(graph, data):
+    depths, full = {}, {}
+    for section in structure(graph).sections:
+        blocks = section.blocks
+        least = max(sum(not b.removable for b in blocks), 1)
+        # what is left must hold a block that can be repeated
+        while least < len(blocks) and not any(_repeatable(graph, b) for b in blocks[:least]):
+            least += 1
+        depths[section.name] = data.draw(st.integers(least, len(blocks)))
+        full[section.name] = len(blocks)
+    small = ag.shallow(graph, depths)
+    assert {s: len(b) for s, b in parts(small.graph).items()} == depths
+    again = small >> (lambda g: ag.graft(g, full, like=graph, verify=True))
+    assert again.graph == graph
+    for name, entry in again.transfer.entries.items():
+        assert entry.source is not None
+        if entry.source != name:  # a copy of a block of the same section that stayed
+            owner = {leaf: b for b in structure(graph).blocks for leaf in _leaves(graph, b.nodes)}
+            assert owner[entry.source].section == owner[name].section
+            assert owner[entry.source].name in parts(small.graph)[owner[name].section]
+
+
+@given(models().map(graph_of), st.integers(1, 3))
+@settings(max_examples=10)
+def test_grafting_adds_blocks_that_can_be_left_out_again(graph, more):
+    for section in structure(graph).sections:
+        depth = len(section.blocks) + more
+        if not any(_repeatable(graph, b) for b in section.blocks):
+            continue
+        try:
+            deep = ag.graft(graph, {section.name: depth}, verify=True)
+        except RewriteError as error:
+            assert error.message == "no block that can be repeated"
+            continue
+        assert infer(deep.graph) == deep.graph
+        names = [b.name for b in section.blocks]
+        found = parts(deep.graph)[section.name]
+        assert found[: len(names)] == names
+        assert len(found) == depth
