@@ -57,6 +57,13 @@ def prepare(
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     strategy = configure(spec.strategy_name, spec.strategy_options)
+    if spec.engine.workers:
+        raise RunError(
+            "the local engine trains clients in this process",
+            where="engine.workers",
+            found=spec.engine.workers,
+            expected=0,
+        )
     device = _device(spec.engine.device)
     family = resolve(_family(spec))
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)

@@ -228,6 +228,30 @@ def _without(
     )
 
 
+def _silent(graph: ArchGraph) -> dict[str, set[str]]:
+    """Leaves that no operator uses (counters of a capture in evaluation), with their module's."""
+    assigned = {buffer for buffer, _ in graph.updates}
+    modules: dict[str, set[str]] = {}
+    for param in graph.params:
+        if graph.leaf_users[param.name]:
+            modules.setdefault(param.name.rpartition(".")[0], set()).add(param.name)
+    return {
+        p.name: modules.get(p.name.rpartition(".")[0], set())
+        for p in graph.params
+        if not graph.leaf_users[p.name] and p.name not in assigned and p.role != "constant"
+    }
+
+
+def _tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
+    """The graph without leaves that nothing uses whose module is gone."""
+    gone = {
+        name
+        for name, module in _silent(before).items()
+        if module and not any(leaf in after.param for leaf in module)
+    }
+    return after.replace(params=tuple(p for p in after.params if p.name not in gone))
+
+
 def _resized(graph: ArchGraph, param: Param, kept: Kept) -> tuple[Param, tuple[DimMap | None, ...]]:
     layouts = axes(graph).of(param.name)
     cut = [touched(layout, kept) for layout in layouts]

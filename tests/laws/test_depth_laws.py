@@ -21,8 +21,8 @@ def _leaves(graph: ArchGraph, nodes) -> set[str]:
 
 
 @given(graphs)
-@settings(max_examples=20)
-def test_blocks_partition_the_graph_in_topological_order(graph):
+@settings(max_examples=12)
+def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
     found = structure(graph)
     members = [name for b in found.blocks for name in b.nodes]
     assert sorted(members) == sorted(graph.node)
@@ -34,12 +34,7 @@ def test_blocks_partition_the_graph_in_topological_order(graph):
         assert block.removable == (block.reason == "")
     names = [b.name for b in found.blocks]
     assert len(set(names)) == len(names)
-
-
-@given(graphs)
-@settings(max_examples=20)
-def test_exit_of_one_block_is_entry_of_the_next(graph):
-    found = structure(graph)
+    # the exit of one is the entry of the next
     for before, after in zip(found.blocks, found.blocks[1:], strict=False):
         assert after.entry == before.exit
     assert {b.exit for b in found.blocks} <= set(found.cuts)
@@ -51,7 +46,7 @@ def test_exit_of_one_block_is_entry_of_the_next(graph):
 
 
 @given(graphs, st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, data):
     found = structure(graph)
     removable = [b.name for b in found.blocks if b.removable]
@@ -61,7 +56,10 @@ def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, da
     small = ag.skip(graph, gone, verify=True)  # ≡ the original with these blocks bypassed
     kept = [b for b in found.blocks if b.name not in gone]
     expected = set().union(*(_leaves(graph, b.nodes) for b in kept))
-    assert {p.name for p in small.graph.params} == expected
+    counters = {p.name for p in small.graph.params if p.name.endswith("num_batches_tracked")}
+    assert {p.name for p in small.graph.params} - counters == expected - counters
+    norms = {name.removesuffix("running_mean") for name in expected if "running_mean" in name}
+    assert counters == {f"{norm}num_batches_tracked" for norm in norms}
     ag.check(small.graph)
     assert infer(small.graph) == small.graph
     assert set(small.transfer.entries) == set(small.graph.state_names)
@@ -91,8 +89,18 @@ def _repeatable(graph: ArchGraph, block) -> bool:
     return graph.node[block.entry].type == graph.node[block.exit].type and block.kind != "dense"
 
 
+def _section(graph: ArchGraph, leaf: str) -> str:
+    module = leaf.rpartition(".")[0]
+    return next(
+        b.section
+        for b in structure(graph).blocks
+        for used in _leaves(graph, b.nodes)
+        if used.rpartition(".")[0] == module
+    )
+
+
 @given(models().map(graph_of), st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_grafting_restores_what_shallow_left_out(graph, data):
     depths, full = {}, {}
     for section in structure(graph).sections:
@@ -110,9 +118,8 @@ def test_grafting_restores_what_shallow_left_out(graph, data):
     for name, entry in again.transfer.entries.items():
         assert entry.source is not None
         if entry.source != name:  # a copy of a block of the same section that stayed
-            owner = {leaf: b for b in structure(graph).blocks for leaf in _leaves(graph, b.nodes)}
-            assert owner[entry.source].section == owner[name].section
-            assert owner[entry.source].name in parts(small.graph)[owner[name].section]
+            assert name not in small.graph.param
+            assert _section(graph, entry.source) == _section(graph, name)
 
 
 @given(models().map(graph_of), st.integers(1, 3))

@@ -143,6 +143,23 @@ def test_label_rows_include_token_embeddings(tied):
     assert set(label_rows(graph, 11)) == expected
 
 
+def test_an_opaque_operators_rows_are_no_labels():
+    """A cell's gates are nobody's classes, though they are as many."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(3, 2, batch_first=True)
+            self.head = nn.Linear(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x)[0][:, -1])
+
+    graph = ag.trace(Recurrent(), torch.randn(2, 4, 3)).graph
+    assert graph.param["cell.weight_ih_l0"].shape == (8, 3)
+    assert label_rows(graph, 8) == ("head.weight", "head.bias")
+
+
 def test_rows_come_from_owners_of_the_label_only(lab, tiers):
     world = lab.make_world(
         lab.graph,
