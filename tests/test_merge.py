@@ -88,7 +88,7 @@ def client(kind: str, seed: int, weight: float = 1.0) -> Client:
 clients = st.lists(
     st.builds(client, st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.5, 50)),
     min_size=1,
-    max_size=6,
+    max_size=5,
 )
 
 
@@ -488,6 +488,28 @@ def test_memory_does_not_grow_with_the_number_of_updates():
     # The old state is there before; the new one, the sums and the one update in hand come on top.
     assert 0.9 < few < 1 + architectures + 0.2
     assert many < few + 0.1
+
+
+def test_sums_of_no_more_transfers_than_allowed_are_kept():
+    every = [select(SLOTS, out=DimMap.of([i, (i + 2) % 6], 6)) for i in range(6)]
+    merger = Merger(SLOTS, random(SLOTS, 0), groups=2)
+    for seed, transfer in enumerate(every * 2):
+        merger.add(transfer, random(transfer.target, seed))
+    held = [
+        group
+        for group in merger._groups.values()
+        if any(v.into is not None and not v.sliced for v in group.averaged.values())
+    ]
+    assert len(held) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_updates_may_come_from_another_device():
+    old, update = random(SLOTS, 0), random(SLOTS, 1)
+    merger = Merger(SLOTS, old)
+    merger.add(FULL, {name: value.cuda() for name, value in update.items()})
+    new, _ = merger.result()
+    assert all(torch.equal(new[s.name], update[s.name]) for s in SLOTS if s.averaged)
 
 
 def test_bytes_kept_do_not_depend_on_the_number_of_clients():

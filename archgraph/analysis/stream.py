@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from archgraph.ir import ArchGraph, Node, Ref, Value, show, walk
 from archgraph.ops.table import row
@@ -76,8 +76,7 @@ class Stream:
         self.output = max(self.outputs, key=lambda name: self._depth[name], default="")
         self.live = self.ancestors((self.output,)) if self.output else set()
         self._learned = self._descendants(n.name for n in graph.nodes if self._has_parameter(n))
-        self.source, nodes, self.pieces = self._choose()
-        self.towers = self._towers(nodes)
+        self.source, self.pieces, self.towers = self._choose()
 
     # -- which nodes ------------------------------------------------------------------------
 
@@ -109,22 +108,28 @@ class Stream:
                 found.add(n.name)
         return found
 
-    def _choose(self) -> tuple[str, set[str], tuple[Piece, ...]]:
-        """The input whose stream is cut best: most residual regions, fewest long connections."""
-        best: tuple[tuple[int, int], str, set[str], tuple[Piece, ...]] | None = None
-        for n in self.graph.nodes:
-            if n.op != "input" or n.name not in self.live:
-                continue
-            nodes = self._downstream(n.name, self.live, self.output)
+    def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
+        """The input whose stream and towers are cut best.
+
+        That is into most residual regions, with fewest long connections.
+        """
+        inputs = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self.live]
+        if not inputs:
+            ordered = sorted(self.live, key=self.order.__getitem__)
+            return "", self._chain(ordered, ""), ()
+        found = []
+        for source in inputs:
+            nodes = self._downstream(source, self.live, self.output)
             pieces = self._chain(sorted(nodes, key=self.order.__getitem__), "")
-            residual = sum(p.heavy and p.kind == "residual" for p in pieces)
-            score = residual - sum(p.joins for p in pieces), sum(p.heavy for p in pieces)
-            if best is None or score > best[0]:
-                best = score, n.name, nodes, pieces
-        if best is not None:
-            return best[1:]
-        ordered = sorted(self.live, key=self.order.__getitem__)
-        return "", set(ordered), self._chain(ordered, "")
+            found.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
+
+        def score(item: tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]) -> Any:
+            _, pieces, towers = item
+            every = [p for chain in (pieces, *towers) for p in chain]
+            residual = sum(p.heavy and p.kind == "residual" for p in every)
+            return residual - sum(p.joins for p in every), sum(p.heavy for p in every)
+
+        return max(found, key=score)
 
     def _downstream(self, source: str, live: set[str], target: str) -> set[str]:
         """What leads from a source through parameters to the target, and what prepares it."""

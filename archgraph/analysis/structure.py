@@ -139,7 +139,7 @@ def structure(graph: ArchGraph) -> Structure:
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> print(structure(trace(net, torch.zeros(1, 4)).graph))
         0 (stage)
-          0: chain, 2 operators; removable
+          0: chain, 2 operators; dimension 1 is 4 before it and 0.out[4] after it
           1: chain, 1 operators; removable
         head (head)
           2: chain, 1 operators; removable

@@ -497,9 +497,9 @@ class _Splice:
         self.nodes[at + 1 : at + 1] = made
         known = {p.name for p in self.params}
         fresh = [
-            dataclasses.replace(self.graph.param[old], name=new, aliases=())
-            for old, new in leaf.items()
-            if new not in known
+            dataclasses.replace(p, name=leaf[p.name], aliases=())
+            for p in self.graph.params
+            if p.name in leaf and leaf[p.name] not in known
         ]
         self.source |= {leaf[old]: old for old in plan.leaves}
         at = max(

@@ -155,16 +155,7 @@ def test_stages_of_blocks(kind):
 
 def test_plain_layers_by_width():
     graph = graph_of(nets.Net(nets.ConvReLU, (2, 3), (8, 12)))
-    # nothing but its shape tells the stem from the layers behind it
-    assert parts(graph) == {
-        "stem": ["stem", "stage1.0", "stage1.1"],
-        "stage2": STAGES["stage2"],
-        "head": ["fc"],
-    } or list(parts(graph).values()) == [
-        ["stem", "stage1.0", "stage1.1"],
-        STAGES["stage2"],
-        ["fc"],
-    ]
+    assert parts(graph) == {"stem": ["stem"], **STAGES, "head": ["fc"]}
     assert removable(graph) == ["stage1.0", "stage1.1", "stage2.1", "stage2.2"]
 
 
@@ -247,11 +238,7 @@ def test_exits_do_not_cut_the_stream():
 
 def test_a_layer_used_three_times_is_three_blocks():
     graph = graph_of(nets.Shared(), torch.randn(2, 6))
-    assert list(parts(graph).values()) == [
-        ["first"],
-        ["layer", "layer~2", "layer~3"],
-        ["last"],
-    ] or (list(parts(graph).values()) == [["first", "layer", "layer~2", "layer~3"], ["last"]])
+    assert list(parts(graph).values()) == [["first"], ["layer", "layer~2", "layer~3"], ["last"]]
     assert removable(graph) == ["layer", "layer~2", "layer~3"]
 
 
@@ -263,8 +250,9 @@ def test_blocks_under_a_long_connection():
 
 
 def test_encoder_and_decoder():
-    ids = torch.randint(0, 9, (2, 5))
-    graph = graph_of(nets.EncoderDecoder(), ids, ids)
+    graph = graph_of(
+        nets.EncoderDecoder(), torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 5))
+    )
     found = {s: len(b) for s, b in stages(graph).items()}
     assert found == {"body.encoder.layers": 4, "body.encoder.norm": 1, "body.decoder.layers": 6}
     assert set(stages(graph)["body.decoder.layers"]) <= set(removable(graph))
@@ -369,8 +357,8 @@ def test_errors_name_the_nearest():
     found = structure(graph_of(nets.Net(nets.Basic, (1, 1), (8, 8))))
     with pytest.raises(GraphError, match=r"no such block; found stage1\.1; expected stage1\.0"):
         found.block("stage1.1")
-    with pytest.raises(GraphError, match="no such section; found stage; expected stage1"):
-        found.section("stage")
+    with pytest.raises(GraphError, match="no such section; found stag1; expected stage1"):
+        found.section("stag1")
 
 
 def test_prints_readably():
@@ -379,5 +367,5 @@ def test_prints_readably():
         "stem (stem)",
         "  stem: chain, 3 operators; changes float32[batch, 3, 8, 8] to float32[batch, 8, 8, 8]",
         "stage1 (stage)",
-        "  stage1.0: residual, 7 operators; removable",
+        "  stage1.0: residual, 6 operators; removable",
     ]

@@ -1,0 +1,250 @@
+"""Depth: what goes, what stays, what it is called, and why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.analysis.structure import structure
+from archgraph.build import infer
+from archgraph.errors import GraphError, RewriteError
+from tests import structures as nets
+from tests.structures import graph_of, parts
+
+
+def residual(depths=(2, 3), kind=nets.Basic):
+    return nets.Net(kind, depths, (8, 12))
+
+
+def test_a_skipped_residual_block_is_the_identity():
+    # where the body gives zero, leaving the block out changes nothing
+    model = residual()
+    for name in ("0", "1"):
+        nn.init.zeros_(getattr(model.stage1, name).conv2.weight)
+    graph, state = ag.trace(model, torch.randn(2, 3, 8, 8), train=False)
+    small = ag.skip(graph, "stage1.*")
+    x = torch.randn(3, 3, 8, 8)
+    found = ag.build(small.graph, small.transfer.pull(state)).eval()(x)
+    torch.testing.assert_close(found, model.eval()(x), rtol=1e-6, atol=1e-6)  # float32
+    assert parts(small.graph) == {
+        "stem": ["stem"],
+        "stage2": ["stage2.0", "stage2.1", "stage2.2"],
+        "head": ["fc"],
+    }
+
+
+def test_names_and_patterns():
+    graph = graph_of(residual())
+    by_name = ag.skip(graph, ["stage2.1", "stage1.1"])
+    assert by_name.graph == ag.skip(graph, "stage?.1").graph
+    assert [n for b in parts(by_name.graph).values() for n in b] == [
+        "stem", "stage1.0", "stage2.0", "stage2.2", "fc",
+    ]  # fmt: skip
+    assert by_name.transfer.entries["stage2.2.conv1.weight"].source == "stage2.2.conv1.weight"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ("stage2.0", r"stage2\.0: block cannot be left out; found changes .*8, 8, 8\] to .*keep_p"),
+        ("stem", r"stem: block cannot be left out; found changes .*3, 8, 8\] to .*8, 8, 8\]$"),
+        ("stage2.7", r"no such block; found stage2\.7; expected stage2\.2"),
+        ("nothing.*", r"no such block; found nothing\.\*; expected stem, stage1\.0"),
+    ],
+)
+def test_what_cannot_be_left_out(blocks, message):
+    with pytest.raises(RewriteError, match=message):
+        ag.skip(graph_of(residual()), blocks)
+
+
+@pytest.mark.parametrize("kind", [nets.Basic, nets.PreAct])
+def test_keep_projection_drops_the_body_only(kind):
+    graph = graph_of(residual(kind=kind))
+    small = ag.skip(graph, "stage2.0", keep_projection=True, verify=True)
+    left = {p.name for p in small.graph.params if p.name.startswith("stage2.0.")}
+    assert {n.rpartition(".")[0] for n in left} == (
+        {"stage2.0.short"} if kind is nets.Basic else {"stage2.0.short", "stage2.0.bn1"}
+    )
+    assert infer(small.graph) == small.graph
+    assert parts(small.graph)["stage2"] == ["stage2.0", "stage2.1", "stage2.2"]
+    # a block without a projection goes as a whole
+    both = ag.skip(graph, ["stage2.0", "stage2.1"], keep_projection=True, verify=True)
+    assert not any(p.name.startswith("stage2.1.") for p in both.graph.params)
+
+
+def test_skipping_a_dense_layer_takes_its_width_from_all_that_reads_it():
+    graph = graph_of(nets.DenseNet(layers=3, growth=4))
+    small = ag.skip(graph, "dense.1", verify=True)
+    shapes = {p.name: p.shape for p in small.graph.params}
+    assert shapes["dense.2.norm.weight"] == (12,)
+    assert shapes["squeeze.weight"] == (8, 16, 1, 1)
+    assert infer(small.graph) == small.graph
+    state = ag.initial_state(graph)
+    taken = small.transfer.pull(state)["squeeze.weight"]
+    kept = [*range(12), *range(16, 20)]
+    torch.testing.assert_close(taken, state["squeeze.weight"][:, kept], rtol=0, atol=0)
+    assert parts(small.graph)["dense"] == ["dense.0", "dense.2"]
+    everything = ag.skip(graph, "dense.*", verify=True)
+    assert {p.name: p.shape for p in everything.graph.params}["squeeze.weight"] == (8, 8, 1, 1)
+
+
+def test_counters_and_training_branches_go_along():
+    graph = graph_of(residual(), train=True)
+    small = ag.skip(graph, "stage2.1").graph
+    assert not any("stage2.1" in line for line in str(small).splitlines())
+    graph = graph_of(nets.Exits(), train=True)
+    small = ag.skip(graph, "stages.1.1", verify=True).graph
+    # the exit that trains there reads what enters the block now
+    assert {p.name for p in graph.params} - {p.name for p in small.params} == {
+        p.name for p in graph.params if p.name.startswith("stages.1.1.")
+    }
+    out = ag.build(small).train()(torch.randn(2, 3, 8, 8))
+    assert [t.shape for t in out] == [(2, 5)] * 3
+
+
+def test_shallow_drops_from_the_end():
+    graph = graph_of(residual((3, 3)))
+    small = ag.shallow(graph, {"stage1": 1, "stage2": 2}, verify=True)
+    assert parts(small.graph) == {
+        "stem": ["stem"], "stage1": ["stage1.0"], "stage2": ["stage2.0", "stage2.1"],
+        "head": ["fc"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("depths", "error", "message"),
+    [
+        ({"stage1": 0}, RewriteError, "stage1: impossible depth; found 0; expected 1 to 2"),
+        ({"stage2": 4}, RewriteError, "stage2: impossible depth; found 4; expected 1 to 3"),
+        ({"stage2": 0}, RewriteError, "expected 1 to 3; stage2.0 stays: it changes float32"),
+        ({"stage3": 1}, GraphError, "no such section; found stage3; expected stage"),
+    ],
+)
+def test_impossible_depths(depths, error, message):
+    with pytest.raises(error, match=message):
+        ag.shallow(graph_of(residual()), depths)
+
+
+def test_graft_repeats_the_last_block():
+    model = residual()
+    graph, state = ag.trace(model, torch.randn(2, 3, 8, 8))
+    deep = ag.graft(graph, {"stage2": 5}, verify=True)
+    assert parts(deep.graph)["stage2"] == [f"stage2.{i}" for i in range(5)]
+    weights = deep.transfer.pull(state)
+    for name, tensor in state.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=0)
+        if name.startswith("stage2.2."):
+            for copy in ("stage2.3.", "stage2.4."):
+                other = weights[name.replace("stage2.2.", copy)]
+                torch.testing.assert_close(other, tensor, rtol=0, atol=0)
+    # it is what the model with more blocks is
+    expected = graph_of(residual((2, 5)), train=True)
+    assert deep.graph == expected
+    net = ag.build(deep.graph, weights).train()
+    net(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert int(net.state_dict()["stage2.4.bn1.num_batches_tracked"]) == 1
+
+
+def test_graft_goes_on_alternating():
+    deep = ag.graft(graph_of(nets.Encoder(2)), {"layers": 7}, verify=True)
+    names = [f"layers.{i}.{b}" for i in range(4) for b in ("qkv", "up")][:7]
+    assert parts(deep.graph)["layers"] == names
+    assert deep.transfer.entries["layers.3.qkv.weight"].source == "layers.1.qkv.weight"
+    assert deep.transfer.entries["layers.2.up.weight"].source == "layers.1.up.weight"
+
+
+def test_graft_of_layers_in_one_list():
+    net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.ReLU())))
+    net.append(nn.Linear(8, 2))
+    deep = ag.graft(graph_of(net, torch.randn(2, 8)), {"0": 5}, verify=True)
+    # 5 is a ReLU and 6 the classifier
+    assert list(parts(deep.graph).values()) == [["0", "2", "4", "7", "8"], ["6"]]
+
+
+def test_graft_lines_up_with_another_graph():
+    large, narrow = graph_of(residual((3, 4))), graph_of(nets.Net(nets.Basic, (1, 2), (4, 6)))
+    deep = ag.graft(narrow, {"stage1": 3, "stage2": 4}, like=large, verify=True).graph
+    assert [p.name for p in deep.params] == [p.name for p in large.params]
+    assert deep.param["stage2.3.conv2.weight"].shape == (6, 6, 3, 3)
+    assert parts(deep) == parts(large)
+
+
+def test_graft_fills_a_gap_in_order():
+    large = graph_of(residual((2, 4)))
+    small = ag.skip(large, "stage2.1")
+    deep = small >> (lambda g: ag.graft(g, {"stage2": 4}, like=large, verify=True))
+    assert deep.graph == large
+    assert deep.transfer.entries["stage2.1.conv1.weight"].source == "stage2.3.conv1.weight"
+
+
+@pytest.mark.parametrize(
+    ("depths", "like", "message"),
+    [
+        ({"stage2": 2}, None, "stage2: impossible depth; found 2; expected at least 3; shallow"),
+        ({"stage2": 5}, (2, 4), "stage2: impossible depth; found 5; expected 3 to 4, as in like"),
+        ({"stem": 2}, None, "stem: no block that can be repeated; found stem, which changes"),
+        ({"stage1": 3}, nets.Inverted, "no block of the section has the body of like's"),
+    ],
+)
+def test_impossible_grafts(depths, like, message):
+    if like is nets.Inverted:
+        like = graph_of(residual((3, 3), nets.Inverted))
+    elif like is not None:
+        like = graph_of(residual(like))
+    with pytest.raises(RewriteError, match=message):
+        ag.graft(graph_of(residual()), depths, like=like)
+
+
+def test_a_section_of_one_transition_cannot_be_grafted():
+    graph = graph_of(residual((2, 1)))
+    with pytest.raises(RewriteError, match=r"stage2: no block .* found stage2\.0, which changes"):
+        ag.graft(graph, {"stage2": 2})
+
+
+def test_sections_stay_where_they_could_not_be_found_again():
+    graph = graph_of(nets.Encoder(2))
+    small = ag.skip(graph, ["layers.0.up", "layers.1.qkv"])
+    assert parts(small.graph)["layers"] == ["layers.0.qkv", "layers.1.up"]
+    again = small >> (lambda g: ag.graft(g, {"layers": 4}, like=graph, verify=True))
+    assert again.graph == graph
+
+
+def test_the_users_sections_shrink_and_grow():
+    mine = (("encoder", ("layers.0", "layers.1", "layers.2")),)
+    graph = graph_of(nets.Encoder(3)).replace(sections=mine)
+    small = ag.shallow(graph, {"encoder": 1}, verify=True)
+    assert small.graph.sections == (("encoder", ("layers.0",)),)
+    again = small >> (lambda g: ag.graft(g, {"encoder": 3}, like=graph, verify=True))
+    assert again.graph == graph
+    deep = ag.graft(graph, {"encoder": 4}, verify=True)
+    assert deep.graph.sections == (("encoder", (*mine[0][1], "layers.3")),)
+
+
+def test_shared_layers_stay_while_one_use_is_left():
+    graph = graph_of(nets.Shared(), torch.randn(2, 6))
+    small = ag.skip(graph, "layer~2", verify=True)
+    assert {p.name for p in small.graph.params} == {p.name for p in graph.params}
+    assert len(small.graph.nodes) == len(graph.nodes) - 2
+
+
+def test_verify_sees_a_wrong_result(monkeypatch):
+    from archgraph.rewrite import depth
+
+    graph = graph_of(residual())
+    monkeypatch.setattr(
+        depth, "_without", lambda g, *_: ag.Rewritten.identity(g)
+    )  # nothing left out
+    with pytest.raises(RewriteError, match="not the original with blocks bypassed"):
+        ag.skip(graph, "stage1.1", verify=True)
+
+
+def test_composes_with_width():
+    graph = graph_of(residual())
+    both = ag.take(graph, 0.5) >> (lambda g: ag.shallow(g, {"stage2": 2}, verify=True))
+    other = ag.shallow(graph, {"stage2": 2}) >> (lambda g: ag.take(g, 0.5))
+    assert both.graph == other.graph
+    assert both.transfer == other.transfer
+    assert structure(both.graph).section("stage2").blocks[-1].name == "stage2.1"
