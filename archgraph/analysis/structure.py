@@ -169,6 +169,7 @@ class _Judge:
         self.graph = graph
         self.drafts = drafts
         self.order = drafts.order
+        self._listed: dict[str, frozenset[str]] = {}
         self.outputs = {i.name for i in walk(graph.outputs) if isinstance(i, Ref)}
 
     def block(self, draft: Draft, section: str) -> Block:
@@ -226,7 +227,7 @@ class _Judge:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
             if name in terms:  # every later list that it is a term of drops it
-                outside = [u for u in outside if not _lists(graph.node[u], name, terms[name])]
+                outside = [u for u in outside if name not in self._lists(u, terms[name])]
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
         return ""
@@ -239,7 +240,14 @@ class _Judge:
         end = self.graph.node[last.exit]
         if last.exit != draft.pieces[-1].exit:
             return {}
-        return {n: end.op for n in last.nodes if n != last.exit and _lists(end, n, end.op)}
+        listed = self._lists(end.name, end.op)
+        return {n: end.op for n in last.nodes if n != last.exit and n in listed}
+
+    def _lists(self, name: str, op: str) -> frozenset[str]:
+        """What an operator of a kind joins as items of a list."""
+        if name not in self._listed:
+            self._listed[name] = _listed(self.graph.node[name])
+        return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
     def _kept_term(self, terms: Mapping[str, str], members: set[str]) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
@@ -296,11 +304,8 @@ def _only(layout: Layout) -> set[str]:
             return set()
 
 
-def _lists(node: Node, name: str, op: str) -> bool:
-    """Whether an operator uses a result only as an item of a list."""
-    plain = [v for _, v in node.args if not isinstance(v, tuple)]
-    return (
-        node.op == op
-        and not any(i == Ref(name) for v in plain for i in walk(v))
-        and any(Ref(name) in v for _, v in node.args if isinstance(v, tuple))
-    )
+def _listed(node: Node) -> frozenset[str]:
+    """Results that an operator uses only as items of a list."""
+    lists = {i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)}
+    plain = {i for _, v in node.args if not isinstance(v, tuple) for i in walk(v)}
+    return frozenset(i.name for i in lists - plain)

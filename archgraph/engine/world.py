@@ -57,13 +57,6 @@ def prepare(
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     strategy = configure(spec.strategy_name, spec.strategy_options)
-    if spec.engine.workers:
-        raise RunError(
-            "the local engine trains clients in this process",
-            where="engine.workers",
-            found=spec.engine.workers,
-            expected=0,
-        )
     device = _device(spec.engine.device)
     family = resolve(_family(spec))
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
@@ -86,6 +79,7 @@ def prepare(
             sampled=sampled,
             evaluate_every=spec.evaluate.every,
             batch=spec.evaluate.batch,
+            statistics=spec.evaluate.statistics,
             device=device,
         ),
         malicious=malicious(range(count), attack.fraction, spec.seed) if attack else frozenset(),

@@ -166,13 +166,15 @@ class EvaluateSpec(Base):
 
     every: Count = Field(default=1, description="rounds between two evaluations")
     batch: Count = 256
+    statistics: Count | None = Field(
+        default=None, description="training examples that static norm statistics are taken from"
+    )
 
 
 class EngineSpec(Base):
     """Where the clients run."""
 
     kind: Literal["local"] = "local"
-    workers: Natural = Field(default=0, description="processes that train clients; 0: this one")
     device: str = "cpu"
 
 

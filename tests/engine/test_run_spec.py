@@ -235,7 +235,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"data__dataset": "fashion_mnist"}, DataError, "no data folder given"),
     ({"data__dataset": "digit"}, DataError, "did you mean 'digits'"),
     ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
-    ({"engine": {"workers": 2}}, RunError, "engine.workers: the local engine trains clients in"),
     ({"family__clients": [{"name": "global"}]}, RunError, "stands for the global model"),
     ({"strategy": {"fedavg": {}}}, RunError, "FedAvg averages one architecture"),
 ]
