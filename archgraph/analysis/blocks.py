@@ -218,7 +218,11 @@ class Drafts:
 
     def _draft(self, heads: list[Piece], pieces: list[Piece], given: str = "") -> Draft:
         work = [self.place(n) for p in heads for n in p.nodes if n in self.stream.heavy]
-        path = common(work if heads else [self.place(n) for p in pieces for n in p.nodes])
+        if not heads:
+            nodes = [n for p in pieces for n in p.nodes]
+            learned = [n for n in nodes if any(self.graph.node[n].leaves())]
+            work = [self.place(n) for n in learned or nodes]
+        path = common(work)
         kinds = [p.kind for p in heads]
         last = heads[-1] if heads else None
         if last is not None and last.kind in ("residual", "parallel"):
@@ -421,7 +425,7 @@ class Drafts:
                 d.unit = d.unit or path
             leaf = next((leaf for n in nodes for leaf in self.graph.node[n].leaves()), "")
             names.append(".".join(path) or leaf or ("output" if i else "input"))
-        shared = {d.unit for d in drafts if d.unit}
+        shared = {d.unit for d in drafts if d.unit and d.heads}
         for d, name in zip(drafts, unique(names), strict=True):
             d.name = name
             outer = (d.unit[:size] for size in range(1, len(d.unit)))

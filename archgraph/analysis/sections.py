@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 from archgraph.analysis.blocks import Draft, Drafts, Path, common, numbered, under
 
+# Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
+PERIODS = (1, 2, 3, 4)
 SectionKind = Literal["stem", "stage", "head"]
 
 
@@ -101,7 +103,7 @@ def _stages(blocks: Sequence[Draft]) -> list[Group]:
             items.append([d])
     runs: list[list[list[Draft]]] = []
     while items:
-        size = max(_repeats(items, 1), _repeats(items, 2), _repeats(items, 4))
+        size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
         items = items[size:]
     found = []
@@ -144,7 +146,7 @@ def _repeats(items: Sequence[Sequence[Draft]], period: int) -> int:
         same_result = all(d.out == items[0][0].out for d in items[size])
         before = items[size - period] if size >= period else None
         if not same_result or (
-            before is not None and not _similar(before, items[size], size == period)
+            before is not None and not _similar(before, items[size], size < 2 * period)
         ):
             break
         size += 1
@@ -152,7 +154,10 @@ def _repeats(items: Sequence[Sequence[Draft]], period: int) -> int:
 
 
 def _similar(before: Sequence[Draft], after: Sequence[Draft], first: bool) -> bool:
-    """Whether two items have one body; the last item may be cut short, the first a transition."""
+    """Whether two items have one body.
+
+    The last item may be cut short; the first may be a transition, or prepare what all share.
+    """
     if len(after) > len(before):
         return False
     return all(

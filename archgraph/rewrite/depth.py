@@ -613,14 +613,13 @@ def _random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in schema(node.op).overload.tags
 
 
-def _sources(graph: ArchGraph, section: Section) -> list[Block]:
-    """Blocks of a section that can be repeated at its end.
+def _sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
+    """Blocks of a section that can be repeated behind a node.
 
     Raises:
         RewriteError: If there is none.
     """
-    last = section.blocks[-1]
-    type_ = graph.node[last.exit].type
+    type_ = graph.node[end].type
     found = [
         b
         for b in section.blocks
@@ -629,11 +628,12 @@ def _sources(graph: ArchGraph, section: Section) -> list[Block]:
         and any(row(graph.node[n].op).macs for n in b.nodes)
     ]
     if not found:
+        last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
         raise RewriteError(
             "no block that can be repeated",
             where=section.name,
-            found=f"{last.name}, which {reason}",
+            found=f"{last.name}, which {reason}" if reason else type_,
             expected="a block whose result has the type of its input",
         )
     return found
@@ -642,7 +642,7 @@ def _sources(graph: ArchGraph, section: Section) -> list[Block]:
 def _extend(splice: _Splice, section: Section, depth: int) -> list[str]:
     """Append copies under new numbers; returns all block names of the section."""
     graph = splice.graph
-    repeatable = _sources(graph, section)
+    repeatable = _sources(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
     period = next(
@@ -750,12 +750,14 @@ def _line_up(
             found=depth,
             expected=f"{len(current)} to {len(current) + len(missing)}, as in like",
         )
-    repeatable = _sources(splice.graph, section)
     spots = {b.name: splice.spot(b) for b in section.blocks}
+    ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
     order = [b.name for b in target.blocks]
     for wish in missing[:wanted]:
+        earlier = [n for n in order[: order.index(wish.name)] if n in spots]
+        before = earlier[-1] if earlier else current[-1]
         problem = ""
-        for block in reversed(repeatable):
+        for block in reversed(_sources(splice.graph, section, ends[before])):
             try:
                 renaming = _counterpart(splice, block, like, wish)
             except RewriteError as error:
@@ -768,8 +770,7 @@ def _line_up(
                 where=wish.name,
                 found=problem,
             )
-        earlier = [n for n in order[: order.index(wish.name)] if n in spots]
-        before = earlier[-1] if earlier else current[-1]
+        ends[wish.name] = block.exit
         spots[wish.name] = splice.insert(block, spots[before], renaming)
         current.insert(current.index(before) + 1, wish.name)
     return current

@@ -166,8 +166,9 @@ def test_final_norm_belongs_to_the_head_and_the_first_to_its_block():
             self.norm = nn.BatchNorm2d(12)
 
         def forward(self, x):
-            x = self.stage2(self.stage1(self.stem(x)))
-            return self.fc(torch.relu(self.norm(x)).mean((2, 3)))
+            for name in ("stem", "stage1", "stage2", "norm"):
+                x = self.get_submodule(name)(x)
+            return self.fc(torch.relu(x).mean((2, 3)))
 
     graph = graph_of(Model())
     held = {graph.node[n].scope: b.name for b in structure(graph).blocks for n in b.nodes}
