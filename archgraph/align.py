@@ -9,7 +9,7 @@ import numpy as np
 from archgraph.analysis.axes import axes, positions, size_after
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, walk
-from archgraph.layout import AxisRef, Layout, leaves
+from archgraph.layout import AxisRef, Layout, Prod, Sum, leaves
 from archgraph.transfer import DimMap, Entry, Transfer, signature
 
 
@@ -17,8 +17,8 @@ def align(client: ArchGraph, whole: ArchGraph) -> Transfer:
     """Transfer from a larger graph's state to that of a smaller graph with the same leaf names.
 
     The smaller graph may lack blocks and keep only a prefix of every axis. Which axis was cut to
-    which size is solved from the shapes: first from dimensions that are one axis, then from
-    products and sums with one unknown axis left.
+    which size is solved from the shapes: factor by factor where both graphs' layouts are
+    alike, then from products and sums with one unknown axis left.
 
     Args:
         client: The smaller graph.
@@ -40,7 +40,7 @@ def align(client: ArchGraph, whole: ArchGraph) -> Transfer:
         >>> sorted(align(net(4), net(8)).entries)
         ['0.bias', '0.weight', '2.bias', '2.weight']
     """
-    solved = axes(whole)
+    solved, own = axes(whole), axes(client)
     place = client.name or "client graph"
     equations: list[tuple[str, Layout, int]] = []
     for param in client.params:
@@ -67,8 +67,8 @@ def align(client: ArchGraph, whole: ArchGraph) -> Transfer:
                 found=param.shape,
                 expected=other.shape,
             )
-        for layout, size in zip(solved.of(param.name), param.shape, strict=True):
-            equations.append((param.name, layout, size))
+        for layout, other_layout in zip(solved.of(param.name), own.of(param.name), strict=True):
+            equations += [(param.name, a, b) for a, b in _pairs(layout, other_layout)]
     known: dict[str, int] = {}
     pending = equations
     while pending:
@@ -80,10 +80,18 @@ def align(client: ArchGraph, whole: ArchGraph) -> Transfer:
             found = list(_solve(layout, size, unknown, known)) if len(set(unknown)) == 1 else []
             if len(found) == 1:
                 known[unknown[0].name] = found[0]
+            elif size in (1, layout.size):  # only one way to keep nothing more, or everything
+                known |= {a.name: 1 if size == 1 else a.size for a in unknown}
             else:
                 left.append((name, layout, size))
         if len(left) == len(pending):
-            break
+            name, layout, size = left[0]
+            raise RewriteError(
+                "shape can come from several cuts",
+                where=f"{place}: {name}",
+                found=f"{size} of {layout}",
+                hint="say which with take",
+            )
         pending = left
     kept = {}
     for axis in solved.all:
@@ -114,6 +122,17 @@ def align(client: ArchGraph, whole: ArchGraph) -> Transfer:
         if p.role != "constant"
     }
     return Transfer(signature(whole), signature(client), entries)
+
+
+def _pairs(whole: Layout, client: Layout) -> Iterator[tuple[Layout, int]]:
+    """What a dimension's size in the smaller graph tells: of each factor or term, if alike."""
+    match whole, client:
+        case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
+            for x, y in zip(a, b, strict=True):
+                yield from _pairs(x, y)
+        case _:
+            assert isinstance(client.size, int)
+            yield whole, client.size
 
 
 def _axes(layout: Layout) -> list[AxisRef]:

@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import functools
 import hashlib
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class Leaf:
     name: str
 
     def __str__(self) -> str:
-        return f"@{self.name}" if self.name in RESERVED else self.name
+        return leaf_word(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,26 @@ Value: TypeAlias = (
     "bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record"
     " | tuple[Value, ...] | None"
 )
-RESERVED = frozenset({"None", "True", "False", "training", "train", BATCH_WORD, "inf", "nan"})
+RESERVED = frozenset(
+    {"None", "True", "False", "training", "train", BATCH_WORD, "inf", "+inf", "-inf", "nan"}
+)
+
+
+# A leaf's name is printed bare where it cannot be taken for anything else.
+_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
+)
+
+
+def leaf_word(name: str) -> str:
+    """Printed form of a leaf's name: bare, or quoted where it would read as something else.
+
+    >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
+    ('layer1.0.conv1.weight', "@'0'", "@'train'")
+    """
+    plain = _WORD.fullmatch(name) and not _NUMBER.fullmatch(name) and name not in RESERVED
+    return name if plain else f"@{quote(name)}"
 
 
 def quote(text: str) -> str:
@@ -250,6 +270,10 @@ class Param:
     aliases: tuple[str, ...] = ()
     value: Constant | None = None
 
+    def __post_init__(self) -> None:
+        if self.role != "parameter":  # nothing else can be trained
+            object.__setattr__(self, "trainable", False)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Static shape (no batch axis in a leaf)."""
@@ -261,11 +285,11 @@ class Param:
         return self.type.dtype
 
     def __str__(self) -> str:
-        flags = "".join(f" alias {a}" for a in self.aliases)
+        flags = "".join(f" alias {leaf_word(a)}" for a in self.aliases)
         if self.role == "parameter" and not self.trainable:
             flags += " frozen"
         value = f" = {self.value}" if self.value is not None else ""
-        return f"{self.role} {self.name}: {self.type}{flags}{value}"
+        return f"{self.role} {leaf_word(self.name)}: {self.type}{flags}{value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +479,7 @@ class ArchGraph:
         lines += [str(p) for p in self.params]
         lines += [str(n) for n in self.nodes]
         lines += [f"section {quote(k)} {show(v)}" for k, v in self.sections]
-        lines += [f"update {k} = {show(v)}" for k, v in self.updates]
+        lines += [f"update {leaf_word(k)} = {show(v)}" for k, v in self.updates]
         lines += [f"forward {k} = {show(v)}" for k, v in self.inputs]
         lines += [f"return {show(self.outputs)}"]
         return "\n".join(lines)

@@ -27,7 +27,6 @@ from typing import NoReturn, TypeVar, get_args
 from archgraph.errors import SpecError
 from archgraph.ir import (
     BATCH_WORD,
-    RESERVED,
     TRAINING,
     ArchGraph,
     Atom,
@@ -43,6 +42,7 @@ from archgraph.ir import (
     Size,
     TensorType,
     Value,
+    leaf_word,
 )
 
 # Bounds on what a file from elsewhere may ask of this machine.
@@ -147,8 +147,9 @@ class _Cursor:
         return str(text)
 
     def name(self, expected: str) -> str:
-        """A bare word, or quoted where the name holds other signs."""
+        """A bare word, or quoted (after ``@`` or not) where the name holds other signs."""
         self.blanks()
+        self.take("@")
         quoted = self.text[self.at : self.at + 1] in ("'", '"')
         return self.string() if quoted else self.word(expected)
 
@@ -543,5 +544,4 @@ def is_plain(name: str) -> bool:
     >>> is_plain("layer1.0.conv1.weight"), is_plain("0.5"), is_plain("a b"), is_plain("train")
     (True, False, False, False)
     """
-    number = _INTEGER.fullmatch(name) or _FLOAT.fullmatch(name) or name in _FLOAT_WORDS
-    return bool(_WORD.fullmatch(name)) and not number and name not in RESERVED
+    return leaf_word(name) == name

@@ -223,8 +223,6 @@ class Stream:
         self, end: Node, entry: str, branches: Sequence[tuple[str, set[str]]]
     ) -> tuple[PieceKind, str]:
         if row(end.op).merges and len(branches) > 1:
-            if any(p == entry for p, _ in branches):
-                return "residual", entry
             work = sorted((len(found & self.heavy), len(found), p) for p, found in branches)
             if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
                 return "residual", work[0][2]

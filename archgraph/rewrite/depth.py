@@ -401,10 +401,9 @@ def graft(
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where the next block goes: after this value, which these operators alone may go on using."""
+    """Where the next block goes: behind a node, and behind the leaves of its block."""
 
     exit: str
-    members: frozenset[str]
     leaves: frozenset[str]
 
 
@@ -450,7 +449,7 @@ class _Splice:
     def spot(self, block: Block) -> _Spot:
         """Place behind a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
-        return _Spot(block.exit, frozenset(block.nodes), frozenset(used))
+        return _Spot(block.exit, frozenset(used))
 
     def plan(self, block: Block) -> _Plan:
         """Operators between entry and exit, what serves only them, their leaves and counters."""
@@ -487,9 +486,7 @@ class _Splice:
             return Ref(end) if value == Ref(spot.exit) else value
 
         self.nodes = [
-            n
-            if n.name in spot.members
-            else dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
+            dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
             for n in self.nodes
         ]
         self.outputs = replace(self.outputs, follow)
@@ -512,9 +509,7 @@ class _Splice:
             default=len(self.updates) - 1,
         )
         self.updates[at + 1 : at + 1] = [(leaf[k], replace(v, change)) for k, v in plan.updates]
-        return _Spot(
-            end, frozenset(n.name for n in made), frozenset(leaf[old] for old in plan.leaves)
-        )
+        return _Spot(end, frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> Rewritten:
         """The finished graph, in the order of ``like`` where that has all its leaves."""

@@ -237,6 +237,25 @@ def test_exits_do_not_cut_the_stream():
     assert held["exits.1"] == "stages.1.1"
 
 
+@pytest.mark.parametrize(("head", "reason"), [(False, "is an output"), (True, "also used by")])
+def test_a_block_whose_inside_is_used_elsewhere_stays(head, reason):
+    class Model(nets.Net):
+        def __init__(self):
+            super().__init__(nets.Basic, (2,), (8,))
+            self.more = nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = self.stage1.get_submodule("0")(self.stem(x))
+            block = self.stage1.get_submodule("1")
+            h = block.get_submodule("conv1")(x)
+            y = torch.relu(block.get_submodule("conv2")(torch.relu(h)) + x)
+            return self.fc(y.mean((2, 3))), self.more(h.mean((2, 3))) if head else h
+
+    graph = graph_of(Model())
+    assert removable(graph) == ["stage1.0"]
+    assert reason in structure(graph).block("stage1.1").reason
+
+
 def test_a_layer_used_three_times_is_three_blocks():
     graph = graph_of(nets.Shared(), torch.randn(2, 6))
     assert list(parts(graph).values()) == [["first"], ["layer", "layer~2", "layer~3"], ["last"]]

@@ -172,6 +172,15 @@ def test_graft_lines_up_with_another_graph():
     assert parts(deep) == parts(large)
 
 
+def test_what_reads_the_end_of_a_section_reads_the_new_end():
+    graph = graph_of(nets.Exits(), train=True)
+    small = ag.shallow(graph, {"stages.0": 1, "stages.1": 1, "stages.2": 1})
+    again = small >> (
+        lambda g: ag.graft(g, {f"stages.{i}": 2 for i in range(3)}, like=graph, verify=True)
+    )
+    assert again.graph == graph  # the exits of both modes are behind the last blocks again
+
+
 def test_graft_fills_a_gap_in_order():
     large = graph_of(residual((2, 4)))
     small = ag.skip(large, "stage2.1")
