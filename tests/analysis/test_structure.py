@@ -245,10 +245,9 @@ def test_a_block_whose_inside_is_used_elsewhere_stays(head, reason):
             self.more = nn.Linear(8, 2)
 
         def forward(self, x):
-            x = self.stage1.get_submodule("0")(self.stem(x))
-            block = self.stage1.get_submodule("1")
-            h = block.get_submodule("conv1")(x)
-            y = torch.relu(block.get_submodule("conv2")(torch.relu(h)) + x)
+            x = self.get_submodule("stage1.0")(self.stem(x))
+            h = self.get_submodule("stage1.1.conv1")(x)
+            y = torch.relu(self.get_submodule("stage1.1.conv2")(torch.relu(h)) + x)
             return self.fc(y.mean((2, 3))), self.more(h.mean((2, 3))) if head else h
 
     graph = graph_of(Model())
