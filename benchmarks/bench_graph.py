@@ -8,12 +8,13 @@ from collections.abc import Callable
 import torch
 
 import archgraph as ag
+import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
 from archgraph.analysis import axes as axes_module
 from archgraph.analysis import structure as structure_module
 from tests.nets import FOREIGN, Foreign
 
 MODELS = ("resnet18", "mobilenet_v2", "densenet121", "vit_b_16", "swin_t", "bert")
-REPEATS = 5
+REPEATS = 9
 
 
 def best(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -565,9 +565,11 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
             or any(u in copied for u in node.uses())
         ):
             copied.add(name)
+    noise = {name for name in copied - below if _random(graph.node[name])}
     for name in reversed(members):  # masks are shared, tables and noise are not
-        if name in own and name not in fed and any(u in copied for u in graph.users[name]):
-            copied.add(name)
+        if name in own and name not in fed and any(u in noise for u in graph.users[name]):
+            noise.add(name)
+    copied |= noise
     updates = []
     for buffer, value in graph.updates:
         roots = [i.name for i in walk(value) if isinstance(i, Ref)]

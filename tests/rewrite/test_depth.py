@@ -181,6 +181,33 @@ def test_what_reads_the_end_of_a_section_reads_the_new_end():
     assert again.graph == graph  # the exits of both modes are behind the last blocks again
 
 
+def test_the_output_moves_to_the_new_block():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nets.Basic(8, 8), nets.Basic(8, 8))
+    graph, state = ag.trace(net, torch.randn(2, 3, 8, 8), train=False)
+    deep = ag.graft(graph, {structure(graph).block("1").section: 3}, verify=True)
+    x = torch.randn(2, 3, 8, 8)
+    found = ag.build(deep.graph, deep.transfer.pull(state)).eval()(x)
+    expected = net.eval().get_submodule("2")(net(x))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_masks_are_shared_and_noise_is_not():
+    class Model(nets.Encoder):
+        def forward(self, x):
+            gate = (x.mean((1, 2, 3)) > 0)[:, None, None]  # one mask for all layers
+            x = self.patch(x).flatten(2).transpose(1, 2)
+            for layer in self.layers:
+                noise = torch.rand_like(x[:, :1, :1]) if self.training else 1.0
+                x = x + noise * layer.get_submodule("up")(x)[..., :8] * gate
+            return self.head(x.mean(1))
+
+    graph = graph_of(Model(3), train=True)
+    (section,) = (s for s in structure(graph).sections if s.kind == "stage")
+    small = ag.shallow(graph, {section.name: 1})
+    again = small >> (lambda g: ag.graft(g, {section.name: 3}, like=graph, verify=True))
+    assert again.graph == graph
+
+
 def test_graft_fills_a_gap_in_order():
     large = graph_of(residual((2, 4)))
     small = ag.skip(large, "stage2.1")
