@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import keyword
 import operator
 from collections.abc import Callable, Mapping
@@ -230,15 +231,18 @@ def _module_class(graph: ArchGraph) -> type[ArchModule]:
     if evaluate[1] == train[1]:
         forward = evaluate[0]
     else:
-        arguments = ", ".join(_argument(k) for k, _ in graph.inputs)
-        scope: dict[str, Any] = {"evaluate": evaluate[0], "train": train[0]}
-        exec(  # our own generated dispatcher over validated identifiers
-            f"def forward(self, {arguments}):\n"
-            f"    return (train if self.training else evaluate)(self, {arguments})\n",
-            scope,
-        )
-        forward = scope["forward"]
+        forward = _dispatch(evaluate[0], train[0])
     return type("ArchModule", (ArchModule,), {"forward": forward, "__module__": __name__})
+
+
+def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callable[..., Any]:
+    """One forward for both modes, with the signature of either."""
+
+    def forward(self: ArchModule, *args: Any, **kwargs: Any) -> Any:
+        return (train if self.training else evaluate)(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(evaluate)  # type: ignore[attr-defined]  # export reads it
+    return forward
 
 
 def _argument(name: str) -> str:

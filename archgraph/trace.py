@@ -272,7 +272,6 @@ class _Capture:
     env: dict[torch.fx.Node, Value] = field(default_factory=dict)
     real: dict[torch.fx.Node, Any] = field(default_factory=dict)  # results that nothing can change
     labels: dict[torch.fx.Node, str] = field(default_factory=dict)  # their names, for buffers
-    views: dict[str, set[str]] = field(default_factory=dict)  # node name -> names sharing storage
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Constant, Param] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
@@ -452,13 +451,6 @@ class _Capture:
             self.env[node] = first
             return
         self.env[node] = self._emit(op, given, node)
-        returns = target._schema.returns
-        if any(r.alias_info is not None for r in returns) and isinstance(first, Ref):
-            family = self.views.setdefault(first.name, {first.name})
-            made = self.env[node]
-            if isinstance(made, Ref):
-                family.add(made.name)
-                self.views[made.name] = family
 
     def _canonical(
         self, op: str, given: dict[str, Value], node: torch.fx.Node
@@ -558,9 +550,6 @@ class _Capture:
             )
         )
         self.env[node] = Ref(node.name)
-        family = self.views.setdefault(held.name, {held.name})
-        family.add(node.name)
-        self.views[node.name] = family
 
     def _inline(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
         """Regions under ``no_grad`` or ``autocast`` that export keeps as a submodule."""
@@ -598,7 +587,7 @@ class _Capture:
         held = node.meta["val"]
         if not held.dtype.is_floating_point:
             return value
-        name = f"{value.name}_detach"
+        name = f"{value.name}_detach{len(self.nodes)}"
         self.nodes.append(Node(name, "aten.detach", (("self", value),), _tensor_type(held, None)))
         return Ref(name)
 
@@ -612,19 +601,22 @@ class _Capture:
         written = node.args[0]
         assert isinstance(written, torch.fx.Node)
         held = self.env.get(written)
-        shared: set[torch.fx.Node] = set()
-        if isinstance(held, Ref):
-            names = self.views.get(held.name, set()) - {held.name}
-            shared = {k for k, v in self.env.items() if isinstance(v, Ref) and v.name in names}
-        elif written in self.real:
-            memory = self.real[written].untyped_storage().data_ptr()
-            shared = {
-                k
-                for k, v in self.real.items()
-                if isinstance(v, torch.Tensor)
-                and v.untyped_storage().data_ptr() == memory
-                and k is not written
-            }
+        memory = _memory(written, self.real)
+        sharing = {
+            k
+            for k in (*self.env, *self.real)
+            if k is not written and _memory(k, self.real) == memory
+        }
+        same_tensor = {k for k in sharing if k in self.env and self.env[k] == held}
+        shared = sharing - same_tensor
+        whole = [k for k in shared if isinstance(self.env.get(k), Leaf)]
+        if whole:
+            raise TraceError(
+                "writes in place through a view of a parameter or buffer",
+                where=where,
+                found=f"{packet} on {written.name}, a view of {self.env[whole[0]]}",
+                hint="assign the whole buffer",
+            )
         later = _used_after(node, shared)
         if later:
             raise TraceError(
@@ -649,14 +641,18 @@ class _Capture:
                 op = _functional(op, where)
             op, given = self._canonical(op, given, node)
             new = self._emit(op, given, node)
-        self.env[node] = self.env[written] = new
-        for old, value in list(self.env.items()):
-            if value == held and isinstance(held, (Ref, Leaf)):
-                self.env[old] = new
+        for alias in (node, written, *same_tensor):
+            self.env[alias] = new
         if isinstance(held, Leaf):
             if any(p.name == held.name and p.role == "parameter" for p in self.names.params):
                 raise TraceError("forward writes to a parameter", where=where, found=held)
             self.updates[held.name] = new
+
+
+def _memory(node: torch.fx.Node, real: Mapping[torch.fx.Node, Any]) -> int | None:
+    """What storage a result lives in; a copy lives in its own, a view in its source's."""
+    value = real.get(node, node.meta.get("val"))
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _used_after(node: torch.fx.Node, holders: set[torch.fx.Node]) -> list[str]:
@@ -773,7 +769,7 @@ def _reconcile(evaluated: _Draft, trained: _Draft) -> _Draft:
                 merged += [(n, None) for n in a[i1:i2]] + [(None, n) for n in b[j1:j2]]
     names: dict[tuple[bool, str], str] = {}
     for index, (left, right) in enumerate(merged):
-        label = f"n{index}"
+        label = f"~{index}"  # no argument of forward can be called so
         if left is not None and left.op == "input":
             label = left.name
         if left is not None:

@@ -249,3 +249,60 @@ def test_not_a_module():
 def test_inputs_that_forward_does_not_take_are_named():
     with pytest.raises(TraceError, match=r"do not fit forward.*expected forward\(input"):
         ag.trace(nn.Linear(3, 3), wrong=torch.randn(2, 3))
+
+
+class Copies(nn.Module):
+    """Writes in place to copies; the originals are used afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("b", torch.ones(3))
+
+    def forward(self, x):
+        t = x * 2
+        y = t.clone()
+        y += 1
+        z = t.transpose(0, 1).contiguous()
+        z.mul_(3)
+        old = self.b.clone()
+        self.b.mul_(0.5)
+        return t * y + z.sum() + old + self.b
+
+
+def test_writing_to_a_copy_leaves_the_original():
+    net, x = Copies(), torch.randn(4, 3)
+    graph, state = ag.trace(net, x)
+    built = ag.build(graph, state)
+    torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
+    torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
+    assert torch.equal(built.state_dict()["b"], net.state_dict()["b"])
+
+
+def test_writing_to_a_view_of_a_buffer_is_refused():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            self.b[0].add_(1)
+            return x + self.b
+
+    with pytest.raises(TraceError, match="a view of"):
+        ag.trace(Net(), torch.randn(2, 3))
+
+
+def test_any_argument_name_will_do():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, n2, train, evaluate):
+            return self.drop(n2 + train) * evaluate
+
+    x = [torch.randn(2, 3) for _ in range(3)]
+    graph, state = ag.trace(Net(), *x)
+    built, net = ag.build(graph, state).eval(), Net().eval()
+    torch.testing.assert_close(built(*x), net(*x), rtol=0, atol=0)
+    assert ag.trace(built, *x).graph == graph

@@ -331,8 +331,8 @@ class Drafts:
     def _assign(self, drafts: list[Draft]) -> list[Draft]:
         """Give every operator beside the stream to a block; further outputs become blocks.
 
-        What depends on the stream hangs on the last block that it needs; what only serves the
-        stream belongs to the first block that it serves; a counter goes with its module.
+        What serves the stream belongs to the first block that it serves; what else depends on the
+        stream hangs on the last block that it needs; a counter goes with its module.
         """
         graph = self.graph
         owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
@@ -359,28 +359,29 @@ class Drafts:
         drafts += ends
         if not drafts:
             drafts.append(Draft([], [], ()))
-        serving: list[Node] = []
-        for n in graph.nodes:
-            if n.name in owner:
-                continue
-            if n.name in below and n.name not in live:
-                owner[n.name] = max(owner[u] for u in n.uses() if u in below and u in owner)
-            else:
-                serving.append(n)
-        alone: list[Node] = []
-        for n in reversed(serving):
-            users = [owner[u] for u in graph.users[n.name] if u in owner]
-            if users:
-                owner[n.name] = min(users)
-            else:
-                alone.append(n)
-        for n in reversed(alone):  # a chain of counters keeps its order
+        alone = self._serve([n for n in graph.nodes if n.name not in owner], owner)
+        for n in alone:
+            if n.name in below:
+                owner[n.name] = max(owner[u] for u in n.uses() if u in below)
+        alone = self._serve([n for n in alone if n.name not in owner], owner)
+        for n in alone:  # a chain of counters keeps its order
             used = [owner[u] for u in n.uses() if u in owner]
             owner[n.name] = max([self._nearest(n, owner), *used]) if n.op != "input" else 0
         for n in graph.nodes:
             if n.name not in streamed:
                 drafts[owner[n.name]].extra.append(n.name)
         return ends
+
+    def _serve(self, nodes: Sequence[Node], owner: dict[str, int]) -> list[Node]:
+        """Give operators to the first block that they serve; returns those that serve none."""
+        alone: list[Node] = []
+        for n in reversed(nodes):
+            users = [owner[u] for u in self.graph.users[n.name] if u in owner]
+            if users:
+                owner[n.name] = min(users)
+            else:
+                alone.append(n)
+        return alone[::-1]
 
     def _nearest(self, node: Node, owner: Mapping[str, int]) -> int:
         """Block of the operator next to a free one, first of all in its own module."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from archgraph.ir import ArchGraph, Leaf, Node, Ref, Size, Value, in_mode
+from archgraph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode
 from archgraph.layout import Fixed, Layout, Solver, concatenation
 
 Dims: TypeAlias = list[Layout]
@@ -44,24 +44,22 @@ class Equations:
                 return [self.solver.resolve(d) for d in self.values[name][0]]
             case Leaf(name):
                 return [self.solver.resolve(d) for d in self.leaves[name]]
+            case Mode():  # either branch may run: their layouts are one
+                dims = [self.of(b) for b in (value.train, value.eval)]
+                for a, b in zip(dims[0], dims[1], strict=False):
+                    self.unify(a, b)
+                return [self.solver.resolve(d) for d in dims[0] or dims[1]]
             case _:
                 return []
 
     def arg(self, name: str) -> Dims:
-        """Layouts of an argument; of the train branch where it depends on the mode."""
-        value = self.node.arg(name)
-        branches = [in_mode(value, True), in_mode(value, False)]
-        dims = [self.of(b) for b in branches if isinstance(b, (Ref, Leaf))]
-        if not dims:
-            return []
-        if len(dims) == 2 and branches[0] != branches[1]:
-            for a, b in zip(dims[0], dims[1], strict=False):
-                self.unify(a, b)
-        return dims[0]
+        """Layouts of an argument."""
+        return self.of(self.node.arg(name))
 
     def has(self, name: str) -> bool:
         """Whether a tensor argument is given."""
-        return bool(isinstance(in_mode(self.node.arg(name), True), (Ref, Leaf)))
+        value = self.node.arg(name)
+        return any(isinstance(in_mode(value, mode), (Ref, Leaf)) for mode in (True, False))
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
         """An integer-list argument; a single integer counts as a list of one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from archgraph.ir import Batch, Leaf, Ref, Size, Value
+from archgraph.ir import Batch, Leaf, Mode, Ref, Size, Value
 from archgraph.layout import Fixed, Layout, concatenation, divide, product
 from archgraph.ops.equations import Dims, Equations
 
@@ -14,9 +14,8 @@ Rule = Callable[[Equations], list[Dims]]
 def _tensor_args(eq: Equations) -> list[Dims]:
     operands = []
     for name, value in eq.node.args:
-        items = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(i, (Ref, Leaf)) for i in items):
-            operands += [eq.of(i) for i in items if isinstance(i, (Ref, Leaf))]
+        if isinstance(value, tuple):
+            operands += [eq.of(i) for i in value if isinstance(i, (Ref, Leaf, Mode))]
         elif eq.has(name):
             operands.append(eq.arg(name))
     return operands
@@ -55,6 +54,13 @@ def same(eq: Equations) -> list[Dims]:
 def like(eq: Equations) -> list[Dims]:
     """A new tensor of the first operand's layout."""
     return same(eq)
+
+
+def overwrite(eq: Equations) -> list[Dims]:
+    """The first operand with the second's values, stretched to its shape."""
+    target = eq.of(eq.node.args[0][1])
+    eq.broadcast([target, eq.arg("src")])
+    return [target]
 
 
 def factory(eq: Equations) -> list[Dims]:
@@ -135,6 +141,8 @@ def batch_norm(eq: Equations) -> list[Dims]:
     x = eq.arg("input")
     channel = x[1] if len(x) > 1 else x[0]
     _affine(eq, channel, ("weight", "bias", "running_mean", "running_var"))
+    for layout in x[2:]:
+        eq.span(layout, "batch norm")
     return [x] * len(eq.node.types)
 
 
@@ -230,7 +238,7 @@ def addmm(eq: Equations) -> list[Dims]:
     """Bias + a @ b."""
     a, b = (eq.of(v) for _, v in eq.node.args[1:3])
     eq.unify(a[-1], b[-2])
-    out: Dims = [*a[:-1], b[-1]]
+    out: Dims = [*eq.broadcast([a[:-2], b[:-2]]), a[-2], b[-1]]
     return [eq.broadcast([eq.arg("self"), out])]
 
 
@@ -259,6 +267,9 @@ def einsum(eq: Equations) -> list[Dims]:
     if "->" not in text:
         counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
         right = ("..." if "..." in left else "") + "".join(counted)
+    for letter in sorted(set(left) - set(right) - {",", "."}):
+        if sum(letter in part for part in left.split(",")) == 1:  # a plain sum, without a weight
+            eq.span(letters[letter], "sum")
     out: Dims = []
     position = 0
     while position < len(right):
@@ -279,10 +290,10 @@ def attention(eq: Equations) -> list[Dims]:
     for axis in range(-3, -min(len(q), len(k), len(v)) - 1, -1):
         if q[axis].size == k[axis].size:
             eq.unify(q[axis], k[axis])
-        else:  # grouped queries: several query heads share a key head
+        elif eq.node.arg("enable_gqa") is True:  # several query heads share a key head
             shared = divide(q[axis].size, k[axis].size)
             eq.unify(q[axis], product((k[axis], eq.new(shared or 1))))
-        eq.unify(k[axis], v[axis])
+        eq.broadcast([[k[axis]], [v[axis]]])
     if eq.has("attn_mask"):
         scores: Dims = [*q[:-2], q[-2], k[-2]]
         eq.broadcast([scores, eq.arg("attn_mask")])
@@ -292,7 +303,8 @@ def attention(eq: Equations) -> list[Dims]:
         eq.role(k[-3], "heads")
     eq.role(q[-1], "head_dim")
     eq.role(v[-1], "value_dim" if eq.resolve(q[-1]) is not eq.resolve(v[-1]) else "head_dim")
-    return [[*q[:-1], v[-1]]]
+    lead = q[:-2] if eq.node.arg("enable_gqa") is True else eq.broadcast([q[:-2], k[:-2], v[:-2]])
+    return [[*lead, q[-2], v[-1]]]
 
 
 def reduction(eq: Equations) -> list[Dims]:
@@ -609,6 +621,10 @@ def pad(eq: Equations) -> list[Dims]:
     """Padding adds terms before and after; on channels they are axes like others."""
     x = eq.arg("self")
     amounts = list(eq.ints("pad"))
+    if eq.node.arg("mode", "constant") != "constant":  # the new positions are copies of others
+        padded = x[len(x) - len(amounts) // 2 :]
+        eq.pin(padded, "padded with its own positions")
+        return [[*x[: len(x) - len(padded)], *eq.fixed(eq.node.shape[-len(padded) :])]]
     out = list(x)
     sizes: list[Layout | int] = []
     for position in range(0, len(amounts), 2):

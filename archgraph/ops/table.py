@@ -207,7 +207,8 @@ _softmax = Row(rules.softmax, pointwise=True)
 _factory = Row(rules.factory)
 _opaque = Row(rules.opaque, weighted=True, init={"params": _uniform})
 
-# By operator name without namespace and overload; pointwise ATen operators need no row.
+# By operator name without namespace; without overload where all are alike. ATen's pointwise
+# operators need no row.
 ROWS: dict[str, Row] = {
     "input": Row(),
     "getitem": Row(rules.getitem, pointwise=True),
@@ -280,7 +281,8 @@ ROWS: dict[str, Row] = {
         ),
         _like,
     ),
-    "copy": Row(rules.like),
+    "copy": Row(rules.overwrite),
+    **dict.fromkeys(("max.other", "min.other"), _pointwise),
     **dict.fromkeys(
         (
             "zeros",
@@ -387,7 +389,7 @@ def row(op: str) -> Row:
     >>> row("aten.conv2d").weighted, row("aten.tanh").pointwise
     (True, True)
     """
-    found = ROWS.get(base(op))
+    found = ROWS.get(op.removeprefix("aten.")) or ROWS.get(base(op))
     if found is not None:
         return found
     if op.startswith("aten.") and torch.Tag.pointwise in schema(op).overload.tags:

@@ -214,3 +214,60 @@ def test_constants_on_an_axis_are_cut_with_it():
     value = small.param["scale"].value
     assert value is not None
     assert np.frombuffer(value.data, dtype=np.float32).tolist() == [1.0, 3.0]
+
+
+class Noisy(nn.Module):
+    def __init__(self, then):
+        super().__init__()
+        self.a, self.b, self.then = nn.Linear(3, 8), nn.Linear(8, 2), then
+
+    def forward(self, x):
+        t = self.a(x)
+        t = t + torch.randn_like(t) if self.training else t
+        return self.b(self.then(t))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda t: t.softmax(-1),
+        lambda t: torch.cat([t, t], 0),
+        lambda t: torch.stack([t, t]).sum(0),
+        lambda t: t.reshape(-1, 2, 4).flatten(1),
+        lambda t: torch.max(t, t * 2),
+    ],
+)
+def test_axes_see_through_training_only_branches(then):
+    graph = ag.trace(Noisy(then), torch.randn(2, 3)).graph
+    small = ag.take(graph, 0.5)
+    assert ag.build(small.graph)(torch.randn(2, 3)) is not None
+
+
+def test_heads_folded_into_the_batch_stay_aligned():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.o = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(5, 2)
+
+        def forward(self, x):
+            b = x.shape[0]
+            q, k = (
+                m(x).view(b, 5, 2, 4).transpose(1, 2).reshape(b * 2, 5, 4) for m in (self.q, self.k)
+            )
+            scores = torch.baddbmm(torch.zeros(1, 5, 5), q, k.transpose(1, 2))
+            return self.o(scores.view(b, 2, 5, 5).sum(1))
+
+    graph = ag.trace(Net(), torch.randn(2, 5, 4), train=False).graph
+    assert ag.build(ag.take(graph, 0.5).graph)(torch.randn(2, 5, 4)).shape == (2, 5, 2)
+
+
+def test_reflected_padding_keeps_its_axis():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(10, 2)
+
+        def forward(self, x):
+            return self.b(nn.functional.pad(self.a(x), (1, 1), mode="reflect"))
+
+    assert not solved(Net(), torch.randn(2, 4, 3)).free
