@@ -183,10 +183,16 @@ class Solver:
         """The layout with every binding followed, in normal form."""
         match layout:
             case Var():
-                if layout.bound is None:
-                    return layout
-                layout.bound = self.resolve(layout.bound)
-                return layout.bound
+                chain: list[Var] = []  # as long as a network is deep: no recursion
+                end: Layout = layout
+                while isinstance(end, Var) and end.bound is not None:
+                    chain.append(end)
+                    end = end.bound
+                if not isinstance(end, Var):
+                    end = self.resolve(end)
+                for var in chain:
+                    var.bound = end
+                return end
             case Prod(factors):
                 return product(self.resolve(f) for f in factors)
             case Sum(terms):

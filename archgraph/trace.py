@@ -142,9 +142,11 @@ def _grow_batch(inputs: Any) -> Any:
     """Repeat examples of batch size one: export would take a size of one for a constant."""
 
     def grow(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dim() and x.shape[0] == 1:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.dim() and x.shape[0] == 1:
             return x.expand(2, *x.shape[1:]).contiguous()
-        return x
+        return x.detach().clone()  # one tensor given twice is still two inputs
 
     return pytree.tree_map(grow, inputs)
 
@@ -639,6 +641,8 @@ class _Capture:
         else:
             if packet.endswith("_"):
                 op = _functional(op, where)
+                names = [a.name for a in schema(op).args]  # dropout_ calls its input otherwise
+                given = dict(zip(names, given.values(), strict=False)) if "self" in given else given
             op, given = self._canonical(op, given, node)
             new = self._emit(op, given, node)
         for alias in (node, written, *same_tensor):

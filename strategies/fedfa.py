@@ -58,6 +58,7 @@ from archgraph.strategy import (
 
 Variant = Literal["both", "depth", "width"]
 SAMPLE = 1 << 14
+TINY = 1e-30  # a norm below it counts as zero
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,8 @@ class FedFA(Strategy):
                 for name, norm in norms.items():
                     sums[name] = sums.get(name, 0.0) + norm
                     counts[name] = counts.get(name, 0) + 1
-                    # Weights that are all zero stay so, whatever they are multiplied by.
-                    scales[name] = 1.0 / norm if norm > 0 else 1.0
+                    # Weights that are all but zero stay so, and 1/n would overflow.
+                    scales[name] = 1.0 / norm if norm > TINY else 1.0
             merger.add(  # lines 17, 19, 20
                 fit.up,
                 grafted,

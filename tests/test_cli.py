@@ -348,13 +348,13 @@ def test_an_interrupted_run_can_go_on(here: Path):
     command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
     command += ["--set", "rounds=1000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(600):
+        for _ in range(1800):
             metrics = here / "run/metrics.jsonl"
             if process.poll() is not None or (metrics.exists() and metrics.read_text()):
                 break
             time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (130, "stopped\n")
     done = len((here / "run/metrics.jsonl").read_text().splitlines())
     assert 0 < done < 1000
