@@ -254,6 +254,8 @@ def test_inputs_that_forward_does_not_take_are_named():
 class Copies(nn.Module):
     """Writes in place to copies; the originals are used afterwards."""
 
+    b: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("b", torch.ones(3))
@@ -280,6 +282,8 @@ def test_writing_to_a_copy_leaves_the_original():
 
 def test_writing_to_a_view_of_a_buffer_is_refused():
     class Net(nn.Module):
+        b: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("b", torch.ones(3))
