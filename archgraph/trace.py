@@ -529,13 +529,13 @@ class _Capture:
     def _getitem(self, node: torch.fx.Node) -> None:
         source, index = node.args
         if source in self.real:
-            self.real[node] = self.real[source][index]  # type: ignore[index]
+            self.real[node] = self.real[source][index]  # type: ignore[index]  # an int
             return
         if not isinstance(source, torch.fx.Node) or source not in self.env:
             return
         held = self.env[source]
         if isinstance(held, tuple):  # results of an inlined region
-            self.env[node] = held[index]  # type: ignore[index]
+            self.env[node] = held[index]  # type: ignore[index]  # an int
             return
         assert isinstance(held, Ref)
         value = node.meta["val"]
@@ -545,7 +545,7 @@ class _Capture:
             Node(
                 node.name,
                 "getitem",
-                (("source", held), ("index", int(index))),  # type: ignore[arg-type]
+                (("source", held), ("index", int(index))),  # type: ignore[arg-type]  # an int
                 _tensor_type(value, where),
                 scope,
                 where,

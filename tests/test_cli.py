@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -347,7 +348,9 @@ def test_a_reader_that_has_enough_is_no_error(here: Path):
 def test_an_interrupted_run_can_go_on(here: Path):
     command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
     command += ["--set", "rounds=1000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    # A test run in the background may have inherited an ignored SIGINT: the command must not.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         for _ in range(1800):
             metrics = here / "run/metrics.jsonl"
             if process.poll() is not None or (metrics.exists() and metrics.read_text()):

@@ -555,7 +555,7 @@ def slice_(eq: Equations) -> list[Dims]:
     if not isinstance(size, int) or not isinstance(start or 0, int) or eq.integer("step", 1) != 1:
         eq.pin([layout], "strided slice")
         return [[*x[:dim], Fixed(eq.node.shape[dim]), *x[dim + 1 :]]]
-    first = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)  # type: ignore[operator]
+    first = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)  # type: ignore[operator]  # an int by the check above
     last = size if not isinstance(end, int) else min(end + (size if end < 0 else 0), size)
     parts = _cut_all(eq, layout, [first, last - first, size - last])
     if parts is None:
