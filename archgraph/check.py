@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from archgraph.errors import GraphError
 from archgraph.ir import ArchGraph, Leaf, Mode, Node, Record, Ref, Value, walk
 from archgraph.ops.schema import canonical_args, schema
@@ -81,7 +83,7 @@ def check(graph: ArchGraph) -> None:
 
 
 def _check_uses(
-    args: tuple[tuple[str, Value], ...], seen: set[str], leaves: object, where: str
+    args: tuple[tuple[str, Value], ...], seen: set[str], leaves: Container[str], where: str
 ) -> None:
     for _, value in args:
         for item in walk(value):
@@ -89,7 +91,7 @@ def _check_uses(
                 raise GraphError(
                     "uses a result that no earlier operator makes", where=where, found=item
                 )
-            if isinstance(item, Leaf) and item.name not in leaves:  # type: ignore[operator]  # a mapping
+            if isinstance(item, Leaf) and item.name not in leaves:
                 raise GraphError("uses a leaf that does not exist", where=where, found=item.name)
 
 

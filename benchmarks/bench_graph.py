@@ -47,7 +47,7 @@ def step(model: torch.nn.Module, foreign: Foreign) -> Callable[[], object]:
         optimiser.zero_grad(set_to_none=True)
         outputs = model(*foreign.args, **foreign.kwargs)
         tensors = [t for t in torch.utils._pytree.tree_leaves(outputs) if torch.is_tensor(t)]
-        sum(t.float().square().mean() for t in tensors).backward()  # type: ignore[union-attr]
+        torch.stack([t.float().square().mean() for t in tensors]).sum().backward()
         optimiser.step()
 
     return run
