@@ -181,6 +181,7 @@ class _Naming:
         self.spans: dict[Var, dict[str, None]] = {}
         self.names: dict[Var, str] = {}
         self.spoken: dict[str, int] = {}
+        self.held: set[Var] = set()
 
     def axes(self) -> Axes:
         eq = self.eq
@@ -191,17 +192,28 @@ class _Naming:
             place = eq.graph.node[node].scope or f"%{node}"
             for var in self._vars(layout):
                 self.spans.setdefault(var, {})[f"{what} in {place}"] = None
-        for user in eq.graph.nodes:
-            for argument, value in user.args:
-                for item in walk(value):
+        met: dict[Var, int] = {}  # order of the axes: as operators meet their leaves
+        used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
+        for leaf in dict.fromkeys([*used, *eq.leaves]):
+            for var in (v for d in eq.leaves[leaf] for v in self._vars(d)):
+                met.setdefault(var, len(met))
+        self.held = set(met)
+        for user in eq.graph.nodes:  # a weight's sides say best what an axis is
+            sides = row(user.op).sides
+            for argument in sides.keys() & dict(user.args).keys():
+                for item in walk(user.arg(argument)):
                     if isinstance(item, Leaf):
-                        self._name_leaf(user.op, argument, item.name)
+                        self._name_leaf(item.name, sides[argument])
+                    elif isinstance(item, Ref) and user.scope:
+                        self._name(user.scope, "", eq.of(item), sides[argument])
+        for leaf in dict.fromkeys(used):
+            self._name_leaf(leaf, ())
         for param in eq.graph.params:
-            self._name_leaf("", "", param.name)
+            self._name_leaf(param.name, ())
             if not eq.graph.leaf_users[param.name]:
                 for layout in eq.leaves[param.name]:
                     eq.solver.pin(layout, "no operator uses it")
-        ordered = list(self.names)
+        ordered = sorted(self.names, key=met.__getitem__)
         for var in ordered:  # a free axis must be found in some leaf: others have no position
             if var.size == 1 and not var.pinned:
                 var.pinned = "a single position"
@@ -218,7 +230,7 @@ class _Naming:
                 var.pinned,
                 tuple(self.spans.get(var, ())),
             )
-            for var, name in self.names.items()
+            for var, name in ((var, self.names[var]) for var in ordered)
         }
 
         def show(layout: Layout) -> Layout:
@@ -249,23 +261,30 @@ class _Naming:
     def _vars(self, layout: Layout) -> list[Var]:
         return [v for v in leaves(self.eq.resolve(layout)) if isinstance(v, Var)]
 
-    def _name_leaf(self, op: str, argument: str, leaf: str) -> None:
+    def _name_leaf(self, leaf: str, sides: Sequence[str]) -> None:
         prefix, _, last = leaf.rpartition(".")
-        dims = self.eq.leaves[leaf]
-        sides = row(op).sides.get(argument, ()) if op else ()
+        self._name(prefix or last, leaf, self.eq.leaves[leaf], sides)
+
+    def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
+        """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
+
+        A weight that is computed from leaves (weight norm, a scaled kernel) lends its user's name.
+        """
         for index, layout in enumerate(dims):
             found = self._vars(layout)
             for position, var in enumerate(found):
-                if var in self.names:
+                if var in self.names or var not in self.held:
                     continue
                 role = self.roles.get(var)
                 if role:
-                    stem = f"{prefix or last}.{role}"
+                    stem = f"{owner}.{role}"
                 else:
                     if index < len(sides):
-                        stem = f"{prefix or last}.{sides[index]}"
-                    else:
+                        stem = f"{owner}.{sides[index]}"
+                    elif leaf:
                         stem = f"{leaf}.{index}"
+                    else:
+                        continue
                     if len(found) > 1:
                         stem += f".{position}"
                 self.names[var] = self._fresh(stem)

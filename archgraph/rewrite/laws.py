@@ -29,6 +29,7 @@ from archgraph.ir import (
 from archgraph.ops.schema import torch_dtype
 from archgraph.transfer import Rewritten
 
+NOTHING = 1e-100  # its square is still a float64
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -138,7 +139,12 @@ def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float
 def masked(
     graph: ArchGraph, state: Mapping[str, torch.Tensor], kept: Kept
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The wide graph and state with every dropped position zeroed, in constants too."""
+    """The wide graph and state with every dropped position at zero's edge, in constants too.
+
+    Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
+    dropped weights alone (weight norm's ``v/‖v‖``) stays a number, whatever it is multiplied with
+    stays nothing.
+    """
     solved = axes(graph)
     values: dict[str, torch.Tensor] = {}
     params: list[Param] = []
@@ -150,7 +156,8 @@ def masked(
             stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
             stays[torch.from_numpy(positions(layout, kept))] = True
             mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
-        tensor = tensor * mask
+        floating = tensor.is_floating_point()
+        tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
         if param.role == "constant":
             data = Constant(param.dtype, param.shape, tensor.numpy().tobytes())
             param = dataclasses.replace(param, value=data)
