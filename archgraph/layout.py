@@ -58,11 +58,11 @@ class Prod:
     """Row-major flattening of its factors, outermost first."""
 
     factors: tuple[Layout, ...]
+    size: Size = field(init=False, compare=False, repr=False)
+    memo: Memo = field(init=False, compare=False, repr=False)
 
-    @property
-    def size(self) -> Size:
-        """Product of the factors' sizes."""
-        return times(f.size for f in self.factors)
+    def __post_init__(self) -> None:
+        _settle(self, self.factors, times(f.size for f in self.factors))
 
     def __str__(self) -> str:
         return " × ".join(f"({f})" if isinstance(f, Sum) else str(f) for f in self.factors)
@@ -70,18 +70,14 @@ class Prod:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Concatenation of its terms, first term first."""
+    """Concatenation of its terms, first term first; never along the batch."""
 
     terms: tuple[Layout, ...]
+    size: Size = field(init=False, compare=False, repr=False)
+    memo: Memo = field(init=False, compare=False, repr=False)
 
-    @property
-    def size(self) -> Size:
-        """Sum of the terms' sizes (a concatenation along the batch is never a ``Sum``)."""
-        total = 0
-        for t in self.terms:
-            assert isinstance(t.size, int)
-            total += t.size
-        return total
+    def __post_init__(self) -> None:
+        _settle(self, self.terms, _total(self.terms))
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
@@ -89,11 +85,19 @@ class Sum:
 
 @dataclass(eq=False, slots=True)
 class Var:
-    """An axis while solving: free, bound to a finer layout, or pinned with a reason."""
+    """An axis while solving: free, bound to a finer layout, or pinned with a reason.
+
+    Attributes:
+        size: Number of positions.
+        bound: What it turned out to be.
+        pinned: Why it cannot be cut.
+        part: Whether some product or concatenation holds it.
+    """
 
     size: int
     bound: Layout | None = None
     pinned: str = ""
+    part: bool = False
 
     def __str__(self) -> str:
         return f"{'!' if self.pinned else ''}{self.size}"
@@ -111,7 +115,25 @@ class AxisRef:
 
 
 Layout: TypeAlias = "Fixed | Prod | Sum | Var | AxisRef"
+# What a product or concatenation resolved to, and the solver's state at which it did.
+Memo: TypeAlias = "tuple[object, Layout] | None"
 UNIT = Fixed(1)
+
+
+def _settle(whole: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
+    for part in parts:
+        if isinstance(part, Var):
+            part.part = True
+    object.__setattr__(whole, "size", size)
+    object.__setattr__(whole, "memo", None)
+
+
+def _total(terms: Iterable[Layout]) -> int:
+    total = 0
+    for t in terms:
+        assert isinstance(t.size, int)
+        total += t.size
+    return total
 
 
 def product(factors: Iterable[Layout]) -> Layout:
@@ -134,24 +156,38 @@ def product(factors: Iterable[Layout]) -> Layout:
 def concatenation(terms: Iterable[Layout]) -> Layout:
     """A sum in normal form: nested sums flattened, empty terms dropped, fixed runs joined."""
     flat: list[Layout] = []
+    size = 0
+    states = dict[int, object]()  # at which the parts are known to be resolved
     for t in terms:
+        if t.size == 0:
+            continue
+        assert isinstance(t.size, int)
+        size += t.size
+        if isinstance(t, (Prod, Sum)):
+            state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
+            states[id(state)] = state
+        elif isinstance(t, Var) and t.bound is not None:
+            states[id(None)] = None
         parts = t.terms if isinstance(t, Sum) else (t,)
-        for part in parts:
-            if part.size == 0:
-                continue
-            last = flat[-1] if flat else None
-            if (
-                isinstance(part, Fixed)
-                and isinstance(last, Fixed)
-                and isinstance(part.size, int)
-                and isinstance(last.size, int)
-            ):
-                flat[-1] = Fixed(last.size + part.size)
-            else:
-                flat.append(part)
+        first, last = parts[0], flat[-1] if flat else None
+        if isinstance(first, Fixed) and isinstance(last, Fixed):
+            assert isinstance(first.size, int) and isinstance(last.size, int)
+            flat[-1] = Fixed(last.size + first.size)
+            flat += parts[1:]
+        else:
+            flat += parts
+        if isinstance(t, Var):
+            t.part = True
     if not flat:
         return Fixed(0)
-    return flat[0] if len(flat) == 1 else Sum(tuple(flat))
+    if len(flat) == 1:
+        return flat[0]
+    whole = object.__new__(Sum)  # dense networks concatenate thousands: no second pass over them
+    object.__setattr__(whole, "terms", tuple(flat))
+    _settle(whole, (), size)
+    if len(states) == 1 and id(None) not in states:  # so is the whole
+        object.__setattr__(whole, "memo", (*states.values(), whole))
+    return whole
 
 
 def leaves(layout: Layout) -> Iterator[Layout]:
@@ -169,36 +205,49 @@ class Solver:
     """Unification of layouts: bind, refine to common factors and cuts, or pin with a reason."""
 
     reason: str = ""  # why the current equation holds, for pins
-    variables: list[Var] = field(default_factory=list)
+    state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
         """A fresh axis; a size of one, or one that depends on the batch, is fixed."""
         if isinstance(size, Batch) or size <= 1:
             return Fixed(size)
-        var = Var(size)
-        self.variables.append(var)
-        return var
+        return Var(size)
 
     def resolve(self, layout: Layout) -> Layout:
         """The layout with every binding followed, in normal form."""
-        match layout:
-            case Var():
-                chain: list[Var] = []  # as long as a network is deep: no recursion
-                end: Layout = layout
-                while isinstance(end, Var) and end.bound is not None:
-                    chain.append(end)
-                    end = end.bound
-                if not isinstance(end, Var):
-                    end = self.resolve(end)
-                for var in chain:
-                    var.bound = end
-                return end
-            case Prod(factors):
-                return product(self.resolve(f) for f in factors)
-            case Sum(terms):
-                return concatenation(self.resolve(t) for t in terms)
-            case _:
-                return layout
+        if isinstance(layout, Var):
+            chain: list[Var] = []  # as long as a network is deep: no recursion
+            end: Layout = layout
+            while isinstance(end, Var) and end.bound is not None:
+                chain.append(end)
+                end = end.bound
+            if not isinstance(end, Var):
+                end = self.resolve(end)
+            for var in chain:
+                var.bound = end
+            return end
+        if not isinstance(layout, (Prod, Sum)):
+            return layout
+        if layout.memo is not None and layout.memo[0] is self.state:
+            return layout.memo[1]
+        found: Layout
+        if isinstance(layout, Prod):
+            found = product(map(self.resolve, layout.factors))
+        else:
+            found = concatenation(map(self.resolve, layout.terms))
+        found = layout if found == layout else found
+        for known in (layout, found):
+            if isinstance(known, (Prod, Sum)):
+                object.__setattr__(known, "memo", (self.state, found))
+        return found
+
+    def bind(self, var: Var, layout: Layout) -> None:
+        """Say what an axis is; what was resolved with it as a part has to be resolved anew."""
+        var.bound = layout
+        if var.pinned:
+            self.pin(layout, var.pinned)
+        if var.part:
+            self.state = object()
 
     def pin(self, layout: Layout, reason: str = "") -> None:
         """Forbid to cut any axis of a layout; the first reason stays."""
@@ -214,20 +263,15 @@ class Solver:
         if a.size != b.size or isinstance(a, Fixed) or isinstance(b, Fixed):
             self.pin(a)
             self.pin(b)
-        elif isinstance(a, Var):
-            self._bind(a, b)
+        elif isinstance(a, Var) and not (a.part and isinstance(b, Var)):
+            self.bind(a, b)
         elif isinstance(b, Var):
-            self._bind(b, a)
+            self.bind(b, a)
         elif isinstance(a, Sum) or isinstance(b, Sum):
             self._match_cuts(a, b)
         else:
             assert isinstance(a, Prod) and isinstance(b, Prod)
             self._match_factors(list(a.factors), list(b.factors))
-
-    def _bind(self, var: Var, layout: Layout) -> None:
-        if var.pinned:
-            self.pin(layout, var.pinned)
-        var.bound = layout
 
     def _match_factors(self, xs: list[Layout], ys: list[Layout]) -> None:
         """Common refinement of two products, from the innermost factor outwards."""
@@ -264,9 +308,7 @@ class Solver:
                 return Fixed(outer), Fixed(inner)
             case Var():
                 parts = (self.new(outer), self.new(inner))
-                x.bound = Prod(parts)
-                if x.pinned:
-                    self.pin(x.bound, x.pinned)
+                self.bind(x, Prod(parts))
                 return parts
             case Prod(factors):
                 taken: list[Layout] = []
@@ -320,11 +362,11 @@ class Solver:
 
     def _match_cuts(self, a: Layout, b: Layout) -> None:
         """Common refinement of two concatenations, from the first term on."""
-        xs, ys = _terms(a), _terms(b)
+        xs, ys = _terms(a)[::-1], _terms(b)[::-1]  # the next term last
         while xs and ys:
-            x, y = self.resolve(xs.pop(0)), self.resolve(ys.pop(0))
+            x, y = self.resolve(xs.pop()), self.resolve(ys.pop())
             if isinstance(x, Sum) or isinstance(y, Sum):
-                xs, ys = _terms(x) + xs, _terms(y) + ys
+                xs, ys = xs + _terms(x)[::-1], ys + _terms(y)[::-1]
                 continue
             assert isinstance(x.size, int) and isinstance(y.size, int)
             if x.size == y.size:
@@ -339,7 +381,7 @@ class Solver:
                     self.pin(rest)
                 return
             self.unify(parts[0], y)
-            xs.insert(0, parts[1])
+            xs.append(parts[1])
 
     def cut(self, x: Layout, first: int) -> tuple[Layout, Layout] | None:
         """A layout as a concatenation whose first term has the given size, or None."""
@@ -355,28 +397,20 @@ class Solver:
                 return Fixed(first), Fixed(x.size - first)
             case Var():
                 parts = (self.new(first), self.new(x.size - first))
-                x.bound = concatenation(parts)
-                if x.pinned:
-                    self.pin(x.bound, x.pinned)
+                self.bind(x, concatenation(parts))
                 return parts
             case Sum(terms):
-                head: list[Layout] = []
-                rest = list(terms)
                 need = first
-                while need:
-                    t = self.resolve(rest.pop(0))
+                for position, t in enumerate(terms):
                     assert isinstance(t.size, int)
                     if t.size <= need:
-                        head.append(t)
                         need -= t.size
                         continue
                     parts_ = self.cut(t, need)
                     if parts_ is None:
                         return None
-                    head.append(parts_[0])
-                    rest.insert(0, parts_[1])
-                    need = 0
-                return concatenation(head), concatenation(rest)
+                    head, rest = terms[:position], terms[position + 1 :]
+                    return concatenation((*head, parts_[0])), concatenation((parts_[1], *rest))
             case Prod(factors):
                 inside = product(factors[1:])
                 count = divide(first, inside.size)

@@ -182,6 +182,8 @@ class _Naming:
         self.names: dict[Var, str] = {}
         self.spoken: dict[str, int] = {}
         self.held: set[Var] = set()
+        self.inside: dict[int, tuple[Var, ...]] = {}
+        self.done: set[int] = set()  # runs of axes that all have names
 
     def axes(self) -> Axes:
         eq = self.eq
@@ -192,11 +194,15 @@ class _Naming:
             place = eq.graph.node[node].scope or f"%{node}"
             for var in self._vars(layout):
                 self.spans.setdefault(var, {})[f"{what} in {place}"] = None
+        seen: set[int] = set()
         met: dict[Var, int] = {}  # order of the axes: as operators meet their leaves
         used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
         for leaf in dict.fromkeys([*used, *eq.leaves]):
-            for var in (v for d in eq.leaves[leaf] for v in self._vars(d)):
-                met.setdefault(var, len(met))
+            for found in map(self._vars, eq.leaves[leaf]):
+                if len(found) == 1 or id(found) not in seen:
+                    seen.add(id(found))
+                    for var in found:
+                        met.setdefault(var, len(met))
         self.held = set(met)
         for user in eq.graph.nodes:  # a weight's sides say best what an axis is
             sides = row(user.op).sides
@@ -214,14 +220,9 @@ class _Naming:
                 for layout in eq.leaves[param.name]:
                     eq.solver.pin(layout, "no operator uses it")
         ordered = sorted(self.names, key=met.__getitem__)
-        for var in ordered:  # a free axis must be found in some leaf: others have no position
+        for var in ordered:
             if var.size == 1 and not var.pinned:
                 var.pinned = "a single position"
-        for dims in eq.values.values():
-            for layout in (d for result in dims for d in result):
-                for var in self._vars(layout):
-                    if var not in self.names:
-                        var.pinned = var.pinned or "no parameter has it"
         public = {
             var: Axis(
                 name,
@@ -233,18 +234,24 @@ class _Naming:
             for var, name in ((var, self.names[var]) for var in ordered)
         }
 
+        shown: dict[int, Layout] = {}  # by identity, as in _vars
+
         def show(layout: Layout) -> Layout:
             layout = eq.resolve(layout)
-            match layout:
-                case Var():
-                    axis = public.get(layout)
-                    return AxisRef(axis.name, axis.size) if axis else Fixed(layout.size)
-                case Prod(factors):
-                    return product(map(show, factors))
-                case Sum(terms):
-                    return concatenation(map(show, terms))
-                case _:
-                    return layout
+            if id(layout) not in shown:
+                match layout:
+                    case Var():
+                        axis = public.get(layout)
+                        found: Layout = Fixed(layout.size)
+                        found = AxisRef(axis.name, axis.size) if axis else found
+                    case Prod(factors):
+                        found = product(map(show, factors))
+                    case Sum(terms):
+                        found = concatenation(map(show, terms))
+                    case _:
+                        return layout
+                shown[id(layout)] = found
+            return shown[id(layout)]
 
         def show_sizes(sizes: Sizes) -> Sizes:
             if isinstance(sizes, tuple):
@@ -258,8 +265,17 @@ class _Naming:
             {k: show_sizes(v) for k, v in eq.attributes.items()},
         )
 
-    def _vars(self, layout: Layout) -> list[Var]:
-        return [v for v in leaves(self.eq.resolve(layout)) if isinstance(v, Var)]
+    def _vars(self, layout: Layout) -> tuple[Var, ...]:
+        layout = self.eq.resolve(layout)
+        if isinstance(layout, Var):
+            return (layout,)
+        if isinstance(layout, Fixed):
+            return ()
+        found = self.inside.get(id(layout))  # nothing is bound any more: resolved ones stay alive
+        if found is None:
+            found = tuple(v for v in leaves(layout) if isinstance(v, Var))
+            self.inside[id(layout)] = found
+        return found
 
     def _name_leaf(self, leaf: str, sides: Sequence[str]) -> None:
         prefix, _, last = leaf.rpartition(".")
@@ -272,6 +288,10 @@ class _Naming:
         """
         for index, layout in enumerate(dims):
             found = self._vars(layout)
+            if id(found) in self.done:
+                continue
+            if len(found) > 1 and (leaf or index < len(sides)):
+                self.done.add(id(found))
             for position, var in enumerate(found):
                 if var in self.names or var not in self.held:
                     continue
