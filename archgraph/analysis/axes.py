@@ -204,6 +204,13 @@ class _Naming:
                     for var in found:
                         met.setdefault(var, len(met))
         self.held = set(met)
+        weighed = {
+            var
+            for param in eq.graph.params
+            if param.role == "parameter"
+            for layout in eq.leaves[param.name]
+            for var in self._vars(layout)
+        }
         for user in eq.graph.nodes:  # a weight's sides say best what an axis is
             sides = row(user.op).sides
             for argument in sides.keys() & dict(user.args).keys():
@@ -212,7 +219,8 @@ class _Naming:
                         self._name_leaf(item.name, sides[argument])
                     elif isinstance(item, Ref) and user.scope:
                         self._name(user.scope, "", eq.of(item), sides[argument])
-        for leaf in dict.fromkeys(used):
+        constant = {p.name: p.role == "constant" for p in eq.graph.params}
+        for leaf in sorted(dict.fromkeys(used), key=constant.__getitem__):
             self._name_leaf(leaf, ())
         for param in eq.graph.params:
             self._name_leaf(param.name, ())
@@ -223,6 +231,8 @@ class _Naming:
         for var in ordered:
             if var.size == 1 and not var.pinned:
                 var.pinned = "a single position"
+            elif var not in weighed and not var.pinned:
+                var.pinned = "no parameter has it"
         public = {
             var: Axis(
                 name,
