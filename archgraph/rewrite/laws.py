@@ -26,7 +26,7 @@ from archgraph.ir import (
     replace,
     size_at,
 )
-from archgraph.ops.schema import torch_dtype
+from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.transfer import Rewritten
 
 NOTHING = 1e-100  # its square is still a float64
@@ -54,6 +54,9 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
     def wide_node(node: Node) -> Node:
         type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
         args = tuple((k, replace(v, wide_value)) for k, v in node.args)
+        makes = node.op.startswith("aten.") and schema(node.op).makes_tensor
+        if makes and node.arg("dtype") is None and node.dtype in _FLOATS:
+            args = canonical_args(node.op, dict(args) | {"dtype": Atom("float64")})
         return dataclasses.replace(node, type=type_, args=args)
 
     return graph.replace(
