@@ -81,7 +81,7 @@ def skip(
     bypass: dict[str, str] = {}  # a node whose value another one's stands in for
     terms: dict[str, str] = {}  # what dense blocks append: the exit after which it is read
     gone: set[str] = set()
-    for block in _matching(found, [blocks] if isinstance(blocks, str) else list(blocks)):
+    for block in matching(found, [blocks] if isinstance(blocks, str) else list(blocks)):
         projected = block.shortcut not in ("", block.entry)
         if keep_projection and projected:
             bypass[block.merge] = block.shortcut
@@ -165,7 +165,7 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
     return skip(graph, out, verify=verify)
 
 
-def _matching(found: Structure, patterns: Sequence[str]) -> list[Block]:
+def matching(found: Structure, patterns: Sequence[str]) -> list[Block]:
     """Blocks by name or pattern, in topological order."""
     chosen: set[str] = set()
     known = [b.name for b in found.blocks]

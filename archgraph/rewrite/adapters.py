@@ -1,0 +1,132 @@
+"""Adapters: a small bottleneck on the branch of every residual block, zero at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.structure import structure
+from archgraph.check import check
+from archgraph.errors import RewriteError
+from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.layout import Fixed
+from archgraph.rewrite.depth import matching
+from archgraph.rewrite.insert import before, branch, fresh, initialised, with_leaves
+from archgraph.transfer import Rewritten
+
+
+def adapters(
+    graph: ArchGraph,
+    size: int,
+    blocks: str | Iterable[str] | None = None,
+    *,
+    verify: bool = False,
+) -> Rewritten:
+    """Add ``h + up(gelu(down(h)))`` to the branch ``h`` of residual blocks, right before the sum.
+
+    ``up`` starts at zero, so that the network computes the same until it is trained. Where channels
+    are the last dimension both layers are linear, where they are the first after the batch they
+    are convolutions of kernel one.
+
+    Args:
+        graph: The architecture.
+        size: Width of the bottleneck.
+        blocks: Names or patterns of residual blocks; all of them by default.
+        verify: Check that the function is the same (two forwards in float64).
+
+    Raises:
+        RewriteError: For a block that does not exist, that is no residual block, or whose branch
+            has no channel dimension at either end.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.stem, self.body = torch.nn.Linear(3, 8), torch.nn.Linear(8, 8)
+        ...         self.head = torch.nn.Linear(8, 2)
+        ...
+        ...     def forward(self, x):
+        ...         x = self.stem(x)
+        ...         return self.head(x + self.body(x).relu())
+        >>> small = adapters(trace(Net(), torch.zeros(1, 3)).graph, 2, verify=True)
+        >>> [(p.name, p.shape) for p in small.graph.params if "down" in p.name]
+        [('body.adapter.down.weight', (2, 8)), ('body.adapter.down.bias', (2,))]
+
+    Source: Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019, §2.
+    """
+    if isinstance(size, bool) or size < 1:
+        raise RewriteError("width of the adapters", found=size, expected="a number from 1")
+    found = structure(graph)
+    if blocks is None:
+        chosen = [b for b in found.blocks if b.kind == "residual" and b.merge]
+    else:
+        chosen = matching(found, [blocks] if isinstance(blocks, str) else list(blocks))
+    taken = set(graph.node)
+    leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
+    inserted: dict[tuple[str, str], list[Node]] = {}
+    added: list[tuple[str, Param]] = []
+    for block in chosen:
+        source = graph.node[branch(graph, block)]
+        stem = f"{block.name}.adapter"
+        if f"{stem}.down.weight" in leaves:
+            raise RewriteError("block has an adapter already", where=block.name)
+        behind = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
+        place = next((p.name for p in reversed(graph.params) if p.name in behind), "")
+        nodes, params = _bottleneck(graph, source, stem, size, taken)
+        inserted[block.merge, source.name] = nodes
+        added += [(place, p) for p in params]
+    if not chosen:
+        return Rewritten.identity(graph)
+    new = graph.replace(nodes=before(graph, inserted), params=with_leaves(graph, added))
+    check(new)
+    rewritten = initialised(graph, new, {p.name for _, p in added if ".adapter.up." in p.name})
+    if verify:
+        from archgraph.rewrite.laws import same_function
+
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def _bottleneck(
+    graph: ArchGraph, source: Node, stem: str, size: int, taken: set[str]
+) -> tuple[list[Node], list[Param]]:
+    layouts = axes(graph).value[source.name][0]
+    shape, dtype = source.shape, source.dtype
+    channel = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
+    at = channel[-1] if channel else -1
+    if at not in (1, len(shape) - 1):
+        raise RewriteError(
+            "no channel dimension for an adapter", where=stem, found=f"%{source.name}: {shape}"
+        )
+    last = at == len(shape) - 1
+    wide = shape[at]
+    assert isinstance(wide, int)
+    kernel = () if last else (1,) * (len(shape) - 2)
+    op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
+    nodes: list[Node] = []
+    params: list[Param] = []
+
+    def layer(name: str, value: str, out: int, into: int) -> str:
+        weight = Param(f"{stem}.{name}.weight", TensorType((out, into, *kernel), dtype))
+        bias = Param(f"{stem}.{name}.bias", TensorType((out,), dtype))
+        params.extend((weight, bias))
+        args: tuple[tuple[str, Value], ...] = (
+            ("input", Ref(value)),
+            ("weight", Leaf(weight.name)),
+            ("bias", Leaf(bias.name)),
+        )
+        result = (*shape[:at], out, *shape[at + 1 :])
+        node = Node(fresh(taken, name), op, args, TensorType(result, dtype), f"{stem}.{name}")
+        nodes.append(node)
+        return node.name
+
+    narrow = layer("down", source.name, size, wide)
+    bent = nodes[-1]
+    act = Node(fresh(taken, "gelu"), "aten.gelu", (("self", Ref(narrow)),), bent.type, stem)
+    nodes.append(act)
+    back = layer("up", act.name, wide, size)
+    total = (("self", Ref(source.name)), ("other", Ref(back)))
+    nodes.append(Node(fresh(taken, "adapted"), "aten.add.Tensor", total, source.type, stem))
+    return nodes, params

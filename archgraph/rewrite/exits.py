@@ -1,0 +1,209 @@
+"""Exits: further classifiers on the way to the output (DepthFL, ScaleFL)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.structure import structure
+from archgraph.check import check
+from archgraph.errors import RewriteError
+from archgraph.ir import (
+    ArchGraph,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+    replace,
+    walk,
+)
+from archgraph.layout import Fixed
+from archgraph.rewrite.insert import fresh, initialised
+from archgraph.transfer import Rewritten
+
+PREFIX = "exits"
+
+
+def exits(
+    graph: ArchGraph, heads: Mapping[str, ArchGraph | int], *, verify: bool = False
+) -> Rewritten:
+    """Let an architecture answer early as well: classifiers behind sections or blocks.
+
+    Forward then returns a dict: ``main`` is what it returned before, every exit has the name of
+    its section or block. Leaves of an exit are named ``exits.<name>.…``, dots as underscores.
+
+    Args:
+        graph: The architecture.
+        heads: What each exit computes, by section or block: an architecture with one input and one
+            output, or a number of classes for a mean over positions and a linear layer.
+        verify: Check that the main output is the same (two forwards in float64).
+
+    Raises:
+        GraphError: For a section or block that does not exist; names the nearest.
+        RewriteError: For a head that does not take what the section makes.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> early = exits(trace(net, torch.zeros(1, 3)).graph, {"0": 2}, verify=True)
+        >>> print(early.graph.outputs)
+        {'main': %linear_1, '0': %linear_2}
+
+    Source: Kim et al., *DepthFL*, ICLR 2023, §3.
+    """
+    from archgraph.rewrite.split import nodes_of
+
+    found = structure(graph)
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    taken = set(order)
+    nodes, params = list(graph.nodes), list(graph.params)
+    updates = list(graph.updates)
+    fields: list[tuple[str, Value]] = []
+    for name, head in heads.items():
+        end = graph.node[max(nodes_of(found, name), key=order.__getitem__)]
+        stem = f"{PREFIX}.{name.replace('.', '_')}"
+        if any(p.name.startswith(stem + ".") for p in graph.params):
+            raise RewriteError("there is an exit already", where=name)
+        if isinstance(head, int):
+            result: Value = _classifier(graph, end, stem, head, taken, nodes, params)
+        else:
+            result = _attached(head, end, stem, name, taken, nodes, params, updates)
+        fields.append((name, result))
+    if not fields:
+        return Rewritten.identity(graph)
+    new = graph.replace(
+        nodes=tuple(nodes),
+        params=tuple(params),
+        updates=tuple(updates),
+        outputs=_with_exits(graph.outputs, tuple(fields)),
+    )
+    check(new)
+    rewritten = initialised(graph, new)
+    if verify:
+        _main_unchanged(graph, rewritten)
+    return rewritten
+
+
+def _with_exits(outputs: Value, fields: tuple[tuple[str, Value], ...]) -> Value:
+    if isinstance(outputs, Mode):  # what training returns beside it stays in `main`
+        return Mode(
+            Record((("main", outputs.train), *fields)), Record((("main", outputs.eval), *fields))
+        )
+    return Record((("main", outputs), *fields))
+
+
+def _classifier(
+    graph: ArchGraph,
+    end: Node,
+    stem: str,
+    classes: int,
+    taken: set[str],
+    nodes: list[Node],
+    params: list[Param],
+) -> Ref:
+    """A mean over all positions, then a linear layer."""
+    layouts = axes(graph).value[end.name][0]
+    shape, dtype = end.shape, end.dtype
+    channel = next((i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)), 0)
+    if not channel or classes < 1:
+        raise RewriteError(
+            "cannot classify here",
+            where=stem,
+            found=f"%{end.name}: {end.type}, {classes} classes",
+            expected="a result with channels",
+        )
+    value = end.name
+    others = tuple(i for i in range(1, len(shape)) if i != channel)
+    wide = shape[channel]
+    assert isinstance(wide, int)
+    if others:
+        pooled = TensorType((shape[0], wide), dtype)
+        node = Node(
+            fresh(taken, "mean"),
+            "aten.mean.dim",
+            (("self", Ref(value)), ("dim", others)),
+            pooled,
+            stem,
+        )
+        nodes.append(node)
+        value = node.name
+    weight = Param(f"{stem}.weight", TensorType((classes, wide), dtype))
+    bias = Param(f"{stem}.bias", TensorType((classes,), dtype))
+    params += [weight, bias]
+    args: tuple[tuple[str, Value], ...] = (
+        ("input", Ref(value)),
+        ("weight", Leaf(weight.name)),
+        ("bias", Leaf(bias.name)),
+    )
+    result = TensorType((shape[0], classes), dtype)
+    nodes.append(Node(fresh(taken, "linear"), "aten.linear", args, result, stem))
+    return Ref(nodes[-1].name)
+
+
+def _attached(
+    head: ArchGraph,
+    end: Node,
+    stem: str,
+    name: str,
+    taken: set[str],
+    nodes: list[Node],
+    params: list[Param],
+    updates: list[tuple[str, Value]],
+) -> Value:
+    """A head's operators and leaves behind a node."""
+    entries = [n for n in head.nodes if n.op == "input"]
+    results = [i for i in walk(head.outputs) if isinstance(i, Ref)]
+    if len(entries) != 1 or len(results) != 1 or entries[0].type != end.type:
+        raise RewriteError(
+            "head does not take what the section makes",
+            where=name,
+            found=", ".join(str(n.type) for n in entries) or "no input",
+            expected=str(end.type),
+        )
+    rename = {entries[0].name: end.name}
+
+    def change(value: Value) -> Value:
+        match value:
+            case Ref(old):
+                return Ref(rename[old])
+            case Leaf(old):
+                return Leaf(f"{stem}.{old}")
+            case _:
+                return value
+
+    for node in head.nodes:
+        if node.op == "input":
+            continue
+        rename[node.name] = fresh(taken, node.name)
+        nodes.append(
+            dataclasses.replace(
+                node,
+                name=rename[node.name],
+                args=tuple((k, replace(v, change)) for k, v in node.args),
+                scope=f"{stem}.{node.scope}" if node.scope else stem,
+            )
+        )
+    params += [dataclasses.replace(p, name=f"{stem}.{p.name}", aliases=()) for p in head.params]
+    updates += [(f"{stem}.{k}", replace(v, change)) for k, v in head.updates]
+    return replace(head.outputs, change)
+
+
+def _main_unchanged(graph: ArchGraph, rewritten: Rewritten) -> None:
+    from archgraph.rewrite.laws import same_function
+
+    after = rewritten.graph
+
+    def main(value: Value) -> Value:
+        return dict(value.fields)["main"] if isinstance(value, Record) else value
+
+    outputs = after.outputs
+    if isinstance(outputs, Mode):
+        outputs = Mode(main(outputs.train), main(outputs.eval))
+    only = after.replace(outputs=main(outputs))
+    same_function(graph, Rewritten(only, rewritten.transfer))
