@@ -1,5 +1,6 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
 # test   everything that CI checks: style, types, layers, tests, doctests
+# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores)
 # bench  timings as ratios against baselines measured in the same run
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 JOBS   ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint zoo bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -22,6 +23,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+zoo: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

@@ -1,4 +1,4 @@
-"""Build: an :class:`ArchGraph` becomes an ``nn.Module`` again, and shapes are inferred.
+"""Build: an :class:`ArchGraph` becomes an ``nn.Module`` again.
 
 Each mode of the graph becomes one ``torch.fx.Graph``; its generated forward is compiled once per
 graph and dispatched on ``self.training``.
@@ -6,7 +6,6 @@ graph and dispatched on ``self.training``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import keyword
@@ -18,22 +17,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
+from archgraph.infer import infer as infer
+from archgraph.infer import infer_node as infer_node
 from archgraph.ir import (
     ArchGraph,
     Atom,
     Batch,
     Constant,
     Leaf,
-    Node,
     Param,
     Record,
     Ref,
-    TensorType,
     Value,
-    in_mode,
-    size_at,
     specialise,
-    walk,
 )
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import Initialiser, initialiser
@@ -67,6 +63,14 @@ class ArchModule(torch.nn.Module):
 
     arch: ArchGraph
 
+    def _leaf(self, name: str) -> Any:
+        """A leaf whose name is no expression of Python, or means something else there."""
+        *path, last = name.split(".")
+        module: torch.nn.Module = self
+        for part in path:
+            module = module._modules[part]  # type: ignore[assignment]  # build made it
+        return module._parameters[last] if last in module._parameters else module._buffers[last]
+
     def extra_repr(self) -> str:
         """One line: name, operators, parameters."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
@@ -93,7 +97,8 @@ def build(
 
     Args:
         graph: The architecture.
-        state: Tensors by leaf name (copied); without it leaves start as their operators' defaults.
+        state: Tensors by leaf name (copied, each where it is); without it leaves start as their
+            operators' defaults.
         seed: Seed of the initialisation.
 
     Raises:
@@ -110,10 +115,12 @@ def build(
     module = kind()
     module.arch = graph
     tensors: dict[str, torch.Tensor] = {}
+    devices = {v.device for v in values.values()}
+    device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     for param in graph.params:
         if param.role == "constant":
             assert param.value is not None
-            tensors[param.name] = tensor_of(param.value)
+            tensors[param.name] = tensor_of(param.value).to(device)
             continue
         value = values.get(param.name)
         if value is None:
@@ -126,28 +133,41 @@ def build(
                 expected=param.shape,
             )
         tensors[param.name] = value.detach().to(torch_dtype(param.dtype), copy=True)
+    leaves: dict[str, torch.Tensor] = {}
     for param in graph.params:
-        held = tensors[param.name]
-        leaf: torch.Tensor = held
+        leaf = leaves[param.name] = tensors[param.name]
         if param.role == "parameter":
-            leaf = torch.nn.Parameter(held, requires_grad=param.trainable)
-        for name in (param.name, *param.aliases):
-            _register(module, name, leaf, param.role)
+            leaves[param.name] = leaf = torch.nn.Parameter(leaf, requires_grad=param.trainable)
+        _register(module, param.name, leaf, param.role)
+    for param in graph.params:  # last, where tied heads stand in the original's state dict
+        for name in param.aliases:
+            _register(module, name, leaves[param.name], param.role)
     return module
 
 
 def _register(module: torch.nn.Module, name: str, leaf: torch.Tensor, role: str) -> None:
+    """Place a leaf at its path; straight into the tables, which take every name that a module has.
+
+    (``self.type = Linear(…)`` is a legal module name; ``add_module("type", …)`` refuses it.)
+    """
     *path, last = name.split(".")
+    if not all(part and part.isprintable() for part in (*path, last)):
+        raise GraphError("a leaf's name is no path of attributes", found=name)
     for part in path:
         child = module._modules.get(part)
         if child is None:
-            child = torch.nn.Module()
-            module.add_module(part, child)
+            if part in module._parameters or part in module._buffers:
+                raise GraphError("a leaf's name runs through another leaf", found=name)
+            child = module._modules[part] = torch.nn.Module()
         module = child
+    if last in module._modules or last in module._parameters or last in module._buffers:
+        raise GraphError("two leaves have one place", found=name)
     if isinstance(leaf, torch.nn.Parameter):
-        module.register_parameter(last, leaf)
+        module._parameters[last] = leaf
     else:
-        module.register_buffer(last, leaf, persistent=role != "constant")
+        module._buffers[last] = leaf
+        if role == "constant":
+            module._non_persistent_buffers_set.add(last)
 
 
 def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -245,6 +265,15 @@ def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callab
     return forward
 
 
+@functools.cache
+def _plain(name: str) -> bool:
+    """Whether ``self.NAME`` is the leaf of that name in generated code."""
+    parts = name.split(".")
+    usual = all((p.isidentifier() and not keyword.iskeyword(p)) or p.isdecimal() for p in parts)
+    own = parts[0] == "arch" or hasattr(ArchModule, parts[0])
+    return usual and not own and not any(hasattr(torch.nn.Module, p) for p in parts)
+
+
 def _argument(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
         raise GraphError("argument of forward must be an identifier", where="inputs", found=name)
@@ -274,7 +303,7 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
                     take_apart(item, fx.call_function(operator.getitem, (held, index)))
             case Record():
                 for key, item in value.fields:
-                    take_apart(item, fx.call_function(operator.getitem, (held, key)))
+                    take_apart(item, fx.call_function(_field, (held, key)))
 
     for key, value in graph.inputs:
         take_apart(value, placeholders[key])
@@ -304,7 +333,11 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
                 return env[name]
             case Leaf(name):
                 if name not in attributes:
-                    attributes[name] = fx.get_attr(name)
+                    if _plain(name):
+                        attributes[name] = fx.get_attr(name)
+                    else:
+                        call = (fx.get_attr("_leaf"), name)
+                        attributes[name] = fx.call_method("__call__", call)
                 return attributes[name]
             case Batch():
                 return size(value)
@@ -342,7 +375,7 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
         positional, named = row.call_args(given)
         env[node.name] = fx.call_function(row.overload, tuple(positional), named)
     for buffer, value in graph.updates:
-        fx.call_function(get.copy_.default, (fx.get_attr(buffer), lower(value)))
+        fx.call_function(get.copy_.default, (lower(Leaf(buffer)), lower(value)))
     fx.output(lower_tree(graph.outputs))
     return fx
 
@@ -362,121 +395,11 @@ def _named(name: str, keys: list[str], values: list[Any]) -> Any:
     return _named_tuple(name, tuple(keys))(*values)
 
 
-# fx prints functions by their qualified name: these two must be importable from here.
+def _field(held: Any, key: str) -> Any:
+    return held[key] if isinstance(held, Mapping) else getattr(held, key)
+
+
+# fx prints functions by their qualified name: these must be importable from here.
+torch.fx.wrap("_field")
 torch.fx.wrap("_output")
 torch.fx.wrap("_named")
-
-
-# -- shapes ---------------------------------------------------------------------------------
-
-_PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
-
-
-def infer(graph: ArchGraph) -> ArchGraph:
-    """The graph with every type recomputed from inputs and leaves, on meta tensors.
-
-    Raises:
-        GraphError: Names the operator whose arguments do not fit and their shapes.
-    """
-    types = [_infer_at(graph, batch) for batch in _PROBES]
-    nodes = tuple(
-        dataclasses.replace(n, type=_symbolic(types[0][n.name], types[1][n.name]))
-        for n in graph.nodes
-    )
-    return graph.replace(nodes=nodes)
-
-
-def infer_node(graph: ArchGraph, node: Node) -> TensorType | tuple[TensorType, ...]:
-    """Type of one operator appended to a graph whose types are known.
-
-    Raises:
-        GraphError: If its arguments do not fit.
-    """
-    found = []
-    for batch in _PROBES:
-        env = {
-            i.name: _meta(graph.node[i.name].type, batch)
-            for _, v in node.args
-            for i in walk(v)
-            if isinstance(i, Ref)
-        }
-        found.append(_run_meta(graph, node, env, batch))
-    return _symbolic(found[0], found[1])
-
-
-def _meta(type_: TensorType | tuple[TensorType, ...], batch: int) -> Any:
-    if isinstance(type_, tuple):
-        return [_meta(t, batch) for t in type_]
-    shape = [size_at(s, batch) for s in type_.shape]
-    return torch.empty(shape, dtype=torch_dtype(type_.dtype), device="meta")
-
-
-def _infer_at(graph: ArchGraph, batch: int) -> dict[str, Any]:
-    env: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node.op == "input":
-            env[node.name] = _meta(node.type, batch)
-        else:
-            env[node.name] = _run_meta(graph, node, env, batch)
-    return env
-
-
-def _run_meta(graph: ArchGraph, node: Node, env: Mapping[str, Any], batch: int) -> Any:
-    def lower(value: Value) -> Any:
-        match value:
-            case Ref(name):
-                return env[name]
-            case Leaf(name):
-                return _meta(graph.param[name].type, batch)
-            case Batch():
-                return value.at(batch)
-            case Atom():
-                return from_atom(value)
-            case tuple():
-                return [lower(v) for v in value]
-            case _:
-                return value
-
-    given = {k: lower(in_mode(v, True)) for k, v in node.args}
-    if node.op == "getitem":
-        try:
-            return given["source"][given["index"]]
-        except (IndexError, TypeError):
-            raise GraphError(
-                "no such result", where=f"%{node.name}", found=given["index"]
-            ) from None
-    row = schema(node.op)
-    if row.makes_tensor:
-        given["device"] = torch.device("meta")
-    positional, named = row.call_args(given)
-    try:
-        with torch.no_grad():
-            return row.overload(*positional, **named)
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        shapes = {
-            k: list(v.shape) if isinstance(v, torch.Tensor) else [list(t.shape) for t in v]
-            for k, v in given.items()
-            if isinstance(v, torch.Tensor)
-            or (isinstance(v, list) and v and all(isinstance(t, torch.Tensor) for t in v))
-        }
-        raise GraphError(
-            f"{node.op} does not fit its arguments: {str(error).splitlines()[0]}",
-            where=f"%{node.name}" + (f" in {node.scope}" if node.scope else ""),
-            found=", ".join(f"{k} {v}" for k, v in shapes.items()),
-        ) from error
-
-
-def _symbolic(a: Any, b: Any) -> Any:
-    """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
-    if isinstance(a, (list, tuple)):
-        return tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
-    shape: list[Any] = []
-    for x, y in zip(a.shape, b.shape, strict=True):
-        if x == y:
-            shape.append(int(x))
-            continue
-        power = next((p for p in (1, 2, 3) if x * _PROBES[1] ** p == y * _PROBES[0] ** p), None)
-        if power is None or x % _PROBES[0] ** power:
-            raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
-        shape.append(Batch(int(x) // _PROBES[0] ** power, power))
-    return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))

@@ -23,6 +23,10 @@ from typer.core import TyperCommand, TyperGroup
 from archgraph.errors import ArchGraphError, RunError, SpecError
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
+    from rich.text import Text
+
     from archgraph.ir import ArchGraph
     from archgraph.spec import ExperimentSpec
     from archgraph.transfer import Rewritten
@@ -195,19 +199,28 @@ def explain(
     file: Model,
     name: Annotated[
         str | None,
-        typer.Argument(help="An axis, section, block, leaf or pattern; default: everything."),
+        typer.Argument(
+            help="An axis, section, block, leaf, operator, role, module or pattern (layer1.*); "
+            "default: everything."
+        ),
     ] = None,
     choose: Choose = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Which axes and blocks can change, or why not."""
+    """Which axes and blocks can change, or why not.
+
+    Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
+    parts alike share a row; NAME tells them one by one, and of one axis all that moves with it.
+    """
     from archgraph.view import explain as explained
 
     found = explained(_graph(file, choose), name)
     if as_json:
         _json(found.plain())
     else:
-        for table in found.tables():
+        for number, table in enumerate(found.tables()):
+            if number:
+                _say("")
             _table(table)
 
 
@@ -620,24 +633,97 @@ def _json(value: Mapping[str, Any]) -> None:
 
 
 def _print(item: Any) -> None:
-    """Print something that rich draws; a file or a pipe gets lines of any length."""
+    """Print something that rich draws; into a file or a pipe with as many columns as `COLUMNS`."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(item)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
+    Console(width=None if sys.stdout.isatty() else width).print(item)
+
+
+class _Cell:
+    """Text for a column of any width: what does not fit gives up its middle.
+
+    Args:
+        text: Lines of words.
+        names: Lines of the whole column, if each is a name; else words are, and lines wrap.
+    """
+
+    least = 16
+
+    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
+        self.lines = text.split("\n")
+        self.names = names
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        words = self.lines if self.names else [w for line in self.lines for w in line.split()]
+        longest = max(map(len, words), default=0)
+        return Measurement(min(longest, self.least), max(map(len, self.lines)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        width = options.max_width
+        head = _head(self.names, width)
+        for line in self.lines:
+            words = [line] if self.names else line.split(" ")
+            cut = " ".join(_shortened(word, width, head) for word in words)
+            yield Text(cut, no_wrap=bool(self.names))
+
+
+def _shortened(text: str, width: int, head: int) -> str:
+    """A text of at most so many signs; `…` stands for what is left out after its first ones."""
+    if len(text) <= width or width < 1:
+        return text
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+@functools.cache
+def _head(names: tuple[str, ...], width: int) -> int:
+    """How many signs to keep in front of what is left out, so that names stay different."""
+    half = max(width - 1, 0) // 2
+    different = set(names)
+    for head in (*range(half, -1, -1), *range(half + 1, width)):
+        if len({_shortened(name, width, head) for name in different}) == len(different):
+            return head
+    return half
 
 
 def _table(table: Table) -> None:
+    from rich import box
     from rich.table import Table as Drawn
     from rich.text import Text
 
-    drawn = Drawn(title=table.title, title_justify="left", caption=table.note or None)
-    drawn.caption_justify = "left"
+    facts = not any(table.columns)  # told in full, however long
+    drawn = Drawn(
+        title=table.title,
+        title_justify="left",
+        caption=table.note or None,
+        caption_justify="left",
+        show_header=not facts,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for number, column in enumerate(table.columns):
+        numbers = number in table.right
         drawn.add_column(
-            Text(column), justify="right" if number in table.right else "left", overflow="fold"
+            Text(column),
+            justify="right" if numbers else "left",
+            overflow="fold",
+            no_wrap=numbers,
         )
+    names = {
+        i: tuple(line for row in table.rows for line in row[i].split("\n")) for i in table.short
+    }
     for number, row in enumerate(table.rows):
-        drawn.add_row(*map(Text, row), style="bold" if number in table.strong else None)
+        cells = [
+            Text(text) if i in table.right or facts else _Cell(text, names.get(i, ()))
+            for i, text in enumerate(row)
+        ]
+        drawn.add_row(*cells, style="bold" if number in table.strong else None)
     _print(drawn)
 
 

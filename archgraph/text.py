@@ -44,12 +44,7 @@ from archgraph.ir import (
     Value,
     leaf_word,
 )
-
-# Bounds on what a file from elsewhere may ask of this machine.
-MAX_DEPTH = 64
-MAX_LINES = 1_000_000
-MAX_CONSTANT_BYTES = 256 * 1024 * 1024
-MAX_INTEGER = 2**64
+from archgraph.limits import LIMITS
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -144,6 +139,9 @@ class _Cursor:
         except (SyntaxError, ValueError):
             self.at -= len(token)
             self.fail("has an unknown escape", found=token, expected="a Python string literal")
+        if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+            self.at -= len(token)
+            self.fail("holds half a character", found=token, expected="a Python string literal")
         return str(text)
 
     def name(self, expected: str) -> str:
@@ -168,7 +166,7 @@ class _Cursor:
 
     def bounded(self, word: str, start: int) -> int:
         # The length first: turning a long numeral into an integer is quadratic.
-        if len(word) > 24 or abs(int(word)) > MAX_INTEGER:
+        if len(word) > 24 or abs(int(word)) > 2**64:
             self.at = start
             self.fail("is out of range", found=word[:24], expected="an integer of 64 bits")
         return int(word)
@@ -232,8 +230,8 @@ def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
 
 def _value(cursor: _Cursor, depth: int = 0) -> Value:
     cursor.blanks()
-    if depth > MAX_DEPTH:
-        cursor.fail("is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
+    if depth > LIMITS.value_depth:
+        cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
     if cursor.take("("):
         return _items(cursor, lambda c: _value(c, depth + 1))
     if cursor.take("%"):
@@ -292,8 +290,8 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
     """The bytes of a leaf, unpacked no further than its type allows."""
     shape = tuple(s for s in kind.shape if isinstance(s, int))
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
-    if size > MAX_CONSTANT_BYTES:
-        cursor.fail("is too large", found=f"{size} bytes", expected=f"≤ {MAX_CONSTANT_BYTES}")
+    if size > LIMITS.constant_bytes:
+        cursor.fail("is too large", found=f"{size} bytes", expected=f"≤ {LIMITS.constant_bytes}")
     start = cursor.at
     packed = cursor.match(_PACKED, "'zlib:…' or 'raw:…'")
     try:
@@ -443,9 +441,11 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         return %x
     """
     parts = _Parts()
-    lines = text.split("\n", MAX_LINES)
-    if len(lines) > MAX_LINES:
-        raise SpecError("has too many lines", where=file or None, expected=f"at most {MAX_LINES}")
+    lines = text.split("\n", LIMITS.lines)
+    if len(lines) > LIMITS.lines:
+        raise SpecError(
+            "has too many lines", where=file or None, expected=f"at most {LIMITS.lines}"
+        )
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             _statement(parts, _Cursor(line, number, file))
@@ -536,6 +536,21 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
         return _param(cursor, word)
 
     return _whole(read, text, line, column, file)
+
+
+def statement_name(line: str) -> str | None:
+    """Name of the leaf or node that a line defines; None where it defines none.
+
+    >>> statement_name("%'a b': float32[] = input()"), statement_name("buffer bn.mean: float32[3]")
+    ('a b', 'bn.mean')
+    """
+    cursor = _Cursor(line)
+    try:
+        if not cursor.take("%") and cursor.word("a role") not in ROLES:
+            return None
+        return cursor.name("a name")
+    except SpecError:
+        return None
 
 
 def is_plain(name: str) -> bool:

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
+import functools
 import inspect
-import io
 import itertools
-import logging
 import operator
-import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +22,13 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from archgraph.capture import capture, under_no_grad, users_line
 from archgraph.check import check
 from archgraph.errors import GraphError, TraceError
+from archgraph.infer import infer_call
 from archgraph.ir import (
-    TRAINING,
     ArchGraph,
     Batch,
     Constant,
@@ -45,12 +43,11 @@ from archgraph.ir import (
     Value,
     prune,
     renumber,
-    replace,
-    same,
     walk,
 )
-from archgraph.ops import table
-from archgraph.ops.schema import canonical_args, op_name, schema, to_value
+from archgraph.ops import table, views
+from archgraph.ops.schema import canonical_args, op_name, schema, to_value, torch_dtype
+from archgraph.reconcile import Draft, live_flags, reconcile, same_inputs
 
 MAX_CONSTANT_BYTES = 256 * 2**20
 
@@ -60,6 +57,12 @@ class Traced:
     """A captured model: its graph, its weights, and what could not be carried over exactly.
 
     It unpacks as ``graph, state``.
+
+    Attributes:
+        graph: The architecture; it holds no device.
+        state: Tensors by leaf name, copies, on the device where the model is.
+        notes: What only one mode does, what was fixed while tracing, what the graph does
+            otherwise than the model: one sentence each, with its place.
     """
 
     graph: ArchGraph
@@ -78,7 +81,8 @@ def trace(
     Args:
         model: Any module that ``torch.export`` can capture; it is not changed.
         *args: Example inputs in forward's order; tensors have the batch as axis 0. One example
-            is enough: it is repeated, since a batch of one cannot be told from a constant.
+            is enough: it is repeated, since a batch of one cannot be told from a constant. (A
+            forward that treats a batch of one otherwise is captured as it is for larger ones.)
         train: Capture train mode too (dropout, batch statistics, auxiliary outputs); without it
             the flags of norms and dropouts follow ``.train()`` and nothing else does.
         name: Label of the graph; default: the class name.
@@ -95,6 +99,17 @@ def trace(
     """
     if not isinstance(model, torch.nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
+    lazy = [
+        name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if torch.nn.parameter.is_lazy(tensor)
+    ]
+    if lazy:
+        raise TraceError(
+            "a lazy module has no weights yet",
+            where=lazy[0],
+            hint="run the model once on an example before tracing it",
+        )
     modes = {m: m.training for m in model.modules()}
     names = _Names.of(model)
     try:
@@ -105,26 +120,30 @@ def trace(
             where=type(model).__name__,
             expected=f"forward{inspect.signature(model.forward)}",
         ) from None
-    args, kwargs = _grow_batch(args), _grow_batch(kwargs)
-    notes: list[str] = []
+    args, kwargs = _on_device_of(model, args), _on_device_of(model, kwargs)
+    notes: dict[str, None] = {}
     try:
         model.eval()
-        draft = _Capture(model, args, kwargs, names).graph()
+        draft = _Capture(model, args, kwargs, names, notes).graph()
         if train:
             model.train()
+            noted: dict[str, None] = {}
             try:
-                trained = _Capture(model, args, kwargs, names).graph()
+                trained = _Capture(model, args, kwargs, names, noted).graph()
+                same_inputs(draft, trained, noted)
             except TraceError as error:
-                notes.append(f"train mode could not be captured ({error}); eval mode stands in")
-                draft = _live_flags(draft)
+                why = f"{error.where}: {error.message}" if error.where else error.message
+                notes[f"train mode could not be captured ({why}); eval mode stands in"] = None
+                draft = live_flags(draft, names.params)
             else:
-                draft = _reconcile(draft, trained)
+                notes |= noted
+                draft = reconcile(draft, trained, notes)
         else:
-            draft = _live_flags(draft)
+            draft = live_flags(draft, names.params)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    graph = _finish(draft, model, names, name or type(model).__name__)
+    graph = _finish(draft, model, names, name or type(model).__name__, notes)
     own = getattr(model, "arch", None)
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections
@@ -138,17 +157,17 @@ def _bare(graph: ArchGraph) -> ArchGraph:
     )
 
 
-def _grow_batch(inputs: Any) -> Any:
-    """Repeat examples of batch size one: export would take a size of one for a constant."""
+def _on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
+    """Example inputs where the model is, if it is in one place."""
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1:
+        return inputs
+    (device,) = devices
 
-    def grow(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        if x.dim() and x.shape[0] == 1:
-            return x.expand(2, *x.shape[1:]).contiguous()
-        return x.detach().clone()  # one tensor given twice is still two inputs
+    def move(x: Any) -> Any:
+        return x.to(device) if isinstance(x, torch.Tensor) and x.device != device else x
 
-    return pytree.tree_map(grow, inputs)
+    return pytree.tree_map(move, inputs)
 
 
 @dataclass(frozen=True)
@@ -177,7 +196,7 @@ class _Names:
             params.append(
                 Param(
                     key,
-                    _tensor_type(tensor, None),
+                    _tensor_type(tensor),
                     "parameter" if roles.get(key) else "buffer",
                     bool(tensor.requires_grad) if roles.get(key) else False,
                     tuple(k for k in keys if owner[k] == key and k != key),
@@ -185,37 +204,22 @@ class _Names:
             )
         return _Names(owner, tuple(params))
 
+    @functools.cached_property
+    def parameters(self) -> frozenset[str]:
+        """Names of those that are parameters."""
+        return frozenset(p.name for p in self.params if p.role == "parameter")
+
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         full = model.state_dict()
         return {p.name: full[p.name].detach().clone() for p in self.params}
-
-
-def _size(size: Any, where: str) -> Size:
-    if isinstance(size, int):
-        return size
-    expr = sympy.expand(size.node.expr)
-    symbols = sorted(expr.free_symbols, key=str)
-    if not symbols:
-        return int(expr)
-    factor, rest = expr.as_coeff_Mul()
-    powers = rest.as_powers_dict()
-    if all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items()) and factor.is_Integer:
-        return Batch(int(factor), int(sum(powers.values())))
-    raise TraceError(
-        "a size depends on the batch size in a way that a graph cannot say",
-        where=where,
-        found=str(expr),
-        expected="a multiple of the batch size",
-        hint="trace with train=False, or keep the batch axis apart from the others",
-    )
 
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tensor_type(tensor: torch.Tensor, where: str | None) -> TensorType:
-    return TensorType(tuple(_size(s, where or "") for s in tensor.shape), _dtype(tensor.dtype))
+def _tensor_type(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tuple(map(int, tensor.shape)), _dtype(tensor.dtype))
 
 
 def constant(tensor: torch.Tensor) -> Constant:
@@ -231,14 +235,6 @@ def constant(tensor: torch.Tensor) -> Constant:
     return Constant(_dtype(tensor.dtype), tuple(tensor.shape), raw)
 
 
-def _user_line(stack: str | None) -> str:
-    """Innermost line of the user's own code in a stack trace, as ``file:line``."""
-    torch_home = str(Path(torch.__file__).parent)
-    frames = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    own = [f for f in frames if not f[0].startswith(torch_home)]
-    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
-
-
 def _identity(op: str, given: Mapping[str, Value], node: torch.fx.Node) -> bool:
     """Whether a call returns its first argument unchanged."""
     source = next((a for a in node.args if isinstance(a, torch.fx.Node)), None)
@@ -252,38 +248,66 @@ def _identity(op: str, given: Mapping[str, Value], node: torch.fx.Node) -> bool:
     return unchanged and table.is_identity(op, given)
 
 
-@dataclass
-class _Draft:
-    """A canonical capture of one mode; names are fx's, unique within the capture."""
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Where a result's memory belongs: ``node`` made it as a view of ``parent``.
 
-    inputs: tuple[tuple[str, Value], ...]
-    nodes: list[Node]
-    outputs: Value
-    updates: dict[str, Value]
-    constants: dict[Constant, Param]
+    ``node`` is None where the result is the parent itself.
+    """
+
+    parent: torch.fx.Node
+    node: torch.fx.Node | None = None
+    index: int = 0
 
 
 @dataclass
 class _Capture:
-    """One ``torch.export`` of a model, rewritten node by node into canonical form."""
+    """One ``torch.export`` of a model, rewritten node by node into canonical form.
+
+    In-place operators become functional ones: a write to a view becomes a new value of the tensor
+    that it is a view of, and other views of that memory are taken anew when they are used next.
+    """
 
     model: torch.nn.Module
     args: Any
     kwargs: Any
     names: _Names
+    notes: dict[str, None] = field(default_factory=dict)
+    batch: str | None = None  # the symbol of the batch axis
     env: dict[torch.fx.Node, Value] = field(default_factory=dict)
     real: dict[torch.fx.Node, Any] = field(default_factory=dict)  # results that nothing can change
     labels: dict[torch.fx.Node, str] = field(default_factory=dict)  # their names, for buffers
+    views: dict[torch.fx.Node, _View] = field(default_factory=dict)
+    roots: dict[torch.fx.Node, str] = field(default_factory=dict)  # arguments of forward
+    buffers: dict[torch.fx.Node, str] = field(default_factory=dict)
+    writes: dict[int | None, int] = field(
+        default_factory=dict
+    )  # per memory, how often it was written
+    seen: dict[torch.fx.Node, int] = field(default_factory=dict)  # and how often when it was made
+    regions: dict[torch.fx.Node, list[Any]] = field(default_factory=dict)
+    casting: list[tuple[str, torch.dtype, bool]] = field(default_factory=list)
+    cast: dict[tuple[Value, torch.dtype, bool], Value] = field(default_factory=dict)
+    grad: bool = True
+    detached: set[Value] = field(default_factory=set)
+    still: set[Value] = field(default_factory=set)  # made under no_grad
     nodes: list[Node] = field(default_factory=list)
+    made: dict[str, Node] = field(default_factory=dict)  # the same by name
+    types: dict[Value, Any] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
     constants: dict[Constant, Param] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
 
-    def graph(self) -> _Draft:
-        program = self._export()
+    def graph(self) -> Draft:
+        captured = capture(self.model, self.args, self.kwargs)
+        self.args, self.kwargs, self.batch = captured.args, captured.kwargs, captured.batch
+        self.notes |= dict.fromkeys(captured.notes)
+        program = captured.program
         graph, signature = program.graph, program.graph_signature
         outer = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+        self.taken = set(outer)
+        self.types = {Leaf(p.name): p.type for p in self.names.params}
         users: list[Value] = []
-        state = {**dict(program.constants)}
+        kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         for spec in signature.input_specs:
             kind = spec.kind.name
             arg = spec.arg
@@ -294,15 +318,25 @@ class _Capture:
                     users.append(None)
                     continue
                 users.append(Ref(node.name))
-                self.env[node] = Ref(node.name)
-                self.nodes.append(
-                    Node(node.name, "input", (), _tensor_type(value, f"input {node.name}"))
-                )
+                self._hold(node, Ref(node.name))
+                self.roots[node] = node.name
+                type_ = self._type(value, f"input {node.name}")
+                self._add(Node(node.name, "input", (), type_))
             elif kind in ("PARAMETER", "BUFFER") and spec.target in self.names.owner:
-                self.env[outer[arg.name]] = Leaf(self.names.owner[spec.target])
+                owner = self.names.owner[spec.target]
+                self._hold(outer[arg.name], Leaf(owner))
+                self.buffers[outer[arg.name]] = owner
             elif kind in ("BUFFER", "CONSTANT_TENSOR"):
-                self.real[outer[arg.name]] = state[spec.target].detach().clone()
+                tensor = program.constants[spec.target].detach()
+                if tensor.is_meta:
+                    raise TraceError(
+                        "a constant has no values on the meta device",
+                        where=spec.target,
+                        hint="make the model on another device, or make this a parameter",
+                    )
+                self.real[outer[arg.name]] = tensor.cpu().clone()
                 self.labels[outer[arg.name]] = spec.target
+                kept.append((spec.target, tensor.cpu(), self.real[outer[arg.name]]))
             else:
                 raise TraceError(
                     "the model uses something that is no tensor", where=str(spec.target), found=kind
@@ -310,85 +344,154 @@ class _Capture:
         self._run(graph, program.graph_module)
         output = next(n for n in graph.nodes if n.op == "output")
         results = [self._value(v) for v in output.args[0]]
+        for name, before, after in kept:
+            if not torch.equal(before.nan_to_num(), after.nan_to_num()):
+                self._note(
+                    f"forward changes {name}, which is not part of the state; the graph does not"
+                )
         tree = pytree.tree_unflatten(results, program.call_spec.out_spec)
         args, kwargs = pytree.tree_unflatten(users, program.call_spec.in_spec)
-        return _Draft(
+        return Draft(
             self._signature(args, kwargs), self.nodes, _tree(tree), self.updates, self.constants
         )
 
-    def _export(self) -> torch.export.ExportedProgram:
-        batch = torch.export.Dim("batch", min=2)
-
-        def dims(x: Any) -> Any:
-            return {0: batch} if isinstance(x, torch.Tensor) and x.dim() else None
-
-        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
-        shapes = {
-            k: pytree.tree_map(dims, list(v) if isinstance(v, tuple) else v)
-            for k, v in bound.arguments.items()
-        }
-        parameters = inspect.signature(self.model.forward).parameters
-        for k, v in list(shapes.items()):
-            if parameters[k].kind is inspect.Parameter.VAR_POSITIONAL:
-                shapes[k] = tuple(v)
-            elif parameters[k].kind is inspect.Parameter.VAR_KEYWORD:
-                shapes |= shapes.pop(k)
-        attempts: list[Any] = [shapes]
-        # Different inputs may have different leading axes: let export find which are equal.
-        attempts.append(
-            pytree.tree_map(
-                lambda d: {0: torch.export.Dim.AUTO} if isinstance(d, dict) else d,
-                shapes,
-                is_leaf=lambda d: d is None or (isinstance(d, dict) and 0 in d),
-            )
-        )
-        error: Exception | None = None
-        for dynamic in attempts:
-            try:
-                with _quiet():
-                    return torch.export.export(
-                        self.model, self.args, self.kwargs, dynamic_shapes=dynamic, strict=False
-                    )
-            except Exception as failure:  # export raises whatever the user's forward raises
-                error = error or failure
-        raise _capture_error(self.model, error) from error
-
     def _signature(self, args: Any, kwargs: Any) -> tuple[tuple[str, Value], ...]:
-        bound = inspect.signature(self.model.forward).bind(*args, **kwargs)
+        signature = inspect.signature(self.model.forward)
+        bound, given = signature.bind(*args, **kwargs), signature.bind(*self.args, **self.kwargs)
         result: list[tuple[str, Value]] = []
         for key, value in bound.arguments.items():
-            kind = inspect.signature(self.model.forward).parameters[key].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
+            parameter = signature.parameters[key]
+            fixed = [
+                x
+                for x in pytree.tree_leaves(given.arguments[key])
+                if x is not None and not isinstance(x, torch.Tensor)
+            ]
+            if fixed and given.arguments[key] is not parameter.default:
+                self._note(f"argument {key} is fixed in the graph: {', '.join(map(repr, fixed))}")
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 result += [(k, _tree(v)) for k, v in value.items()]
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                for index, item in enumerate(value):
+                    label = f"{key}_{index}"
+                    while label in signature.parameters:
+                        label += "_"
+                    result.append((label, _tree(item)))
             else:
                 result.append((key, _tree(value)))
         return tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
 
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
+
     # -- values ---------------------------------------------------------------------------
+
+    def _size(self, size: Any, where: str) -> Size:
+        if isinstance(size, int):
+            return size
+        expr = sympy.expand(size.node.expr)
+        symbols = {str(s) for s in expr.free_symbols}
+        if not symbols:
+            return int(expr)
+        factor, rest = expr.as_coeff_Mul()
+        powers = rest.as_powers_dict()
+        if not symbols <= {self.batch}:
+            raise TraceError(
+                "a size depends on the values of a tensor",
+                where=where or None,
+                found=str(expr),
+                hint="keep the shape and mask instead (torch.where, multiplication by the mask), "
+                "or trace the submodule that does not",
+            )
+        if (
+            all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
+            and factor.is_Integer
+        ):
+            return Batch(int(factor), int(sum(powers.values())))
+        raise TraceError(
+            "a size depends on the batch size in a way that a graph cannot say",
+            where=where or None,
+            found=str(expr).replace(str(self.batch), "batch"),
+            expected="a multiple of the batch size",
+            hint="keep the batch axis apart from the others",
+        )
+
+    def _shape(self, tensor: torch.Tensor, where: str) -> tuple[Size, ...]:
+        return tuple(self._size(s, where) for s in tensor.shape)
+
+    def _type(self, tensor: torch.Tensor, where: str) -> TensorType:
+        return TensorType(self._shape(tensor, where), _dtype(tensor.dtype))
 
     def _value(self, value: Any, type_: str = "") -> Value:
         if isinstance(value, torch.fx.Node):
             if value in self.env:
-                return self.env[value]
+                return self._current(value)
             if isinstance(self.real.get(value), torch.Tensor):
                 return self._constant(self.real[value], self.labels.get(value))
             held = value.meta.get("val")
             if isinstance(held, (torch.SymInt, int)) and not isinstance(held, bool):
-                return _size(held, value.name)
+                return self._size(held, _where(value))
             if isinstance(held, (float, bool)):
                 return held
             raise TraceError(
-                "a number depends on the input's values or shape in a way that a graph cannot say",
-                where=_user_line(value.meta.get("stack_trace")) or value.name,
-                found=f"{value.target} -> {held}",
+                "a number depends on the values of a tensor",
+                where=_where(value),
+                found=str(value.target),
+                hint="keep it a tensor: leave out .item(), int() and float()",
             )
         if isinstance(value, (list, tuple)):
             return tuple(self._value(v) for v in value)
         if isinstance(value, torch.SymInt):
-            return _size(value, "")
+            return self._size(value, "")
         if isinstance(value, torch.device):
             return None
         return to_value(value, type_)
+
+    def _hold(self, node: torch.fx.Node, value: Value) -> None:
+        """Say what a result is, as of now."""
+        self.env[node] = value
+        self.seen[node] = self.writes.get(_memory(node), 0)
+
+    def _current(self, node: torch.fx.Node) -> Value:
+        """What a result is after all writes to the memory that it lives in."""
+        if self.seen[node] == self.writes.get(_memory(node), 0):
+            return self.env[node]
+        view = self.views.get(node)
+        if view is None:
+            raise TraceError(
+                "memory was written in place through another tensor, and is used afterwards",
+                where=_where(node),
+                found=f"{node.name}, which shares memory with what was written",
+                hint="write x = x + y instead of x += y",
+            )
+        whole = self._value(view.parent)
+        if view.node is not None:
+            whole = self._take(view, whole)
+        self._hold(node, whole)
+        return whole
+
+    def _spelt(self, view: _View, whole: Value) -> tuple[str, dict[str, Value]]:
+        """The call that made a view, in canonical form, of what its source is now."""
+        node = view.node
+        assert node is not None and isinstance(node.target, torch._ops.OpOverload)
+        arguments = [a.name for a in node.target._schema.arguments]
+        given: dict[str, Value] = {}
+        for name, item in (*zip(arguments, node.args, strict=False), *node.kwargs.items()):
+            given[name] = whole if item is view.parent else self._value(item)
+        return self._canonical(_metadata_only(node.target), given, node)
+
+    def _take(self, view: _View, whole: Value) -> Value:
+        """The view of what its source is now."""
+        op, given = self._spelt(view, whole)
+        node = view.node
+        assert node is not None
+        if _identity(op, given, node):
+            return whole
+        made = self._emit(op, given, node)
+        held = node.meta["val"]
+        if isinstance(held, torch.Tensor):
+            return made
+        assert isinstance(made, Ref)
+        return self._result(made, view.index, held[view.index], node)
 
     def _constant(self, tensor: torch.Tensor, name: str | None = None) -> Leaf:
         value = constant(tensor)
@@ -397,10 +500,10 @@ class _Capture:
             numbered = (f"constant_{i}" for i in itertools.count())
             free = (label for label in ([name] if name else []) if label not in taken)
             label = next(free, None) or next(n for n in numbered if n not in taken)
-            self.constants[value] = Param(
-                label, _tensor_type(tensor, None), "constant", False, (), value
-            )
-        return Leaf(self.constants[value].name)
+            self.constants[value] = Param(label, _tensor_type(tensor), "constant", False, (), value)
+        leaf = Leaf(self.constants[value].name)
+        self.types[leaf] = self.constants[value].type
+        return leaf
 
     # -- nodes ----------------------------------------------------------------------------
 
@@ -411,7 +514,7 @@ class _Capture:
                 for part in str(node.target).split("."):
                     held = getattr(held, part)
                 if isinstance(held, torch.Tensor):
-                    self.real[node] = held.detach().clone()
+                    self.real[node] = held.detach().cpu().clone()
             elif node.op == "call_function":
                 self._call(node, owner)
 
@@ -424,73 +527,172 @@ class _Capture:
             self._inline(node, owner)
             return
         if not isinstance(target, torch._ops.OpOverload):
+            if isinstance(value, torch.Tensor):
+                raise TraceError(
+                    "forward runs functions batched or differentiated (torch.vmap, torch.func)",
+                    where=_where(node),
+                    found=str(getattr(target, "__name__", target)),
+                    hint="write the batch axis out, or trace the submodule that does not",
+                )
             return  # arithmetic on sizes: read off the result where it is used
-        if isinstance(value, (torch.SymInt, torch.SymBool, int, bool, float)) or value is None:
+        if value is None or isinstance(
+            value, (torch.SymInt, torch.SymBool, torch.SymFloat, int, bool, float)
+        ):
             return  # sizes and assertions
+        self._see_view(node, target)
         if self._fold(node, target):
             return
         if target.namespace != "aten":
             raise TraceError(
                 "operator outside ATen",
-                where=_user_line(node.meta.get("stack_trace")),
+                where=_where(node),
                 found=str(target),
                 hint="write it with torch functions",
             )
-        given: dict[str, Value] = {}
-        arguments = target._schema.arguments
-        for argument, item in zip(arguments, node.args, strict=False):
-            given[argument.name] = self._value(item, str(argument.type))
-        for argument in arguments:
-            if argument.name in node.kwargs:
-                given[argument.name] = self._value(node.kwargs[argument.name], str(argument.type))
-        if target._schema.is_mutable:
+        given = self._given(node, target)
+        if target._schema.is_mutable and torch.Tag.inplace_view not in target.tags:
             self._mutate(node, target, given)
             return
-        op, given = self._canonical(op_name(target), given, node)
+        op, given = self._canonical(_metadata_only(target), given, node)
         first = next(iter(given.values()), None)
         if op == "" or _identity(op, given, node):
             assert isinstance(first, (Ref, Leaf))
-            self.env[node] = first
+            self._hold(node, first)
             return
-        self.env[node] = self._emit(op, given, node)
+        row = table.row(op)
+        if row.training_flag is not None and given.get(row.training_flag) is True:
+            for name in row.statistics:  # nobody reads what a norm made inside forward has counted
+                held = given.get(name)
+                if isinstance(held, Leaf) and held.name not in self.names.owner:
+                    given[name] = None
+        made = self._emit(op, given, node)
+        if self.grad and under_no_grad(node.meta.get("stack_trace")):
+            made = self._detach(made, node)  # export leaves out regions inside other regions
+        self._hold(node, made)
+
+    def _given(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Value]:
+        """Arguments of a call by name, cast as the autocast region around it casts them."""
+        casts = self._casts(node, target)
+
+        def value(item: Any, type_: str) -> Value:
+            if isinstance(item, (list, tuple)) and any(i in casts for i in item):
+                return tuple(value(i, type_) for i in item)
+            held = self._value(item, type_)
+            dtype = casts.get(item) if isinstance(item, torch.fx.Node) else None
+            return held if dtype is None else self._cast(held, dtype, node, item)
+
+        given: dict[str, Value] = {}
+        arguments = target._schema.arguments
+        for argument, item in zip(arguments, node.args, strict=False):
+            given[argument.name] = value(item, str(argument.type))
+        for argument in arguments:
+            if argument.name in node.kwargs:
+                given[argument.name] = value(node.kwargs[argument.name], str(argument.type))
+        return given
 
     def _canonical(
         self, op: str, given: dict[str, Value], node: torch.fx.Node
     ) -> tuple[str, dict[str, Value]]:
-        value = node.meta.get("val")
+        value, where = node.meta.get("val"), _where(node)
         shapes: tuple[Any, ...] = ()
         if isinstance(value, torch.Tensor):
-            shapes = (tuple(_size(s, node.name) for s in value.shape),)
+            shapes = (self._shape(value, where),)
         elif isinstance(value, (list, tuple)):
-            shapes = tuple(
-                tuple(_size(s, node.name) for s in v.shape) for v in value if v is not None
-            )
+            shapes = tuple(self._shape(v, where) for v in value if v is not None)
         sizes = {}
         assert isinstance(node.target, torch._ops.OpOverload)
         for argument, item in zip(node.target._schema.arguments, node.args, strict=False):
             held = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
             if isinstance(held, torch.Tensor):
-                sizes[argument.name] = tuple(_size(s, node.name) for s in held.shape)
+                sizes[argument.name] = self._shape(held, where)
         return table.canonical(op, given, sizes, shapes)
 
-    def _emit(self, op: str, given: dict[str, Value], node: torch.fx.Node) -> Value:
+    def _emit(
+        self, op: str, given: dict[str, Value], node: torch.fx.Node, held: Any = None
+    ) -> Value:
+        """Append an operator; its type is that of ``node``'s result unless ``held`` is given."""
         try:
             args = canonical_args(op, given)
         except GraphError as error:
-            raise TraceError(
-                str(error), where=_user_line(node.meta.get("stack_trace")) or node.name
-            ) from error
-        held = node.meta.get("val")
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        path = str(stack[-1][0]) if stack else ""
-        where = _user_line(node.meta.get("stack_trace"))
-        if isinstance(held, torch.Tensor):
-            type_: Any = _tensor_type(held, where)
+            raise TraceError(str(error), where=_where(node)) from error
+        held = node.meta.get("val") if held is None else held
+        if isinstance(held, (torch.Tensor, TensorType)):
+            type_: Any = held if isinstance(held, TensorType) else self._type(held, _where(node))
         else:
             results = held if isinstance(held, (tuple, list)) else ()
-            type_ = tuple(_tensor_type(v, where) for v in results if isinstance(v, torch.Tensor))
-        self.nodes.append(Node(node.name, op, args, type_, path, where))
-        return Ref(node.name)
+            type_ = tuple(self._type(v, _where(node)) for v in results if v is not None)
+            call = Node(node.name, op, args)
+            made = {k: self.made[k].type for k in call.uses()}
+            leaves = {k: self.types[Leaf(k)] for k in call.leaves()}
+            with contextlib.suppress(GraphError):  # kernels may differ in results that nobody uses
+                inferred = infer_call(call, made, leaves)
+                type_ = inferred if isinstance(inferred, tuple) else type_
+        return self._append(node, op, args, type_)
+
+    def _append(
+        self, node: torch.fx.Node, op: str, args: tuple[tuple[str, Value], ...], type_: Any
+    ) -> Ref:
+        if table.row(op).macs is not None:
+            self._check_dtypes(node, op, args)
+        name, index = node.name, 0
+        while name in self.taken:
+            index += 1
+            name = f"{node.name}~{index}"
+        self.taken.add(name)
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path = str(stack[-1][0]) if stack else ""
+        place = users_line(node.meta.get("stack_trace"))
+        source = f"{Path(place[0]).name}:{place[1]}" if place else ""
+        self._add(Node(name, op, args, type_, path, source))
+        if not self.grad:
+            self.still.add(Ref(name))
+        return Ref(name)
+
+    def _add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.made[node.name] = node
+        self.types[Ref(node.name)] = node.type
+
+    def _check_dtypes(
+        self, node: torch.fx.Node, op: str, args: tuple[tuple[str, Value], ...]
+    ) -> None:
+        """Products of different dtypes run on a capture's stand-in tensors, but nowhere else."""
+        found = {}
+        factors = [(k, v) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
+        for key, value in factors:
+            type_ = self.types.get(value)
+            if isinstance(type_, TensorType) and torch_dtype(type_.dtype).is_floating_point:
+                found[key] = type_.dtype
+        if len(set(found.values())) > 1:
+            raise TraceError(
+                f"{op} multiplies tensors of different dtypes",
+                where=_where(node),
+                found=", ".join(f"{k} {v}" for k, v in found.items()),
+                hint="give the example input in the model's dtype, or cast in forward",
+            )
+
+    def _see_view(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+        """Note of which argument a result is a view, if it is one."""
+        memory = _memory(node)
+        arguments = target._schema.arguments
+        if memory is None:
+            held = node.meta.get("val")
+            several = isinstance(held, (list, tuple))
+            if several and arguments and arguments[0].alias_info is not None:
+                source = node.args[0]
+                if isinstance(source, torch.fx.Node):
+                    self.views[node] = _View(source, node)
+            return
+        for argument, item in zip(arguments, node.args, strict=False):
+            if argument.alias_info is not None and isinstance(item, torch.fx.Node):
+                if _memory(item) == memory:
+                    written = argument.alias_info.is_write
+                    same = written and torch.Tag.inplace_view not in target.tags
+                    self.views[node] = _View(item, None if same else node)
+                    return
+        out = node.kwargs.get("out")
+        if isinstance(out, torch.fx.Node):
+            self.views[node] = _View(out)
 
     def _fold(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
         """Run what depends on neither input nor parameter, in-place writes through views too."""
@@ -517,212 +719,432 @@ class _Capture:
                 if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
                     return int(size)
                 missing = True
-            return item
+            return torch.device("cpu") if isinstance(item, torch.device) else item
 
         args, kwargs = pytree.tree_map(real, (node.args, node.kwargs))
         if missing:
             return False
-        with torch.no_grad():
-            self.real[node] = target(*args, **kwargs)
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            if self.casting and self.casting[-1][2]:
+                stack.enter_context(torch.autocast(*self.casting[-1][:2]))
+            made = target(*args, **kwargs)
+        if table.base(op_name(target)).startswith("empty"):
+            made.zero_()  # whatever memory holds is no part of an architecture
+        self.real[node] = made
         return True
 
     def _getitem(self, node: torch.fx.Node) -> None:
         source, index = node.args
+        assert isinstance(source, torch.fx.Node) and isinstance(index, int)
         if source in self.real:
-            self.real[node] = self.real[source][index]  # type: ignore[index]  # an int
+            self.real[node] = self.real[source][index]
+        if source in self.regions:  # results of an inlined region
+            inner = self.regions[source][index]
+            if isinstance(inner, torch.fx.Node):
+                if _memory(inner) == _memory(node):
+                    self.views[node] = _View(inner)
+                if inner in self.real:
+                    self.real[node] = self.real[inner]
+                    return
+                self._hold(node, self._value(inner))
+            else:
+                self._hold(node, inner)
             return
-        if not isinstance(source, torch.fx.Node) or source not in self.env:
+        view = self.views.get(source)
+        if view is not None and _memory(view.parent) == _memory(node):
+            self.views[node] = _View(view.parent, source, index)
+        if source in self.real or source not in self.env:
             return
         held = self.env[source]
-        if isinstance(held, tuple):  # results of an inlined region
-            self.env[node] = held[index]  # type: ignore[index]  # an int
-            return
         assert isinstance(held, Ref)
-        value = node.meta["val"]
-        where = _user_line(node.meta.get("stack_trace"))
-        scope = next(n.scope for n in reversed(self.nodes) if n.name == held.name)
-        self.nodes.append(
-            Node(
-                node.name,
-                "getitem",
-                (("source", held), ("index", int(index))),  # type: ignore[arg-type]  # an int
-                _tensor_type(value, where),
-                scope,
-                where,
-            )
-        )
-        self.env[node] = Ref(node.name)
+        self._hold(node, self._result(held, index, node.meta["val"], node))
+
+    def _result(self, several: Ref, index: int, held: torch.Tensor, node: torch.fx.Node) -> Ref:
+        """One result of an operator with several."""
+        args: tuple[tuple[str, Value], ...] = (("source", several), ("index", index))
+        made = self._append(node, "getitem", args, self._type(held, _where(node)))
+        self.nodes[-1] = dataclasses.replace(self.nodes[-1], scope=self.made[several.name].scope)
+        return made
+
+    # -- regions --------------------------------------------------------------------------
 
     def _inline(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
-        """Regions under ``no_grad`` or ``autocast`` that export keeps as a submodule."""
+        """Regions that export keeps as a submodule: ``no_grad``, ``autocast``, ``torch.cond``."""
         name = str(node.target)
-        body = next(
-            (a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"), None
-        )
-        inner = getattr(owner, str(body.target), None) if body is not None else None
-        if not isinstance(inner, torch.fx.GraphModule) or "grad_enabled" not in name:
+        bodies = [
+            getattr(owner, str(a.target), None)
+            for a in node.args
+            if isinstance(a, torch.fx.Node) and a.op == "get_attr"
+        ]
+        if name == "cond":
+            self._branches(node, bodies)
+            return
+        inner = bodies[0] if len(bodies) == 1 else None
+        kinds = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+        if not isinstance(inner, torch.fx.GraphModule) or name not in kinds:
             raise TraceError(
                 "control flow that a graph cannot say",
-                where=_user_line(node.meta.get("stack_trace")),
-                found=name,
+                where=_where(node),
+                found=f"torch.{name}",
+                hint="unroll it (a Python loop of fixed length), or trace the submodule inside",
             )
+        body = next(a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr")
         position = node.args.index(body)
-        actual = node.args[position + 1 :]
+        before = self.grad
+        if name == "wrap_with_autocast":
+            device, dtype, enabled = node.args[:3]
+            self.casting.append((device, dtype, bool(enabled)))  # type: ignore[arg-type]
+        else:
+            self.grad = bool(node.args[0])
+        results = self._body(inner, node.args[position + 1 :])
+        if name == "wrap_with_autocast":
+            self.casting.pop()
+        elif not self.grad:
+            for item in results:
+                if isinstance(item, torch.fx.Node) and item not in self.real:
+                    self._hold(item, self._detach(self._value(item), item))
+        self.grad = before
+        self.regions[node] = results
+
+    def _body(self, inner: torch.fx.GraphModule, actual: Any) -> list[Any]:
+        """Run a region; gives what it returns, as nodes of the region."""
         formal = [n for n in inner.graph.nodes if n.op == "placeholder"]
         for inside, outside in zip(formal, actual, strict=True):
-            if isinstance(outside, torch.fx.Node) and outside in self.env:
-                self.env[inside] = self.env[outside]
-            elif isinstance(outside, torch.fx.Node) and outside in self.real:
+            if not isinstance(outside, torch.fx.Node):
+                self._hold(inside, self._value(outside))
+                continue
+            if _memory(inside) == _memory(outside):
+                self.views[inside] = _View(outside)
+            if outside in self.env:
+                self._hold(inside, self._value(outside))
+            elif outside in self.real:
                 self.real[inside] = self.real[outside]
         self._run(inner.graph, inner)
         output = next(n for n in inner.graph.nodes if n.op == "output")
-        results = []
         assert isinstance(output.args[0], (tuple, list))
-        for item in output.args[0]:
-            value = self._value(item)
-            if not node.args[0] and isinstance(value, Ref) and isinstance(item, torch.fx.Node):
-                value = self._detach(value, item)
-            results.append(value)
-        self.env[node] = tuple(results)
+        return list(output.args[0])
 
-    def _detach(self, value: Ref, node: torch.fx.Node) -> Value:
+    def _branches(self, node: torch.fx.Node, bodies: list[Any]) -> None:
+        """``torch.cond``: both branches run, and the condition picks between their results."""
+        predicate, _, _, operands = node.args
+        if not isinstance(predicate, torch.fx.Node) or not isinstance(
+            predicate.meta.get("val"), torch.Tensor
+        ):
+            raise TraceError(
+                "torch.cond on a size",
+                where=_where(node),
+                found=str(predicate),
+                hint="a graph holds one of the branches: write it without the condition",
+            )
+        if not all(isinstance(b, torch.fx.GraphModule) for b in bodies):
+            raise TraceError("torch.cond without its branches", where=_where(node))
+        sides = [[self._value(v) for v in self._body(b, operands)] for b in bodies]
         held = node.meta["val"]
-        if not held.dtype.is_floating_point:
-            return value
-        name = f"{value.name}_detach{len(self.nodes)}"
-        self.nodes.append(Node(name, "aten.detach", (("self", value),), _tensor_type(held, None)))
-        return Ref(name)
+        picked: list[Any] = []
+        for index, (yes, no) in enumerate(zip(*sides, strict=True)):
+            given = {"condition": self._value(predicate), "self": yes, "other": no}
+            alike = yes == no
+            picked.append(yes if alike else self._emit("aten.where.self", given, node, held[index]))
+        self._note(
+            f"torch.cond at {_where(node)}: the graph runs both branches and picks with torch.where"
+        )
+        self.regions[node] = picked
 
-    def _mutate(self, node: torch.fx.Node, target: Any, given: dict[str, Value]) -> None:
-        """An in-place operator becomes a functional one; later uses of its input follow it."""
-        where = _user_line(node.meta.get("stack_trace")) or node.name
-        packet = target._schema.name.partition("::")[2]
-        op = f"aten.{packet.removesuffix('_')}"
-        if target._overloadname != "default":
-            op += f".{target._overloadname}"
-        written = node.args[0]
-        assert isinstance(written, torch.fx.Node)
-        held = self.env.get(written)
-        memory = _memory(written, self.real)
-        sharing = {
-            k
-            for k in (*self.env, *self.real)
-            if k is not written and _memory(k, self.real) == memory
+    def _casts(
+        self, node: torch.fx.Node, target: torch._ops.OpOverload
+    ) -> dict[torch.fx.Node, torch.dtype]:
+        """Which arguments the autocast region around a call casts, as torch itself does it."""
+        if not self.casting or not self.casting[-1][2]:
+            return {}
+        device, dtype, _ = self.casting[-1]
+        tensors = {
+            n: n.meta["val"]
+            for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].is_floating_point()
         }
-        same_tensor = {k for k in sharing if k in self.env and self.env[k] == held}
-        shared = sharing - same_tensor
-        whole = [k for k in shared if isinstance(self.env.get(k), Leaf)]
-        if whole:
+
+        def call(casts: Mapping[torch.fx.Node, torch.dtype]) -> Any:
+            def held(n: torch.fx.Node) -> Any:
+                val = n.meta["val"]
+                return val.to(casts[n]) if n in casts else val
+
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held)
+            return target(*args, **kwargs)
+
+        if target._schema.is_mutable or not tensors:
+            return {}
+        with torch.no_grad(), torch.autocast(device, dtype, cache_enabled=False):
+            watch = _Casts({id(v): n for n, v in tensors.items()})
+            with watch:
+                call({})
+        casts = watch.found
+        made = pytree.tree_leaves(node.meta["val"])
+        with torch.no_grad():
+            found = [t.dtype for t in pytree.tree_leaves(call(casts))]
+        if found != [t.dtype for t in made if isinstance(t, torch.Tensor)]:
+            # Some operators are told to compute in float32 instead of being given casts.
+            casts = dict.fromkeys(tensors, torch.float32)
+            with torch.no_grad():
+                found = [t.dtype for t in pytree.tree_leaves(call(casts))]
+            if found != [t.dtype for t in made if isinstance(t, torch.Tensor)]:
+                raise TraceError(
+                    "autocast does here what a graph cannot say",
+                    where=_where(node),
+                    found=str(target),
+                    hint="cast by hand, or take this operator out of the region",
+                )
+        return {n: d for n, d in casts.items() if n.meta["val"].dtype != d}
+
+    def _cast(self, value: Value, dtype: torch.dtype, node: torch.fx.Node, item: Any) -> Value:
+        """A value in another dtype; a parameter is cast once, as autocast's own cache does."""
+        key = (value, dtype, self.grad and not under_no_grad(node.meta.get("stack_trace")))
+        if key in self.cast:
+            return self.cast[key]
+        type_ = TensorType(self._shape(item.meta["val"], _where(node)), _dtype(dtype))
+        given = {"self": value, "dtype": to_value(dtype)}
+        made = self._emit("aten.to.dtype", given, node, type_)
+        if isinstance(value, Leaf):
+            self.cast[key] = made
+        return made
+
+    def _detach(self, value: Value, node: torch.fx.Node) -> Value:
+        held = node.meta.get("val")
+        if not isinstance(held, torch.Tensor) or not held.dtype.is_floating_point:
+            return value
+        if not isinstance(value, Ref) or value in self.detached:
+            return value
+        made = self._emit("aten.detach", {"self": value}, node)
+        self.detached.add(made)
+        return made
+
+    # -- writes ---------------------------------------------------------------------------
+
+    def _mutate(
+        self, node: torch.fx.Node, target: torch._ops.OpOverload, given: dict[str, Value]
+    ) -> None:
+        """An in-place operator becomes a functional one; later uses of its memory follow it."""
+        where = _where(node)
+        arguments = target._schema.arguments
+        places = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        given_nodes = dict(zip([a.name for a in arguments], node.args, strict=False)) | node.kwargs
+        written = given_nodes.get(places[0]) if len(places) == 1 else None
+        if not isinstance(written, torch.fx.Node):
             raise TraceError(
-                "writes in place through a view of a parameter or buffer",
-                where=where,
-                found=f"{packet} on {written.name}, a view of {self.env[whole[0]]}",
-                hint="assign the whole buffer",
+                "an operator changes several tensors in place", where=where, found=str(target)
             )
-        later = _used_after(node, shared)
-        if later:
-            raise TraceError(
-                "writes in place through a view, and the other views are used afterwards",
-                where=where,
-                found=f"{packet} on {written.name}, which shares memory with {', '.join(later)}",
-                hint="write x = x + y instead of x += y on a slice",
-            )
-        source = given.get("src")
-        if op == "aten.copy" and isinstance(source, (Ref, Leaf)):
-            new: Value = source
-            src_node = node.args[1]
-            before, after = written.meta.get("val"), getattr(src_node, "meta", {}).get("val")
-            if (
-                before is None
-                or after is None
-                or _tensor_type(before, None) != _tensor_type(after, None)
-            ):
-                new = self._emit(op, given, node)
+        held = written.meta["val"]
+        op = _functional(target, places[0], where)
+        if op == "aten.copy":
+            new = self._copied(node, written, given)
         else:
-            if packet.endswith("_"):
-                op = _functional(op, where)
-                names = [a.name for a in schema(op).args]  # dropout_ calls its input otherwise
-                given = dict(zip(names, given.values(), strict=False)) if "self" in given else given
+            if any(a.is_out for a in arguments):
+                given.pop(places[0])
+            else:
+                first = schema(op).args[0].name  # dropout_ calls its input otherwise
+                given = {first if k == places[0] else k: v for k, v in given.items()}
             op, given = self._canonical(op, given, node)
-            new = self._emit(op, given, node)
-        for alias in (node, written, *same_tensor):
-            self.env[alias] = new
-        if isinstance(held, Leaf):
-            if any(p.name == held.name and p.role == "parameter" for p in self.names.params):
-                raise TraceError("forward writes to a parameter", where=where, found=held)
-            self.updates[held.name] = new
+            new = self._emit(op, given, node, self._made(op, node, target, held))
+            new = self._as(new, held, node)
+        if not self.grad:
+            new = self._detach(new, written)
+        self._write(written, new, node)
+        self._hold(node, self._value(written))
+
+    def _copied(
+        self, node: torch.fx.Node, written: torch.fx.Node, given: dict[str, Value]
+    ) -> Value:
+        source, held = given.get("src"), written.meta["val"]
+        type_ = self.types.get(source) if isinstance(source, (Ref, Leaf)) else None
+        if not isinstance(type_, TensorType):
+            return self._emit("aten.copy", given, node)
+        goal = self._type(held, _where(node))
+        if type_.shape != goal.shape:
+            given = {"self": source, "size": goal.shape}
+            source = self._emit("aten.expand", given, node, TensorType(goal.shape, type_.dtype))
+        return self._as(source, held, node)
+
+    def _as(self, value: Value, held: torch.Tensor, node: torch.fx.Node) -> Value:
+        """A value in the dtype of the memory that it is written to."""
+        type_ = self.types.get(value)
+        if not isinstance(type_, TensorType) or type_.dtype == _dtype(held.dtype):
+            return value
+        return self._cast(value, held.dtype, node, _Held(held))
+
+    def _made(
+        self, op: str, node: torch.fx.Node, target: torch._ops.OpOverload, held: torch.Tensor
+    ) -> TensorType:
+        """Type of a functional operator's result before it is written to memory."""
+        skip = {a.name for a in target._schema.arguments if a.is_out}
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in skip}
+
+        def val(n: torch.fx.Node) -> Any:
+            return n.meta["val"]
+
+        args, kwargs = torch.fx.node.map_arg((node.args, kwargs), val)
+        overload = schema(op).overload
+        try:
+            with torch.no_grad():
+                made = overload(*args, **kwargs)
+        except Exception:  # arguments that the functional form takes in another way
+            made = held
+        return self._type(made if isinstance(made, torch.Tensor) else held, _where(node))
+
+    def _write(self, written: torch.fx.Node, new: Value, node: torch.fx.Node) -> None:
+        """Everything that shares memory with ``written``, after that became ``new``."""
+        where = _where(node)
+        path = [written]
+        while path[-1] in self.views:
+            path.append(self.views[path[-1]].parent)
+        root = path[-1]
+        leaf = self.buffers.get(root)
+        if leaf is not None and leaf in self.names.parameters:
+            raise TraceError(
+                "forward writes to a parameter",
+                where=where,
+                found=leaf,
+                hint="make it a buffer, or compute the changed value anew in forward",
+            )
+        if root in self.roots:
+            self._note(
+                f"forward changes its argument {self.roots[root]} in place ({where}); the graph "
+                "computes the same and leaves the argument alone"
+            )
+        elif not self.grad and self._differentiable(self._value(root)):
+            self._note(f"what is written under no_grad lets no gradient through ({where})")
+        before = {n: self._value(n) for n in path}
+        now = [(written, new)]
+        for child, parent in itertools.pairwise(path):
+            new = self._put(self.views[child], before[parent], new, node)
+            now.append((parent, new))
+        memory = _memory(written)
+        assert memory is not None
+        for other in [n for n in self.real if _memory(n) == memory]:
+            del self.real[other]
+            if other not in before:
+                self.env[other], self.seen[other] = None, -1  # taken anew from its source
+        self.writes[memory] = self.writes.get(memory, 0) + 1
+        for changed, value in now:
+            self._hold(changed, value)
+        if leaf is not None:
+            self.updates[leaf] = new
+
+    def _differentiable(self, value: Value) -> bool:
+        """Whether a gradient can pass through a value."""
+        pending, seen = [value], set()
+        while pending:
+            item = pending.pop()
+            if item in seen or item in self.still or not isinstance(item, (Ref, Leaf)):
+                continue
+            seen.add(item)
+            type_ = self.types.get(item)
+            if isinstance(type_, TensorType) and not torch_dtype(type_.dtype).is_floating_point:
+                continue
+            if isinstance(item, Leaf):
+                if item.name in self.names.parameters:
+                    return True
+                continue
+            node = self.made[item.name]
+            if node.op == "input":
+                return True
+            if node.op != "aten.detach":
+                pending += [i for _, v in node.args for i in walk(v)]
+        return False
+
+    def _put(self, view: _View, whole: Value, part: Value, node: torch.fx.Node) -> Value:
+        """What a tensor is after its view became ``part``."""
+        if view.node is None:
+            return part
+        source = view.parent.meta["val"]
+        op, given = self._spelt(view, whole)
+        if _identity(op, given, view.node):
+            return part
+        if op == "aten.detach" and not self._differentiable(whole):
+            return part
+        shape = self._shape(source, _where(node))
+        call = views.overwritten(op, given, whole, part, shape, view.index)
+        if call is None:
+            raise TraceError(
+                "writes in place through a view that cannot be written back",
+                where=_where(node),
+                found=f"{op} of {view.parent.name}",
+                hint="write x = x + y instead of x += y on the view",
+            )
+        return self._emit(*call, node, source)
 
 
-def _memory(node: torch.fx.Node, real: Mapping[torch.fx.Node, Any]) -> int | None:
+@dataclass(frozen=True)
+class _Held:
+    """A stand-in for a node of which only the tensor is known."""
+
+    tensor: torch.Tensor
+
+    @property
+    def meta(self) -> dict[str, torch.Tensor]:
+        return {"val": self.tensor}
+
+
+class _Casts(TorchDispatchMode):
+    """Sees which of some tensors are cast on the way into an operator, and to what."""
+
+    def __init__(self, watched: dict[int, torch.fx.Node]) -> None:
+        super().__init__()
+        self.watched = watched
+        self.found: dict[torch.fx.Node, torch.dtype] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and id(args[0]) in self.watched:
+            self.found.setdefault(self.watched[id(args[0])], kwargs.get("dtype"))
+        return func(*args, **kwargs)
+
+
+def _where(node: torch.fx.Node) -> str:
+    """Place of a call in the user's code, or its name in the capture."""
+    place = users_line(node.meta.get("stack_trace"))
+    return f"{place[0]}:{place[1]}" if place else node.name
+
+
+def _memory(node: torch.fx.Node) -> int | None:
     """What storage a result lives in; a copy lives in its own, a view in its source's."""
-    value = real.get(node, node.meta.get("val"))
+    value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _used_after(node: torch.fx.Node, holders: set[torch.fx.Node]) -> list[str]:
-    """Names of those of ``holders`` that a later node uses."""
-    later: list[str] = []
-    current = node.next
-    while holders and current.op != "root":
-        later += [a.name for a in current.all_input_nodes if a in holders]
-        current = current.next
-    return list(dict.fromkeys(later))
+def _metadata_only(target: torch._ops.OpOverload) -> str:
+    """Graph name of an operator; ``unsqueeze_`` and its like change no value: ``unsqueeze``."""
+    op = op_name(target)
+    if torch.Tag.inplace_view not in target.tags:
+        return op
+    namespace, packet, *overload = op.split(".")
+    return ".".join((namespace, packet.removesuffix("_"), *overload))
 
 
-def _functional(op: str, where: str) -> str:
+@functools.cache
+def _functional(target: torch._ops.OpOverload, written: str, where: str) -> str:
     """The functional counterpart of an in-place operator, under a schema that has one."""
-    for candidate in (op, table.FUNCTIONAL.get(op, "")):
+    packet = target._schema.name.partition("::")[2]
+    inplace = packet.endswith("_") or packet.startswith("__i")
+    plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")
+    op = f"aten.{plain}"
+    if inplace and target._overloadname != "default":
+        op += f".{target._overloadname}"
+    candidates = [op, table.FUNCTIONAL.get(op, "")]
+    if not inplace:  # add.out: the overload with the same arguments but that one
+        expected = [(a.name, str(a.type)) for a in target._schema.arguments if a.name != written]
+        found = getattr(torch.ops.aten, plain)
+        for name in found.overloads():
+            arguments = getattr(found, name)._schema.arguments
+            if [(a.name, str(a.type)) for a in arguments] == expected:
+                candidates.append(op_name(getattr(found, name)))
+        candidates = candidates[1:]
+    for candidate in candidates:
         if candidate:
             try:
                 schema(candidate)
             except GraphError:
                 continue
             return candidate
-    raise TraceError("in-place operator without a functional form", where=where, found=op)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what export logs and prints on the way: its reason reappears in our error."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            contextlib.redirect_stderr(io.StringIO()),
-            contextlib.redirect_stdout(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
-def _capture_error(model: torch.nn.Module, error: Exception | None) -> TraceError:
-    """Where and why ``torch.export`` gave up, in one sentence."""
-    text = str(error).strip()
-    frames: list[str] = []
-    trace_back = error.__traceback__ if error is not None else None
-    home = str(Path(torch.__file__).parent)
-    while trace_back is not None:
-        code = trace_back.tb_frame.f_code
-        if not code.co_filename.startswith(home) and code.co_filename != __file__:
-            frames.append(f"{code.co_filename}:{trace_back.tb_lineno} in {code.co_name}")
-        trace_back = trace_back.tb_next
-    quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    own = [f"{f}:{line} in {name}" for f, line, name in quoted if not f.startswith(home)]
-    hint = "give example inputs of the shapes that forward expects"
-    if "data-dependent" in text or "Unsupported" in text or "GuardOnDataDependent" in text:
-        hint = (
-            "forward branches on values of tensors; use torch.where or torch.cond, "
-            "or trace the submodule that does not branch"
-        )
-    first = text.splitlines()[0] if text else type(error).__name__
-    return TraceError(
-        f"{type(model).__name__} cannot be captured: {first}",
-        where=next(iter([*reversed(own), *reversed(frames)]), None),
-        hint=hint,
-    )
+    raise TraceError("in-place operator without a functional form", where=where, found=str(target))
 
 
 def _tree(value: Any) -> Value:
@@ -742,107 +1164,9 @@ def _tree(value: Any) -> Value:
     return to_value(value)
 
 
-def _live_flags(draft: _Draft) -> _Draft:
-    """Eval capture alone: let the flags of norms and dropouts follow the module's mode."""
-    nodes = []
-    for node in draft.nodes:
-        flag = table.row(node.op).training_flag
-        if flag is not None and node.arg(flag) is False:
-            node = node.with_args(**{flag: TRAINING})
-        nodes.append(node)
-    return dataclasses.replace(draft, nodes=nodes)
-
-
-def _reconcile(evaluated: _Draft, trained: _Draft) -> _Draft:
-    """Lay two captures over one another; what differs becomes a ``Mode``."""
-
-    def key(node: Node) -> tuple[Any, ...]:
-        return node.op, node.scope, tuple(node.leaves()), str(node.type)
-
-    a, b = evaluated.nodes, trained.nodes
-    keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
-    merged: list[tuple[Node | None, Node | None]] = []
-    if keys_a == keys_b:
-        merged = list(zip(a, b, strict=True))
-    else:
-        matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-            if tag == "equal":
-                merged += zip(a[i1:i2], b[j1:j2], strict=True)
-            else:
-                merged += [(n, None) for n in a[i1:i2]] + [(None, n) for n in b[j1:j2]]
-    names: dict[tuple[bool, str], str] = {}
-    for index, (left, right) in enumerate(merged):
-        label = f"~{index}"  # no argument of forward can be called so
-        if left is not None and left.op == "input":
-            label = left.name
-        if left is not None:
-            names[False, left.name] = label
-        if right is not None:
-            names[True, right.name] = label
-    constants = dict(evaluated.constants)
-    labels: dict[str, str] = {}
-    for value, param in trained.constants.items():
-        if value not in constants:
-            taken = {p.name for p in constants.values()}
-            label = param.name
-            while label in taken:
-                label += "_train"
-            constants[value] = dataclasses.replace(param, name=label)
-        labels[param.name] = constants[value].name
-
-    def rename(value: Value, training: bool) -> Value:
-        def one(item: Value) -> Value:
-            if isinstance(item, Ref):
-                return Ref(names[training, item.name])
-            if isinstance(item, Leaf) and training and item.name in labels:
-                return Leaf(labels[item.name])
-            return item
-
-        return replace(value, one)
-
-    def join(left: Value, right: Value) -> Value:
-        if same(left, right):
-            return left
-        if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
-            return tuple(join(x, y) for x, y in zip(left, right, strict=True))
-        return Mode(right, left)
-
-    nodes = []
-    for left, right in merged:
-        if left is None or right is None:
-            node, training = (left, False) if left is not None else (right, True)
-            assert node is not None
-            args = tuple((k, rename(v, training)) for k, v in node.args)
-            nodes.append(dataclasses.replace(node, name=names[training, node.name], args=args))
-            continue
-        la = {k: rename(v, False) for k, v in left.args}
-        ra = {k: rename(v, True) for k, v in right.args}
-        together: dict[str, Value] = {}
-        for k in [*la, *(k for k in ra if k not in la)]:
-            default = schema(left.op).by_name[k].default if left.op.startswith("aten.") else None
-            together[k] = join(la.get(k, default), ra.get(k, default))
-        args = (
-            canonical_args(left.op, together)
-            if left.op.startswith("aten.")
-            else tuple(together.items())
-        )
-        nodes.append(dataclasses.replace(left, name=names[False, left.name], args=args))
-    outputs_eval = rename(evaluated.outputs, False)
-    outputs_train = rename(trained.outputs, True)
-    outputs = (
-        outputs_eval if same(outputs_eval, outputs_train) else Mode(outputs_train, outputs_eval)
-    )
-    updates: dict[str, Value] = {}
-    for k in [*evaluated.updates, *(k for k in trained.updates if k not in evaluated.updates)]:
-        left_value = rename(evaluated.updates[k], False) if k in evaluated.updates else None
-        right_value = rename(trained.updates[k], True) if k in trained.updates else None
-        updates[k] = join(left_value, right_value)
-    inputs = tuple((k, rename(v, False)) for k, v in evaluated.inputs)
-    return _Draft(inputs, nodes, outputs, updates, constants)
-
-
-def _finish(draft: _Draft, model: torch.nn.Module, names: _Names, name: str) -> ArchGraph:
+def _finish(
+    draft: Draft, model: torch.nn.Module, names: _Names, name: str, notes: dict[str, None]
+) -> ArchGraph:
     used = {leaf for n in draft.nodes for leaf in n.leaves()}
     used |= {i.name for i in walk(draft.outputs) if isinstance(i, Leaf)}
     constants = tuple(p for p in draft.constants.values() if p.name in used)
@@ -856,11 +1180,19 @@ def _finish(draft: _Draft, model: torch.nn.Module, names: _Names, name: str) -> 
     )
     graph = renumber(prune(graph, leaves=False))
     tensors = model.state_dict()
-    params = []
+    params, lost = [], []
     for param in graph.params:
         if param.role == "buffer" and table.initialiser(graph, param) is None:
-            param = dataclasses.replace(param, value=constant(tensors[param.name]))
+            if tensors[param.name].is_meta:
+                lost.append(param.name)
+            else:
+                param = dataclasses.replace(param, value=constant(tensors[param.name]))
         params.append(param)
+    if any(t.is_meta for t in tensors.values()):
+        text = "the model is on the meta device: its state has shapes and no values"
+        if lost:
+            text += f"; nothing says how these buffers start: {', '.join(lost)}"
+        notes[text] = None
     return graph.replace(params=tuple(params))
 
 

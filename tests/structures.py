@@ -260,6 +260,99 @@ class Shared(nn.Module):
         return self.last(x)
 
 
+class Tied(nn.Module):
+    """An embedding whose table is the classifier's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 8)
+        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.table(x)
+        for layer in self.body:
+            x = x + torch.relu(layer(x))
+        return x @ self.table.weight.T
+
+
+class Transposed(nn.Module):
+    """Layers whose weights are computed: transposed before the product."""
+
+    class Layer(nn.Module):
+        def __init__(self, c: int, out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(out, c))
+
+        def forward(self, x):
+            return x @ self.weight.T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = self.Layer(6, 8), self.Layer(8, 5)
+        self.layers = nn.ModuleList(self.Layer(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return self.last(x)
+
+
+class UNet(nn.Module):
+    """Levels of two layers down to a quarter of the resolution and up again."""
+
+    @staticmethod
+    def level(c: int, out: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(c, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(),
+        )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(self.level(c, out) for c, out in ((3, 4), (4, 8), (8, 16)))
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, 2) for c in (8, 4))
+        self.up = nn.ModuleList(self.level(2 * c, c) for c in (8, 4))
+        self.out = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        x = self.down[0](x)
+        seen = []
+        for level in self.down[1:]:
+            seen.append(x)
+            x = level(F.max_pool2d(x, 2))
+        for grow, level in zip(self.grow, self.up, strict=True):
+            x = level(torch.cat([seen.pop(), grow(x)], 1))
+        return self.out(x)
+
+
+class Mixer(nn.Module):
+    """Layers that mix positions, then channels."""
+
+    class Layer(nn.Module):
+        def __init__(self, tokens: int, c: int) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(c), nn.LayerNorm(c)
+            self.tokens = nn.Sequential(nn.Linear(tokens, 6), nn.GELU(), nn.Linear(6, tokens))
+            self.channels = nn.Sequential(nn.Linear(c, 12), nn.GELU(), nn.Linear(12, c))
+
+        def forward(self, x):
+            x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+            return x + self.channels(self.norm2(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 8, 4, 4)
+        self.layers = nn.ModuleList(self.Layer(4, 8) for _ in range(3))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
 class LongSkip(nn.Module):
     """Residual blocks under a shortcut over all of them."""
 

@@ -12,7 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.build import infer, infer_node, load_state, tensor_of
 from archgraph.errors import GraphError
-from archgraph.ir import Batch, Leaf, Node, Ref, TensorType
+from archgraph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
 from archgraph.trace import constant
 
 
@@ -118,3 +118,88 @@ def test_constants_keep_every_bit(dtype):
     tensor = torch.arange(6).reshape(2, 3).to(dtype)
     assert torch.equal(tensor_of(constant(tensor)), tensor)
     assert tensor_of(constant(torch.empty(0, 3))).shape == (0, 3)
+
+
+class Named(nn.Module):
+    """Leaves whose names mean something else in Python, or to a module."""
+
+    NAMES = ("class", "forward_", "ünïcode", "with space")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self._modules[name] = nn.Linear(3, 3)
+        self._parameters["lambda"] = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        for name in self.NAMES:
+            x = self.get_submodule(name)(x)
+        return x * self.get_parameter("lambda")
+
+
+def test_leaves_may_have_any_name_that_a_module_may_have():
+    original, x = Named(), torch.randn(2, 3)
+    graph, state = ag.trace(original, x)
+    built = ag.build(graph, state)
+    built.load_state_dict(original.state_dict(), strict=True)
+    torch.testing.assert_close(built(x), original(x), rtol=0, atol=0)
+    assert ag.trace(built, x).graph == graph
+    torch.testing.assert_close(copy.deepcopy(built)(x), original(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["type.weight", "half", "arch", "x.train", "0.lambda", "_leaf"])
+def test_names_that_shadow_what_modules_have(name):
+    graph = ArchGraph(
+        (("x", Ref("x")),),
+        (Param(name, TensorType((3,), "float32")),),
+        (
+            Node("x", "input", (), TensorType((Batch(), 3), "float32")),
+            Node(
+                "y",
+                "aten.mul.Tensor",
+                (("self", Ref("x")), ("other", Leaf(name))),
+                TensorType((Batch(), 3), "float32"),
+            ),
+        ),
+        Ref("y"),
+    )
+    built = ag.build(graph, {name: torch.tensor([1.0, 2.0, 3.0])})
+    assert list(built.state_dict()) == [name]
+    assert built(torch.ones(1, 3)).tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_a_leafs_name_never_runs_as_code(tmp_path):
+    mark = tmp_path / "ran"
+    evil = f'w", open({str(mark)!r}, "w").close() or "'.replace(".", "\u2024")
+    param = Param(evil, TensorType((2, 3), "float32"))
+    args = (("input", Ref("x")), ("weight", Leaf(evil)))
+    nodes = (
+        Node("x", "input", (), TensorType((Batch(), 3), "float32")),
+        Node("y", "aten.linear", args, TensorType((Batch(), 2), "float32")),
+    )
+    graph = ArchGraph((("x", Ref("x")),), (param,), nodes, Ref("y"))
+    assert ag.build(graph)(torch.zeros(2, 3)).shape == (2, 2)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["", "a..b", "a.", "a\nb.c"])
+def test_names_that_are_no_path_are_refused(name):
+    graph = ArchGraph((), (Param(name, TensorType((1,), "float32")),), (), None)
+    with pytest.raises(GraphError, match="no path of attributes"):
+        ag.build(graph)
+
+
+def test_types_of_a_growing_graph_are_inferred_in_linear_time():
+    import time
+
+    nodes = [Node("n0", "input", (), TensorType((Batch(), 3), "float32"))]
+    graph = ArchGraph((("n0", Ref("n0")),), (), tuple(nodes), Ref("n0"))
+    start = time.perf_counter()
+    for i in range(1, 2001):
+        node = Node(f"n{i}", "aten.relu", (("self", Ref(f"n{i - 1}")),))
+        nodes.append(Node(node.name, node.op, node.args, infer_node(graph, node)))
+        graph = graph.replace(nodes=tuple(nodes))
+    assert time.perf_counter() - start < 20  # 1 s alone on a core; a shared one needs more
+    assert infer(graph) == graph
+    with pytest.raises(GraphError, match="uses a result that no operator makes; found %gone"):
+        infer_node(graph, Node("y", "aten.relu", (("self", Ref("gone")),)))

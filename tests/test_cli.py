@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import typer.main
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 import archgraph
 from archgraph import cli
@@ -111,16 +113,69 @@ def test_show_tells_parts_and_totals(here: Path):
     assert call("show", "model.yaml", "--choose", "depth=3").output != output
 
 
-def test_explain_tells_reasons(here: Path):
+def test_explain_tells_reasons_and_savings(here: Path):
     output = call("explain", "model.yaml").output
-    assert "Free axes" in output and "Pinned axes" in output and "Blocks" in output
+    for title in ("what halving saves", "Free axes", "Pinned axes", "Removable blocks"):
+        assert title in output
     found = json.loads(call("explain", "model.yaml", "--json").output)
-    assert {"name", "axes", "blocks", "leaves"} == set(found)
-    assert all(axis["reason"] for axis in found["axes"]["pinned"])
-    block = found["blocks"][0]["name"]
+    assert found["model"] == "tiny" and found["asked"] is None
+    assert all(axis["free"] or axis["pin"]["remedy"] for axis in found["axes"])
+    block = found["blocks"][1]["name"]
     one = json.loads(call("explain", "model.yaml", block, "--json").output)
     assert [b["name"] for b in one["blocks"]] == [block]
-    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block}?")
+    more = json.loads(call("explain", "model.yaml", "--json", "--choose", "depth=3").output)
+    assert len(more["blocks"]) == len(found["blocks"]) + 1
+    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block}")
+    refused(call("explain", "model.yml"), "model.yml")
+
+
+def test_explain_takes_graphs_and_python_models(here: Path):
+    (here / "made_here.py").write_text(
+        "import torch\ndef net(width):\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))\n"
+    )
+    (here / "source.yaml").write_text(
+        "archgraph: 1\npython: 'made_here:net'\nargs: {width: 6}\ninputs: {input: [3]}\n"
+    )
+    assert call("rewrite", "source.yaml", "-o", "graph.yaml").exit_code == 0
+    outputs = [call("explain", file, "0.out").output for file in ("source.yaml", "graph.yaml")]
+    assert outputs[0] == outputs[1]
+    assert "6 → 3" in outputs[0] and "1.weight" in outputs[0]
+
+
+@pytest.mark.parametrize("name", [None, "body", "stem.conv.out", "*.weight"])
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_explain_fits_the_terminal(
+    here: Path, monkeypatch: pytest.MonkeyPatch, columns: int, name: str | None
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = call("explain", "model.yaml", *([name] if name else []))
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= columns
+
+
+def test_names_that_do_not_fit_lose_their_middles(monkeypatch, capsys):
+    from archgraph.view.inspect import Table
+
+    monkeypatch.setenv("COLUMNS", "60")
+    names = [f"encoder.layers.encoder_layer_{i}.self_attention.heads" for i in range(12)]
+    rows = tuple((name, "1.2M", "a word_that_is_far_too_long_for_its_column") for name in names)
+    cli._table(Table("", ("axis", "size", "why"), rows, frozenset({1}), short=frozenset({0})))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    told = [line.split()[0] for line in lines if "1.2M" in line]
+    assert len(set(told)) == len(names)
+    assert all("…" in name and name.endswith("heads") for name in told)
+    assert "…" in lines[-1].split()[-1]
+
+
+@given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
+def test_shortening_keeps_to_the_width(names: list[str], width: int):
+    head = cli._head(tuple(names), width)
+    for name in names:
+        short = cli._shortened(name, width, head)
+        assert len(short) <= width
+        assert short == name or "…" in short
 
 
 def test_draw_writes_by_ending_or_prints(here: Path):

@@ -5,6 +5,7 @@ Drafts are put together here; what they mean is said in :mod:`archgraph.analysis
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,19 @@ def numbered(part: str) -> bool:
     return part[-1:].isdigit()
 
 
+def siblings(a: Path, b: Path) -> bool:
+    """Whether two modules lie in different items of one list.
+
+    >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
+    (True, False)
+    """
+    size = len(common((a, b)))
+    if len(a) <= size or len(b) <= size:
+        return False
+    x, y = a[size], b[size]
+    return numbered(x) and numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
+
+
 def unique(names: Iterable[str]) -> list[str]:
     """Names, with an ordinal where one occurs again.
 
@@ -86,6 +100,7 @@ class Draft:
         pieces: All its pieces; consecutive.
         path: Innermost module of its work.
         given: The user's name for it, if any.
+        uses: How often its layers are used, one round after the other.
         extra: Operators beside the stream that hang on it or only serve it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
         name: Its name.
@@ -99,6 +114,7 @@ class Draft:
     pieces: list[Piece]
     path: Path
     given: str = ""
+    uses: int = 1
     extra: list[str] = field(default_factory=list)
     kind: BlockKind = "chain"
     name: str = ""
@@ -132,7 +148,7 @@ class Drafts:
     """
 
     def __init__(self, graph: ArchGraph) -> None:
-        self.graph = graph
+        self.graph, self.node = graph, graph.node
         self.eval = specialise(graph, training=False)
         self.stream = Stream(self.eval)
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
@@ -167,7 +183,7 @@ class Drafts:
     def place(self, name: str) -> Path:
         """Module of an operator: that of its leaves where it is more exact than the call's."""
         if name not in self.places:
-            node = self.graph.node[name]
+            node = self.node[name]
             scope = path_of(node.scope)
             owners = [
                 path_of(leaf)[:-1]
@@ -214,13 +230,13 @@ class Drafts:
         return [*lead, *drafts, *tail]
 
     def _is_input(self, piece: Piece) -> bool:
-        return self.graph.node[piece.exit].op == "input"
+        return self.node[piece.exit].op == "input"
 
     def _draft(self, heads: list[Piece], pieces: list[Piece], given: str = "") -> Draft:
         work = [self.place(n) for p in heads for n in p.nodes if n in self.stream.heavy]
         if not heads:
             nodes = [n for p in pieces for n in p.nodes]
-            learned = [n for n in nodes if any(self.graph.node[n].leaves())]
+            learned = [n for n in nodes if any(self.node[n].leaves())]
             work = [self.place(n) for n in learned or nodes]
         path = common(work)
         kinds = [p.kind for p in heads]
@@ -237,38 +253,53 @@ class Drafts:
     def _merged(self, heads: Sequence[Piece]) -> list[Draft]:
         """Working pieces, with those of one building block put together.
 
-        A module merges its pieces if it occurs more than once (another place, the same children),
-        holds no residual region, and either is an item of a list and more than a list itself, or
-        holds a region beside plain layers.
+        Pieces that are used again and again, one round after the other, are one block. Else a
+        module merges its pieces as :meth:`_is_block` says.
         """
         working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
         works = [[self.place(n) for n in names] for names in working]
         claimed = [self._claim(paths) for paths in works]
+        paths = [common(w) for w in works]
+        group = list(range(len(heads)))
+        uses = self._rounds(working, claimed)
+        for begin, (size, times) in uses.items():
+            group[begin : begin + size * times] = [begin] * (size * times)
+        merged = {i for i, first in enumerate(group) if i != first or first in uses}
         inside: dict[Path, list[int]] = {}
-        for i, paths in enumerate(works):
-            path = common(paths)
+        for i, path in enumerate(paths):
             for size in range(1, len(path) + 1):
                 inside.setdefault(path[:size], []).append(i)
-        group = list(range(len(heads)))
-        merged: set[int] = set()
-        for module in sorted(inside, key=len, reverse=True):
-            found = inside[module]
-            kinds = {heads[i].kind for i in found}
-            if (
-                len(found) < 2
-                or found[-1] - found[0] != len(found) - 1
-                or any(claimed[i] or i in merged for i in found)
-                or kinds & {"residual", "dense"}
-                or self.work[module] != self.count(n for i in found for n in working[i])
-                or self.classes[self._class(module)] < 2
-            ):
-                continue
-            paths = [common(works[i]) for i in found]
-            listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
-            if kinds == {"parallel", "step"} or (module[-1].isdigit() and not listed):
-                merged.update(found)
-                for i in found:
-                    group[i] = found[0]
+        classes: dict[object, list[Path]] = {}
+        for module in sorted((m for m in inside if len(inside[m]) > 1), key=len, reverse=True):
+            classes.setdefault((len(module), self._class(module)), []).append(module)
+        for modules in classes.values():
+            found = [
+                m
+                for m in modules
+                if not any(claimed[i] or i in merged for i in inside[m])
+                and inside[m][-1] - inside[m][0] == len(inside[m]) - 1
+                and self.work[m] == self.count(n for i in inside[m] for n in working[i])
+            ]
+            looks = {m: tuple(self._look(heads[i]) for i in inside[m]) for m in found}
+            alike = Counter(looks.values())
+            verdicts = {
+                m: self._is_block(
+                    m,
+                    [heads[i].kind for i in inside[m]],
+                    [paths[i] for i in inside[m]],
+                    looks[m],
+                    alike[looks[m]] > 1,
+                )
+                for m in found
+            }
+            layers = [m for m in found if any(heads[i].kind == "residual" for i in inside[m])]
+            if not all(verdicts[m] for m in layers):  # what is a list once is a list everywhere
+                verdicts |= dict.fromkeys(layers, False)
+            for m in found:
+                if verdicts[m]:
+                    merged.update(inside[m])
+                    for i in inside[m]:
+                        group[i] = inside[m][0]
         drafts: list[Draft] = []
         for i, head in enumerate(heads):
             joins = i > 0 and (
@@ -279,7 +310,74 @@ class Drafts:
                 drafts[-1] = self._draft([*drafts[-1].heads, head], [], claimed[i])
             else:
                 drafts.append(self._draft([head], [], claimed[i]))
+            if group[i] in uses and not claimed[i]:
+                drafts[-1].uses = uses[group[i]][1]
         return drafts
+
+    def _rounds(
+        self, working: Sequence[Sequence[str]], claimed: Sequence[str]
+    ) -> dict[int, tuple[int, int]]:
+        """Pieces that follow one another with the same weights: first one, length and times."""
+        keys = [tuple((self.node[n].op, self.weights(n)) for n in names) for names in working]
+        again: dict[int, int] = {}
+        last: dict[object, int] = {}
+        for i in reversed(range(len(keys))):
+            if keys[i] in last:
+                again[i] = last[keys[i]]
+            last[keys[i]] = i
+        found: dict[int, tuple[int, int]] = {}
+        i = 0
+        while i < len(keys):
+            end = again.get(i, i)
+            size = end - i
+            while size and end < len(keys) and keys[end] == keys[end - size]:
+                end += 1
+            times = (end - i) // size if size else 0
+            if times > 1 and not any(claimed[i:end]):
+                found[i] = size, times
+                i += size * times
+            else:
+                i += 1
+        return found
+
+    def _is_block(
+        self,
+        module: Path,
+        kinds: Sequence[str],
+        paths: Sequence[Path],
+        looks: Sequence[tuple[str, ...]],
+        twin: bool,
+    ) -> bool:
+        """Whether the pieces that a module holds are one building block.
+
+        Several such modules are those of one class: another place, the same children. Plain layers
+        are one block if several such modules are inside a list and no list themselves; regions
+        beside plain layers, if there are several; residual regions, if they are an item of a list
+        and no list themselves (attention and feed-forward). Items of a list are stages' blocks
+        if they are equal, or if no other module repeats them (``twin``).
+        """
+        several = self.classes[self._class(module)] > 1
+        if "dense" in kinds:
+            return False
+        if "residual" in kinds:
+            if not numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
+                return False
+            items = [i for i in range(len(paths) - 1) if siblings(paths[i], paths[i + 1])]
+            return not any(looks[i] == looks[i + 1] for i in items) and (twin or not items)
+        listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
+        item = any(part.isdigit() for part in module)
+        return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
+
+    def _look(self, head: Piece) -> tuple[str, ...]:
+        """Operators of a piece from the first layer to the last, the shortcut aside."""
+        inside = set(head.nodes) - {head.exit}
+        ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
+        body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)
+        nodes = [n for n in head.nodes if n in body]
+        layers = [i for i, n in enumerate(nodes) if n in self.stream.heavy]
+        if not layers:
+            return ()
+        return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
 
     def _claim(self, paths: Sequence[Path]) -> str:
         """The user's block that a piece's work belongs to: the one with the innermost module."""
@@ -303,8 +401,8 @@ class Drafts:
                 if theirs:
                     return i
                 continue
-            rows = [row(self.graph.node[n].op) for n in piece.nodes]
-            if all(r.pointwise for r in rows):
+            rows = [row(self.node[n].op) for n in piece.nodes]
+            if all(r.pointwise for r in rows) and not (left.whole and self._reshapes(piece)):
                 continue
             # A norm after a plain layer is part of it; after a region it prepares what follows,
             # unless that is a residual region: those take the stream as it is.
@@ -320,11 +418,18 @@ class Drafts:
                 return i
         return len(between)
 
+    def _reshapes(self, piece: Piece) -> bool:
+        """Whether a piece prepares the stream for what needs another shape of it."""
+        node = self.node
+        return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
+
     def _outer(self, draft: Draft) -> Path:
-        """Module whose operators in front of a block belong to it: its own, or the one around."""
+        """Module whose operators in front of a block belong to it: the outermost without others."""
         own = self.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
-        around = draft.path[:-1]
-        return around if around and self.work[around] == own else draft.path
+        path = draft.path
+        while len(path) > 1 and self.work[path[:-1]] == own:
+            path = path[:-1]
+        return path
 
     # -- beside the stream ------------------------------------------------------------------
 
@@ -424,17 +529,20 @@ class Drafts:
                 first = self.place(nodes[0]) if nodes else ()
                 path = first[: len(path) + 1] if under(first, path) else path
                 d.unit = d.unit or path
-            leaf = next((leaf for n in nodes for leaf in self.graph.node[n].leaves()), "")
+            leaf = next((leaf for n in nodes for leaf in self.stream.weights(n)), "")
             names.append(".".join(path) or leaf or ("output" if i else "input"))
         shared = {d.unit for d in drafts if d.unit and d.heads}
+        for a, b in itertools.pairwise(drafts):  # what holds a list is no block's module
+            if siblings(a.unit, b.unit):
+                shared -= {a.unit[:size] for size in range(len(common((a.unit, b.unit))) + 1)}
         for d, name in zip(drafts, unique(names), strict=True):
             d.name = name
             outer = (d.unit[:size] for size in range(1, len(d.unit)))
             d.unit = next((p for p in outer if p in shared), d.unit)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """What tells a layer apart, however often it is used: its leaves."""
-        return tuple(self.graph.node[name].leaves()) or (f"%{name}",)
+        """What tells a layer apart, however often it is used: its leaves, also computed ones."""
+        return self.stream.weights(name) or (f"%{name}",)
 
     def count(self, names: Iterable[str]) -> int:
         """Number of layers; one that is used several times counts once."""
@@ -442,24 +550,29 @@ class Drafts:
 
     def holds(self, name: str) -> bool:
         """Whether an operator is a layer or a norm."""
-        return name in self.stream.heavy or row(self.graph.node[name].op).normalises
+        return name in self.stream.heavy or row(self.node[name].op).normalises
 
     def _describe(self, draft: Draft) -> None:
         """What two blocks are compared by."""
         nodes = sorted([*draft.stream, *draft.extra], key=self.order.__getitem__)
         draft.full = _body(self.graph, nodes)
-        draft.spine = tuple(
-            base(self.graph.node[n].op) for n in self._spine(draft) if self.holds(n)
-        )
-        end = self.graph.node[self.exit(draft)]
+        draft.spine = tuple(base(self.node[n].op) for n in self._spine(draft) if self.holds(n))
+        end = self.node[self.exit(draft)]
         shape: tuple[object, ...] = end.shape
-        if draft.kind == "dense" and draft.last is not None:
-            # A dense block widens the stream: only the rest of its shape stays.
-            grown = self.graph.node[draft.last.entry].shape if draft.last.entry else ()
-            shape = tuple(
-                s if i < len(grown) and s == grown[i] else "grows" for i, s in enumerate(end.shape)
-            )
+        if draft.kind in ("dense", "parallel") and draft.last is not None:
+            # What joins branches has a width of its own: only the rest of its shape counts.
+            parts = [self.node[n].shape for n in self._joined(draft.last)]
+            made = self.node[draft.last.exit].shape
+            wide = {
+                i for p in parts if len(p) == len(made) for i, s in enumerate(p) if s != made[i]
+            }
+            shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
         draft.out = (draft.kind == "dense", end.dtype, shape)
+
+    def _joined(self, piece: Piece) -> list[str]:
+        """What the end of a region takes as items of a list."""
+        lists = [v for _, v in self.node[piece.exit].args if isinstance(v, tuple)]
+        return [i.name for v in lists for i in v if isinstance(i, Ref)]
 
     def _spine(self, draft: Draft) -> list[str]:
         """The way through a block with most work on it."""
@@ -487,7 +600,7 @@ class Drafts:
                 return piece.entry
             if self._is_input(piece):
                 return piece.exit
-        inputs = [n for n in draft.extra if self.graph.node[n].op == "input"]
+        inputs = [n for n in draft.extra if self.node[n].op == "input"]
         return self.stream.source or (inputs or [self.graph.nodes[0].name])[0]
 
 
@@ -499,15 +612,16 @@ def _identity(draft: Draft) -> bool:
 
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
     """Operators and wiring of a block, sizes and names aside."""
-    local = {name: i for i, name in enumerate(n for n in nodes)}
+    local = {name: i for i, name in enumerate(nodes)}
+    params, node_of = graph.param, graph.node
 
     def look(value: Value) -> str:
         match value:
             case Ref(name):
                 return f"%{local[name]}" if name in local else "%"
             case Leaf(name):
-                leaf = graph.param[name]
-                return f"{leaf.role}{len(leaf.shape)}"
+                leaf = params[name]
+                return f"{leaf.role}{len(leaf.type.shape)}"
             case tuple():
                 return f"({','.join(map(look, value))})"
             case Mode():
@@ -521,7 +635,7 @@ def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
 
     lines = []
     for name in nodes:
-        node = graph.node[name]
+        node = node_of[name]
         if node.op != "input":
             lines.append(f"{node.op} {' '.join(f'{k}={look(v)}' for k, v in node.args)}")
     return tuple(lines)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from archgraph.analysis.blocks import Draft, Drafts, Path, common, numbered, under
+from archgraph.analysis.blocks import Draft, Drafts, Path, common, numbered, siblings
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
-SectionKind = Literal["stem", "stage", "head"]
+SectionKind = Literal["stem", "stage", "transition", "head"]
 
 
 class Group(NamedTuple):
@@ -26,9 +27,9 @@ def sections(drafts: Drafts) -> list[Group]:
     found: list[Group] = []
     owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
     for tower in drafts.chains[:-1]:
-        found += _given(tower, owner) or _tower(tower)
+        found += _given(tower, owner) or _tower(drafts, tower)
     main = drafts.chains[-1]
-    found += _given(main, owner) or _main(drafts, main)
+    found += _given(main, owner) or _framed(*_parts(drafts, main))
     if drafts.ends:
         if not found or found[-1].kind != "head":
             found.append(Group("head", "head", []))
@@ -62,29 +63,93 @@ def _framed(stem: list[Draft], stages: list[Group], head: list[Draft]) -> list[G
     return [*first, *stages, *last]
 
 
-def _tower(blocks: list[Draft]) -> list[Group]:
-    """A tower has no head, and a stem of its own name."""
-    begin = next((i for i, d in enumerate(blocks) if d.whole), len(blocks))
-    stem = blocks[:begin]
-    name = ".".join(common(d.unit for d in stem)) or (stem[0].name if stem else "")
-    first = [Group(name, "stem", stem)] if stem else []
-    return [*first, *_stages(blocks[begin:])]
+def _tower(drafts: Drafts, blocks: list[Draft]) -> list[Group]:
+    """A tower's stem and head have names of their own; one without building blocks is a stem."""
+    if not any(d.whole for d in blocks):
+        return [Group(_title(blocks), "stem", blocks)]
+    stem, stages, head = _parts(drafts, blocks)
+    first = [Group(_title(stem), "stem", stem)] if stem else []
+    last = [Group(_title(head), "head", head)] if head else []
+    return [*first, *stages, *last]
 
 
-def _main(drafts: Drafts, blocks: list[Draft]) -> list[Group]:
+def _title(blocks: Sequence[Draft]) -> str:
+    return ".".join(common(d.unit for d in blocks)) or blocks[0].name
+
+
+def _parts(drafts: Drafts, blocks: list[Draft]) -> tuple[list[Draft], list[Group], list[Draft]]:
+    """Stem, stages and head of a chain.
+
+    What stands alone at either end and has nothing in common with the stages is none.
+    """
     begin, end = _middle(drafts, blocks)
-    return _framed(blocks[:begin], _stages(blocks[begin:end]), blocks[end:])
+    stem, head = blocks[:begin], blocks[end:]
+    stages = _stages(blocks[begin:end])
+    while len(stages) > 1 and _stranger(stages[0], stages[1:]):
+        stem = [*stem, *stages.pop(0).blocks]
+    while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
+        head = [*stages.pop().blocks, *head]
+    return stem, _transitions(drafts, stages), head
+
+
+def _stranger(group: Group, others: Sequence[Group]) -> bool:
+    """Whether a section is one block that is like no other and no item of their list."""
+    (first, *more) = group.blocks
+    return not more and not any(
+        (d.spine == first.spine and _branched(d) == _branched(first))
+        or not first.unit
+        or siblings(first.unit, d.unit)
+        for g in others
+        for d in g.blocks
+    )
+
+
+def _branched(draft: Draft) -> bool:
+    return len(draft.heads) == 1 and draft.kind == "parallel"
+
+
+def _transitions(drafts: Drafts, stages: list[Group]) -> list[Group]:
+    """The sections, with what leads from one stage to the next told apart from the stages.
+
+    That stands alone: a plain layer unlike its neighbours, or a block that changes the resolution
+    to that of the next stage.
+    """
+    found: list[Group] = []
+    for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
+        (block, *more) = group.blocks
+        left, right = before.blocks[-1], after.blocks[0]
+        if block.whole:
+            leads = block.out != left.out and block.out == right.out
+        else:
+            leads = block.spine not in (left.spine, right.spine)
+        found.append(group._replace(kind="transition") if leads and not more else group)
+    found = [*stages[:1], *found, *stages[1:][-1:]]
+    joined: list[Group] = []
+    for group in found:
+        if joined and group.kind == joined[-1].kind == "transition":
+            joined[-1].blocks.extend(group.blocks)
+        else:
+            joined.append(group)
+    return joined
 
 
 def _middle(drafts: Drafts, blocks: list[Draft]) -> tuple[int, int]:
     """Where the stages begin and end.
 
-    Between the first and the last building block; in a plain chain from the start to where
-    the image or sequence collapses, or to the last layer.
+    Between the first and the last building block, the levels of an encoder–decoder included; in a
+    plain chain from the start to where the image or sequence collapses, or to the last layer.
     """
     whole = [i for i, d in enumerate(blocks) if d.whole]
-    if whole:
-        return whole[0], whole[-1] + 1
+    levels = {p.level for d in blocks for p in d.pieces if p.level}
+    ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
+    ends += [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
+    if whole or ends:
+        begin, end = min(whole + ends), max(whole + ends) + 1
+        while ends and begin and blocks[begin - 1].out == blocks[begin].out:
+            begin -= 1
+        while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
+            end += 1
+        return begin, end
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
@@ -106,6 +171,7 @@ def _stages(blocks: Sequence[Draft]) -> list[Group]:
         size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
         items = items[size:]
+    inside = Counter(d.unit[:size] for d in blocks for size in range(1, len(d.unit) + 1))
     found = []
     for run in runs:
         members = [d for item in run for d in item]
@@ -113,8 +179,7 @@ def _stages(blocks: Sequence[Draft]) -> list[Group]:
         path = common(units)
         if path in units and path and numbered(path[-1]):
             path = path[:-1]
-        inside = set(map(id, members))
-        own = path and not any(under(d.unit, path) for d in blocks if id(d) not in inside)
+        own = path and inside[path] == len(members)
         found.append(Group(".".join(path) if own else members[0].name, "stage", members))
     return found
 

@@ -9,7 +9,8 @@ over it in topological order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ class Piece:
             of its projection.
         heavy: Whether it works with weights.
         joins: Whether it also takes a value from further up the stream (a long connection).
+        level: Cut node whose value it takes, where the stream between went to another resolution.
     """
 
     nodes: tuple[str, ...]
@@ -42,14 +44,19 @@ class Piece:
     shortcut: str = ""
     heavy: bool = False
     joins: bool = False
+    level: str = ""
 
 
-def heavy(graph: ArchGraph, node: Node) -> bool:
-    """Whether an operator does a layer's work: a weighted one, or a product with a parameter."""
-    found = row(node.op)
-    if found.weighted or found.macs is None:
-        return found.weighted
-    return any(graph.param[leaf].role == "parameter" for leaf in node.leaves())
+def computed(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
+    """Results that depend on parameters, not on inputs (a transposed weight), with their leaves."""
+    found: dict[str, tuple[str, ...]] = {}
+    for n in graph.nodes:
+        used = dict.fromkeys(n.uses())
+        if n.op != "input" and all(u in found for u in used):
+            leaves = dict.fromkeys([*n.leaves(), *(leaf for u in used for leaf in found[u])])
+            if any(graph.param[leaf].role == "parameter" for leaf in leaves):
+                found[n.name] = tuple(leaves)
+    return found
 
 
 class Stream:
@@ -68,7 +75,9 @@ class Stream:
         self.graph = graph
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         self.preds = _factored(graph)
-        self.heavy = frozenset(n.name for n in graph.nodes if heavy(graph, n))
+        self._computed = computed(graph)
+        self._weights: dict[str, tuple[str, ...]] = {}
+        self.heavy = frozenset(n.name for n in graph.nodes if self._is_heavy(n))
         self._depth = self._depths()
         self.outputs = tuple(
             dict.fromkeys(i.name for i in walk(graph.outputs) if isinstance(i, Ref))
@@ -79,6 +88,24 @@ class Stream:
         self.source, self.pieces, self.towers = self._choose()
 
     # -- which nodes ------------------------------------------------------------------------
+
+    def _is_heavy(self, node: Node) -> bool:
+        """Whether an operator does a layer's work: a weighted one, or a product with a weight."""
+        found = row(node.op)
+        if found.weighted or found.macs is None or node.name in self._computed:
+            return found.weighted
+        if self._has_parameter(node):
+            return True
+        factors = itertools.islice(node.uses(), 2)  # further operands are added (biases, masks)
+        return any(u in self._computed for u in factors)
+
+    def weights(self, name: str) -> tuple[str, ...]:
+        """Leaves that an operator takes itself or through results that depend on leaves only."""
+        if name not in self._weights:
+            node = self.graph.node[name]
+            made = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
+            self._weights[name] = tuple(dict.fromkeys([*node.leaves(), *made]))
+        return self._weights[name]
 
     def _has_parameter(self, node: Node) -> bool:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
@@ -213,16 +240,37 @@ class Stream:
             chain = self._chain(ordered, entry)
             nested = {p.kind for p in chain if p.heavy}
             bare = not any(found & self.heavy for p, found in branches if p != longest)
-            if "residual" in nested or (kind == "dense" and bare and "dense" in nested):
+            deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
+            if deep or "residual" in nested or (kind == "dense" and bare and "dense" in nested):
                 rest = tuple(n for n in nodes if n not in body)
                 work = any(n in self.heavy for n in rest)
-                return (*chain, Piece(rest, longest, end, "step", "", work, joins=True))
+                level = entry if deep else ""
+                return (*chain, Piece(rest, longest, end, "step", "", work, True, level))
         return (region,)
+
+    def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
+        """Whether a chain goes down to another resolution and comes back to that of its entry.
+
+        There two dimensions or more are others than at the entry, in whatever order: a layer may
+        have another width, or mix positions, and is at the entry's resolution all the same.
+        """
+        before, after = (self.graph.node[n].shape for n in (entry, chain[-1].exit))
+        if len(before) != len(after) or sum(a != b for a, b in zip(before, after, strict=True)) > 1:
+            return False
+        steps = [self.graph.node[p.exit].shape for p in chain if p.heavy and len(p.nodes) == 1]
+        return any(
+            len(shape) == len(before) > 2
+            and shape[0] == before[0]
+            and (Counter(before[1:]) - Counter(shape[1:])).total() > 1
+            for shape in steps
+        )
 
     def _kind(
         self, end: Node, entry: str, branches: Sequence[tuple[str, set[str]]]
     ) -> tuple[PieceKind, str]:
-        if row(end.op).merges and len(branches) > 1:
+        start = self.graph.node[entry] if entry else end
+        same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
+        if row(end.op).merges and len(branches) > 1 and same:
             work = sorted((len(found & self.heavy), len(found), p) for p, found in branches)
             if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
                 return "residual", work[0][2]
@@ -239,6 +287,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
     ``cat(cat(x, y), z)`` each of them is a cut node.
     """
     seen: dict[tuple[str, str, tuple[Value, ...]], str] = {}
+    lengths: dict[tuple[str, str], set[int]] = {}  # of the lists seen
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         found = dict.fromkeys(n.uses())
@@ -246,7 +295,8 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
         if len(joined) == 1:
             argument, operands = joined[0]
             rest = f"{argument} {[(k, show(v)) for k, v in n.args if k != argument]}"
-            for size in range(len(operands) - 1, 0, -1):
+            known = lengths.setdefault((n.op, rest), set())
+            for size in _downwards(len(operands) - 1, known):
                 parts = (operands[:size], operands[size:]), (operands[-size:], operands[:-size])
                 match = next(
                     ((seen[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in seen), None
@@ -256,8 +306,16 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
                     found = dict.fromkeys((match[0], *others))
                     break
             seen.setdefault((n.op, rest, operands), n.name)
+            known.add(len(operands))
         result[n.name] = tuple(found)
     return result
+
+
+def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
+    """Sizes from the largest allowed one on; that one is looked up without sorting the others."""
+    if most in sizes:
+        yield most
+    yield from sorted((s for s in sizes if s < most), reverse=True)
 
 
 def _references(value: tuple[Value, ...]) -> bool:

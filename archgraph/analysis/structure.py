@@ -8,8 +8,9 @@ what stands between two of them, and merges the pieces of one building block wit
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
 from archgraph.analysis.sections import SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
-from archgraph.layout import AxisRef, Layout, Prod, Sum, leaves
+from archgraph.layout import AxisRef, Layout, Prod, leaves
 
 Named = TypeVar("Named", "Block", "Section")
 
@@ -39,6 +40,10 @@ class Block:
         merge: Operator that ends its region; empty for a chain.
         shortcut: Operand of a residual's sum that carries the entry: the entry itself or the end
             of its projection.
+        sums: Every residual region in it, as its sum and the operand that carries what entered: a
+            transformer layer has two.
+        uses: How often the same layers run, one round after the other. Without the block all
+            rounds go; each is a block of its own where the user's sections name it (``layer~2``).
     """
 
     name: str
@@ -51,15 +56,24 @@ class Block:
     kind: BlockKind
     merge: str = ""
     shortcut: str = ""
+    sums: tuple[tuple[str, str], ...] = ()
+    uses: int = 1
 
     def __str__(self) -> str:
         state = "removable" if self.removable else self.reason
-        return f"{self.name}: {self.kind}, {len(self.nodes)} operators; {state}"
+        times = f" × {self.uses}" if self.uses > 1 else ""
+        return f"{self.name}{times}: {self.kind}, {len(self.nodes)} operators; {state}"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A run of blocks with the same body and the same result; the first may be a transition."""
+    """A run of blocks with the same body and the same result; the first may change the shape.
+
+    Attributes:
+        name: Module that its blocks share alone, or its first block's.
+        blocks: In topological order.
+        kind: ``stem``, ``stage``, ``transition`` (leads from one stage to the next), ``head``.
+    """
 
     name: str
     blocks: tuple[Block, ...]
@@ -74,7 +88,7 @@ class Structure:
     """Sections in order, and the cut nodes of the main stream.
 
     Attributes:
-        sections: Stem, stages and head, from input to output.
+        sections: Stem, stages with the transitions between them, head, from input to output.
         cuts: Names of the nodes on every path from the input to the output.
     """
 
@@ -101,6 +115,36 @@ class Structure:
             GraphError: Names the nearest section.
         """
         return _find(name, self.sections, "section")
+
+    def matching(self, patterns: str | Iterable[str]) -> tuple[Block, ...]:
+        """Blocks by name or pattern (``layer*.1``), in topological order.
+
+        Raises:
+            GraphError: If a pattern matches none; names the nearest block.
+        """
+        known = [b.name for b in self.blocks]
+        chosen: set[str] = set()
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            named = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
+            if not named:
+                _missing(pattern, known, "block")
+            chosen.update(named)
+        return tuple(b for b in self.blocks if b.name in chosen)
+
+    def nodes(self, name: str) -> tuple[str, ...]:
+        """Operators of a section or, where no section has the name, of a block.
+
+        Raises:
+            GraphError: Names the nearest of both.
+        """
+        for section in self.sections:
+            if section.name == name:
+                return tuple(n for b in section.blocks for n in b.nodes)
+        for block in self.blocks:
+            if block.name == name:
+                return block.nodes
+        known = [*(s.name for s in self.sections), *(b.name for b in self.blocks)]
+        _missing(name, known, "section or block")
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.sections))
@@ -170,6 +214,7 @@ class _Judge:
         self.drafts = drafts
         self.order = drafts.order
         self._listed: dict[str, frozenset[str]] = {}
+        self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
         self.outputs = {i.name for i in walk(graph.outputs) if isinstance(i, Ref)}
 
     def block(self, draft: Draft, section: str) -> Block:
@@ -190,6 +235,8 @@ class _Judge:
             draft.kind,
             last.exit if region and last is not None else "",
             last.shortcut if region and last is not None else "",
+            tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
+            draft.uses,
         )
 
     def _obstacle(self, draft: Draft, nodes: Sequence[str], entry: str, end: str) -> str:
@@ -199,9 +246,11 @@ class _Judge:
             return f"makes the output %{end}"
         if not draft.stream or entry == end:
             return "holds nothing that could be left out"
-        if any(p.joins for p in draft.pieces):
-            return f"ends a long connection in %{draft.pieces[-1].exit}"
         members = set(nodes)
+        for piece in draft.pieces:
+            taken = {u for n in piece.nodes for u in graph.node[n].uses()} if piece.joins else set()
+            if any(u in self.streamed and u not in members and u != entry for u in taken):
+                return f"ends a long connection in %{piece.exit}"
         terms = self._terms(draft)
         if terms:
             reason = self._kept_term(terms, members)
@@ -213,7 +262,7 @@ class _Judge:
                 return f"changes {_show(a)} to {_show(b)}"
             solved = axes(graph).value
             for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
-                if not _alike(x, y, {}):
+                if self._frozen(x, y) or self._frozen(y, x):
                     return f"dimension {i} is {x} before it and {y} after it"
         inner = {n for n in draft.stream if n not in (entry, end)}
         leaking = inner - {n for n in inner if graph.node[n].op == "input"}
@@ -231,6 +280,17 @@ class _Judge:
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
         return ""
+
+    def _frozen(self, data: Layout, other: Layout) -> bool:
+        """Whether a dimension that is no channel axis would stand in for one that can be cut."""
+        if any(isinstance(leaf, AxisRef) for leaf in leaves(data)):
+            return False
+        names = {leaf.name for leaf in leaves(other) if isinstance(leaf, AxisRef)}
+        return not self._free.isdisjoint(names)
+
+    @functools.cached_property
+    def _free(self) -> frozenset[str]:
+        return frozenset(a.name for a in axes(self.graph).free)
 
     def _terms(self, draft: Draft) -> dict[str, str]:
         """What a dense block appends to the stream: operand and the operator that appends it."""
@@ -252,15 +312,14 @@ class _Judge:
     def _kept_term(self, terms: Mapping[str, str], members: set[str]) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
-        free = {a.name: a for a in solved.all}
         for name in terms:
             found = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
             own = [leaf for leaf in found if isinstance(leaf, AxisRef)]
             if not own:
                 return f"appends %{name}, whose width no parameter of its own decides"
             for ref in own:
-                if not free[ref.name].free:
-                    return f"appends {ref}, which is pinned: {free[ref.name].reason}"
+                if ref.name not in self._free:
+                    return f"appends {ref}, which is pinned: {solved[ref.name].reason}"
                 for leaf in self._alone.get(ref.name, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"
@@ -278,19 +337,6 @@ class _Judge:
 
 def _show(type_: TensorType | tuple[TensorType, ...]) -> str:
     return ", ".join(map(str, type_)) if isinstance(type_, tuple) else str(type_)
-
-
-def _alike(a: Layout, b: Layout, names: dict[str, str]) -> bool:
-    """Whether two layouts are equal but for the names of their axes."""
-    match a, b:
-        case AxisRef(), AxisRef():
-            return a.size == b.size and names.setdefault(a.name, b.name) == b.name
-        case Prod(x), Prod(y):
-            return len(x) == len(y) and all(_alike(i, j, names) for i, j in zip(x, y, strict=True))
-        case Sum(x), Sum(y):
-            return len(x) == len(y) and all(_alike(i, j, names) for i, j in zip(x, y, strict=True))
-        case _:
-            return a == b
 
 
 def _only(layout: Layout) -> set[str]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from archgraph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode
-from archgraph.layout import Fixed, Layout, Solver, concatenation
+from archgraph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
+from archgraph.layout import Fixed, Layout, Solver, Var, concatenation, leaves
+from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]
+Dirt: TypeAlias = tuple[Layout, ...]
 Sizes: TypeAlias = "Layout | int | tuple[Sizes, ...] | None"
 
 
@@ -25,7 +27,11 @@ class Equations:
         attributes: Per node and argument, the layouts whose sizes the argument states.
         spans: Layouts that a norm, softmax or reduction runs over: (layout, node, what).
         roles: What an operator knows a layout to be: (layout, role, node).
-        kept: Numbers that an operator takes from a size and that a cut must not change.
+        dirt: Per node and result, the layouts at whose masked positions it need not be zero.
+        scores: Products of two activations that a softmax may turn into attention: what is
+            summed over, and what both share (heads).
+        attends: Nodes that hold attention weights.
+        node: The operator whose row is asked.
     """
 
     graph: ArchGraph
@@ -35,7 +41,11 @@ class Equations:
     attributes: dict[tuple[str, str], Sizes] = field(default_factory=dict)
     spans: list[tuple[Layout, str, str]] = field(default_factory=list)
     roles: list[tuple[Layout, str, str]] = field(default_factory=list)
+    dirt: dict[str, list[Dirt]] = field(default_factory=dict)
+    scores: dict[str, tuple[Dims, Dims]] = field(default_factory=dict)
+    attends: set[str] = field(default_factory=set)
     node: Node = field(default_factory=lambda: Node("", ""))
+    _tainted: list[Layout] = field(default_factory=list)
 
     def of(self, value: Value) -> Dims:
         """Layouts of a tensor argument's dimensions (of its first result)."""
@@ -61,18 +71,31 @@ class Equations:
         value = self.node.arg(name)
         return any(isinstance(in_mode(value, mode), (Ref, Leaf)) for mode in (True, False))
 
+    def operand_dtype(self, value: Value) -> str:
+        """Element type of a tensor operand."""
+        value = in_mode(value, False)
+        if isinstance(value, Ref):
+            return self.graph.node[value.name].dtype
+        return self.graph.param[value.name].dtype if isinstance(value, Leaf) else ""
+
+    def value(self, name: str, default: Value = None) -> Value:
+        """An argument, or what the operator's schema says where it is not given."""
+        value = self.node.arg(name)
+        if value is None and self.node.op.startswith("aten."):
+            argument = schema(self.node.op).by_name.get(name)
+            value = argument.default if argument is not None else None
+        return default if value is None else value
+
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
         """An integer-list argument; a single integer counts as a list of one."""
-        value = self.node.arg(name)
-        if value is None:
-            return tuple(default)
+        value = self.value(name)
         if isinstance(value, tuple):
             return tuple(v for v in value if isinstance(v, int))
         return (value,) if isinstance(value, int) else tuple(default)
 
     def integer(self, name: str, default: int = 0) -> int:
         """An integer argument."""
-        value = self.node.arg(name)
+        value = self.value(name)
         return value if isinstance(value, int) else default
 
     def dim(self, name: str, rank: int, default: int = 0) -> int:
@@ -108,10 +131,11 @@ class Equations:
             out.append(self.resolve(result))
         return out
 
-    def pin(self, dims: Sequence[Layout], why: str = "") -> None:
-        """Forbid to cut the axes of some layouts."""
+    def pin(self, dims: Sequence[Layout], why: str = "", free: str = "") -> None:
+        """Forbid to cut the axes of some layouts, for a reason; say what would free them."""
+        reason = f"{why} ({self.place()})" + (f"; {free}" if free else "")
         for layout in dims:
-            self.solver.pin(layout, f"{why} ({self.place()})" if why else self.solver.reason)
+            self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
         """Where the current operator stands, for reasons."""
@@ -122,6 +146,77 @@ class Equations:
     def span(self, layout: Layout, what: str) -> None:
         """Note that the operator mixes all positions of a layout without a weight per position."""
         self.spans.append((layout, self.node.name, what))
+
+    # -- zeros: which results are zero wherever an axis is masked -----------------------------
+
+    def axes_in(self, dims: Sequence[Layout]) -> dict[Var, None]:
+        """The axes that layouts are made of, as known now."""
+        found = (v for d in dims for v in leaves(self.resolve(d)))
+        return dict.fromkeys(v for v in found if isinstance(v, Var))
+
+    def dirt_of(self, value: Value) -> Dirt:
+        """Layouts at whose masked positions a value need not be zero; leaves are masked."""
+        match value:
+            case Ref(name):
+                return self.dirt.get(name, [()])[0]
+            case Mode():
+                return self.dirt_of(value.train) + self.dirt_of(value.eval)
+            case _:
+                return ()
+
+    def operands(self) -> list[Value]:
+        """All tensor arguments, those in lists too, in order."""
+        found: list[Value] = []
+        for _, value in self.node.args:
+            items = value if isinstance(value, tuple) else (value,)
+            found += [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
+        return found
+
+    def taint(self, dims: Sequence[Layout]) -> None:
+        """Note that the current operator writes something else than zeros along new axes."""
+        self._tainted += [d for d in dims if not isinstance(d, Fixed)]
+
+    def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
+        """Keep of each result's dirt what its own dimensions have."""
+        tainted, self._tainted = tuple(self._tainted), []
+        kept: list[Dirt] = []
+        for dims, layouts in zip(results, dirt, strict=True):
+            all_ = layouts + tainted
+            if all_:
+                own = self.axes_in(dims)
+                all_ = tuple(v for v in self.axes_in(all_) if v in own)
+            kept.append(all_)
+        self.dirt[self.node.name] = kept
+
+    def follow(self) -> None:
+        """A pointwise operator hands on what its operand was: scores, attention weights."""
+        for used in self.node.uses():
+            if used in self.scores:
+                self.scores.setdefault(self.node.name, self.scores[used])
+            if used in self.attends:
+                self.attends.add(self.node.name)
+
+    def contract(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
+        """Products of operands are summed over a layout: exact where one of them is zero."""
+        dirty: dict[Var, None] | None = None
+        for operand in operands:
+            own = self.dirt_of(operand)
+            if not own:
+                return
+            found = self.axes_in(own)
+            dirty = {v: None for v in (found if dirty is None else dirty) if v in found}
+        self._span_axes(layout, dirty or {}, what)
+
+    def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
+        """Operands together are summed over a layout: exact where all of them are zero."""
+        for operand in operands:
+            if self.dirt_of(operand):
+                self._span_axes(layout, self.axes_in(self.dirt_of(operand)), what)
+
+    def _span_axes(self, layout: Layout, dirty: Mapping[Var, None], what: str) -> None:
+        for var in self.axes_in([layout]) if dirty else ():
+            if var in dirty:
+                self.span(var, what)
 
     def role(self, layout: Layout, role: str) -> None:
         """Note what a layout is, for its name."""

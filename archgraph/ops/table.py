@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -24,9 +24,11 @@ from archgraph.ir import (
     size_at,
     walk,
 )
-from archgraph.ops import rules
+from archgraph.ops import contractions, rules, shapes, zeros
+from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.rules import Rule
 from archgraph.ops.schema import schema
+from archgraph.ops.zeros import Zeros
 
 InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
 
@@ -48,7 +50,8 @@ class Row:
     """What is known of an operator.
 
     Attributes:
-        axes: Equation between the layouts of its arguments and results.
+        rule: Equation between the layouts of its arguments and results.
+        zero: At which masked positions its results are zero.
         macs: Multiply–accumulates for one example.
         init: Initialiser by argument name, for leaves given as that argument.
         training_flag: Argument that is true in training and false in evaluation.
@@ -60,7 +63,8 @@ class Row:
         merges: Joins branches by adding them: ends a residual region.
     """
 
-    axes: Rule = rules.unknown
+    rule: Rule = rules.unknown
+    zero: Zeros = zeros.never
     macs: Cost | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
@@ -70,6 +74,18 @@ class Row:
     normalises: bool = False
     pointwise: bool = False
     merges: bool = False
+
+    def axes(self, eq: Equations) -> list[Dims]:
+        """Layouts of the current operator's results, after stating its equations."""
+        try:
+            results = self.rule(eq)
+            eq.settle(results, self.zero(eq, results))
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
+            # Of a rank or with arguments that the rule does not know: to pin is always right.
+            return rules.unknown(eq)
+        if self.pointwise:
+            eq.follow()
+        return results
 
 
 # -- costs ----------------------------------------------------------------------------------
@@ -104,6 +120,10 @@ def _transposed_macs(graph: ArchGraph, node: Node) -> int:
     return math.prod(_shape(graph, node, "input")) * math.prod(weight[1:])
 
 
+def _any_conv_macs(graph: ArchGraph, node: Node) -> int:
+    return (_transposed_macs if node.arg("transposed") is True else _conv_macs)(graph, node)
+
+
 def _linear_macs(graph: ArchGraph, node: Node) -> int:
     return _numel(node.shape) * _shape(graph, node, "weight")[-1]
 
@@ -114,15 +134,25 @@ def _matmul_macs(graph: ArchGraph, node: Node) -> int:
     return _numel(node.shape) * size_at(left.shape[-1], 1)
 
 
+def _bilinear_macs(graph: ArchGraph, node: Node) -> int:
+    _, left, right = _shape(graph, node, "weight")
+    return _numel(node.shape) * (left * right + right)
+
+
+def _summed_macs(graph: ArchGraph, node: Node) -> int:
+    return math.prod(_shape(graph, node, "batch1")) * _shape(graph, node, "batch2")[-1]
+
+
 def _einsum_macs(graph: ArchGraph, node: Node) -> int:
+    """Operands are multiplied from left to right, each sum taken as soon as it can be."""
     text, operands = node.arg("equation"), node.arg("tensors")
-    sizes: dict[str, int] = {}
-    rest = 1
     if not isinstance(text, str) or not isinstance(operands, tuple):
         return 0
-    for part, operand in zip(
-        text.replace(" ", "").partition("->")[0].split(","), operands, strict=True
-    ):
+    sizes: dict[str, int] = {}
+    rest = 1
+    left, _, right = text.replace(" ", "").partition("->")
+    parts = left.split(",")
+    for part, operand in zip(parts, operands, strict=True):
         found = type_of(graph, operand)
         shape = tuple(size_at(s, 1) for s in found.shape) if found is not None else ()
         head, dots, tail = part.partition("...")
@@ -131,7 +161,24 @@ def _einsum_macs(graph: ArchGraph, node: Node) -> int:
             sizes |= dict(zip(tail, shape[len(shape) - len(tail) :], strict=True))
         if dots:
             rest = max(rest, math.prod(shape[len(head) : len(shape) - len(tail)]))
-    return math.prod(sizes.values()) * rest if len(operands) > 1 else 0
+    if "->" not in text:
+        right = "".join(c for c in sizes if left.count(c) == 1)
+    macs, held = 0, set(parts[0])
+    for index, part in enumerate(parts[1:], 1):
+        held |= set(part)
+        macs += math.prod(sizes[c] for c in held if c in sizes) * rest
+        held &= set("".join(parts[index + 1 :])) | set(right)
+    return macs
+
+
+def _recurrent_macs(graph: ArchGraph, node: Node) -> int:
+    """Every step multiplies every weight matrix once."""
+    matrices = {leaf for leaf in node.leaves() if len(graph.param[leaf].shape) > 1}
+    steps = 1
+    if node.arg("params") is not None:
+        shape = _shape(graph, node, "input")
+        steps = math.prod(shape[:-1])
+    return steps * sum(math.prod(graph.param[leaf].shape) for leaf in matrices)
 
 
 def _attention_macs(graph: ArchGraph, node: Node) -> int:
@@ -152,6 +199,11 @@ def _fan_in(shapes: Mapping[str, tuple[int, ...]], transposed: bool = False) -> 
 
 def _uniform(shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> Initialiser:
     return Initialiser("uniform", 1 / math.sqrt(max(_fan_in(shapes), 1)))
+
+
+def _bilinear_weight(shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> Initialiser:
+    weight = shapes.get("weight", (1, 1, 1))
+    return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
 
 
 def _ones(shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> Initialiser:
@@ -181,89 +233,246 @@ _STATISTICS = ("running_mean", "running_var")
 
 _OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",)}
 _IN_OUT = {"weight": ("in", "out", "kernel", "kernel", "kernel"), "bias": ("out",)}
-_conv = Row(rules.convolution, _conv_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
+_conv = Row(rules.convolution, zeros.weighted, _conv_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
 _transposed = Row(
-    rules.transposed_convolution, _transposed_macs, _WEIGHTS, sides=_IN_OUT, weighted=True
+    rules.transposed_convolution,
+    zeros.weighted,
+    _transposed_macs,
+    _WEIGHTS,
+    sides=_IN_OUT,
+    weighted=True,
 )
-_linear = Row(rules.linear, _linear_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
+_linear = Row(rules.linear, zeros.weighted, _linear_macs, _WEIGHTS, sides=_OUT_IN, weighted=True)
 _batch_norm = Row(
     rules.batch_norm,
+    zeros.normalised,
     init=_BATCH_NORM,
     training_flag="training",
     statistics=_STATISTICS,
     normalises=True,
 )
-_layer_norm = Row(rules.layer_norm, init=_NORM, normalises=True)
-_pointwise = Row(rules.elementwise, pointwise=True)
-_add = Row(rules.elementwise, init={"self": _small, "other": _small}, pointwise=True, merges=True)
-_mul = Row(rules.elementwise, init={"self": _ones, "other": _ones}, pointwise=True)
-_dropout = Row(rules.same, training_flag="train", pointwise=True)
-_like = Row(rules.like, pointwise=True)
-_matmul = Row(rules.matmul, _matmul_macs, {"self": _small, "other": _small})
-_reduction = Row(rules.reduction)
-_pool = Row(rules.pooling)
-_along = Row(rules.along)
+_layer_norm = Row(rules.layer_norm, zeros.normalised, init=_NORM, normalises=True)
+_pointwise = Row(rules.elementwise, zeros.value, pointwise=True)
+_add = Row(
+    rules.elementwise,
+    zeros.value,
+    init={"self": _small, "other": _small},
+    pointwise=True,
+    merges=True,
+)
+_factor: dict[str, Init] = {"self": _ones, "other": _ones}
+_mul = Row(rules.elementwise, zeros.some, init=_factor, pointwise=True)
+_div = Row(rules.elementwise, zeros.quotient, init=_factor, pointwise=True)
+_both = Row(rules.elementwise, zeros.some, pointwise=True)
+_where = Row(rules.elementwise, zeros.chosen, pointwise=True)
+_masked_fill = Row(rules.elementwise, zeros.filled, pointwise=True)
+_dropout = Row(rules.same, zeros.first, training_flag="train", pointwise=True)
+_copy = Row(rules.same, zeros.first, pointwise=True)  # casts, and noise that scales its input
+_curve = Row(rules.same, zeros.value, pointwise=True)
+_noise = Row(rules.like, pointwise=True)
+_matrix: dict[str, Init] = {"self": _small, "other": _small}
+_matmul = Row(contractions.matmul, zeros.some, _matmul_macs, _matrix)
+_sum = Row(rules.total, zeros.first)
+_reduction = Row(rules.reduction, zeros.first)
+_pool = Row(rules.pooling, zeros.first)
+_along = Row(rules.along, zeros.first)
 _softmax = Row(rules.softmax, pointwise=True)
 _factory = Row(rules.factory)
-_opaque = Row(rules.opaque, weighted=True, init={"params": _uniform})
+_blank = Row(rules.factory, zeros.always)
+_opaque = Row(rules.opaque)
+_recurrent = Row(rules.opaque, macs=_recurrent_macs, weighted=True, init={"params": _uniform})
+_loss = Row(rules.loss)
+_class_loss = Row(rules.class_loss)
+
+
+def _view(rule: Rule) -> Row:
+    return Row(rule, zeros.first, pointwise=True)
+
+
+def _places(rule: Rule) -> Row:
+    return Row(rule, zeros.first)
+
+
+_FFT = tuple(
+    f"{inverse}{real}fft{rank}"
+    for rank in ("", "2", "n")
+    for inverse, real in (("", ""), ("i", ""), ("", "r"), ("i", "r"), ("", "h"), ("i", "h"))
+)
+
+# Looked at: what they compute depends on which and how many positions there are, or on their order
+# across dimensions, so that every axis that they touch stays whole.
+OPAQUE = (
+    *(f"fft_{kind}" for kind in _FFT),
+    "stft",
+    "istft",
+    "view.dtype",
+    "as_strided",
+    "affine_grid_generator",
+    "linalg_norm",
+    "linalg_matrix_norm",
+    "linalg_inv",
+    "linalg_inv_ex",
+    "linalg_det",
+    "linalg_slogdet",
+    "linalg_solve",
+    "linalg_solve_ex",
+    "linalg_cholesky",
+    "linalg_cholesky_ex",
+    "linalg_qr",
+    "linalg_svd",
+    "linalg_eigh",
+    "linalg_pinv",
+    "linalg_matrix_power",
+    "inverse",
+    "det",
+    "logdet",
+    "slogdet",
+    "matrix_power",
+    "pinverse",
+    "frobenius_norm",
+    "nuclear_norm",
+    "quantile",
+    "nanquantile",
+    "histc",
+    "bincount",
+    "searchsorted",
+    "multinomial",
+    "take",
+    "put",
+    "masked_scatter",
+    "diagonal_scatter",
+    "diag",
+    "diagflat",
+    "trace",
+    "block_diag",
+    "meshgrid",
+    "cartesian_prod",
+    "combinations",
+    "cov",
+    "corrcoef",
+    "pdist",
+    "dist",
+    "vander",
+    "trapezoid",
+    "cumulative_trapezoid",
+    "gradient",
+    "addr",
+    "conv_tbc",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+    "native_group_norm",
+    "native_batch_norm",
+    "_fused_rms_norm",
+    "ctc_loss",
+    "cosine_embedding_loss",
+    "hinge_embedding_loss",
+    "margin_ranking_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+)
 
 # By operator name without namespace; without overload where all are alike. ATen's pointwise
-# operators need no row.
+# operators need no row: torch's tag gives them the elementwise rule.
 ROWS: dict[str, Row] = {
     "input": Row(),
-    "getitem": Row(rules.getitem, pointwise=True),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _conv),
+    "getitem": Row(rules.getitem, zeros.passed, pointwise=True),
+    # -- weights
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
+    "convolution": replace(_conv, rule=rules.any_convolution, macs=_any_conv_macs),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
     "linear": _linear,
-    "addmm": Row(
-        rules.addmm, _matmul_macs, {"self": _zeros, "mat1": _small, "mat2": _small}, weighted=True
+    "bilinear": Row(
+        contractions.bilinear,
+        macs=_bilinear_macs,
+        init={"weight": _bilinear_weight, "bias": _bilinear_weight},
+        sides={"weight": ("out", "in1", "in2"), "bias": ("out",)},
+        weighted=True,
     ),
-    "baddbmm": Row(rules.addmm, _matmul_macs),
-    **dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot"), _matmul),
-    "einsum": Row(rules.einsum, _einsum_macs, {"tensors": _small}),
     "embedding": Row(
-        rules.embedding, init={"weight": _normal}, sides={"weight": ("index", "out")}, weighted=True
+        rules.embedding,
+        zeros.looked_up,
+        init={"weight": _normal},
+        sides={"weight": ("index", "out")},
+        weighted=True,
     ),
-    "scaled_dot_product_attention": Row(rules.attention, _attention_macs),
+    "embedding_bag": Row(
+        rules.embedding_bag,
+        zeros.looked_up,
+        init={"weight": _normal},
+        sides={"weight": ("index", "out")},
+        weighted=True,
+    ),
+    "addmm": Row(
+        contractions.addmm,
+        zeros.added,
+        _matmul_macs,
+        {"self": _zeros, "mat1": _small, "mat2": _small},
+        weighted=True,
+    ),
+    # -- products of activations
+    **dict.fromkeys(("baddbmm", "addmv"), Row(contractions.addmm, zeros.added, _matmul_macs)),
+    "addbmm": Row(contractions.summed_products, zeros.added, _summed_macs),
+    **dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot", "vdot"), _matmul),
+    **dict.fromkeys(("chain_matmul", "linalg_multi_dot"), Row(contractions.chained, zeros.some)),
+    "inner": Row(contractions.inner, zeros.some),
+    "linalg_vecdot": Row(contractions.vector_product, zeros.some),
+    "tensordot": Row(contractions.tensordot, zeros.some),
+    "outer": Row(contractions.outer, zeros.some),
+    "kron": Row(contractions.kronecker, zeros.some),
+    "einsum": Row(contractions.einsum, zeros.some, _einsum_macs, {"tensors": _small}),
+    "scaled_dot_product_attention": Row(contractions.attention, zeros.attended, _attention_macs),
+    "cdist": Row(contractions.distances),
+    "pairwise_distance": Row(contractions.distance),
+    "cosine_similarity": Row(contractions.similarity, zeros.some),
+    **dict.fromkeys(("cross", "linalg_cross"), Row(rules.cross, zeros.some)),
+    # -- norms
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
     "instance_norm": Row(
         rules.instance_norm,
+        zeros.normalised,
         init=_BATCH_NORM,
         training_flag="use_input_stats",
         statistics=_STATISTICS,
         normalises=True,
     ),
-    "group_norm": Row(rules.group_norm, init=_NORM, normalises=True),
+    "group_norm": Row(rules.group_norm, zeros.normalised, init=_NORM, normalises=True),
     "layer_norm": _layer_norm,
     "rms_norm": _layer_norm,
+    "native_layer_norm": Row(
+        rules.layer_norm_statistics, zeros.normalised, init=_NORM, normalises=True
+    ),
+    **dict.fromkeys(
+        ("_weight_norm", "_weight_norm_interface"), Row(rules.weight_norm, zeros.scaled_rows)
+    ),
+    # -- position by position
     **dict.fromkeys(
         ("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax
     ),
-    "glu": Row(rules.glu),
-    "prelu": Row(rules.prelu, init={"weight": _quarter}, pointwise=True),
+    "glu": Row(rules.glu, zeros.first),
+    "prelu": Row(rules.prelu, zeros.first, init={"weight": _quarter}, pointwise=True),
     **dict.fromkeys(
         ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout
     ),
+    "native_dropout": Row(rules.same, zeros.first, training_flag="train", pointwise=True),
     "add": _add,
     **dict.fromkeys(("sub", "rsub"), _pointwise),
-    **dict.fromkeys(("mul", "div"), _mul),
+    "mul": _mul,
+    "div": _div,
+    **dict.fromkeys(("detach", "clone", "contiguous", "type_as", "alias", "rrelu"), _copy),
+    **dict.fromkeys(("to", "_to_copy"), _curve),
+    **dict.fromkeys(("bernoulli", "poisson"), _copy),
+    **dict.fromkeys(("bernoulli.p", "normal_functional", "normal"), _noise),
+    **dict.fromkeys(("uniform", "exponential", "geometric", "log_normal", "cauchy"), _noise),
+    **dict.fromkeys(
+        ("ones_like", "full_like", "rand_like", "randn_like", "randint_like", "fill"), _noise
+    ),
+    **dict.fromkeys(("zeros_like", "empty_like"), Row(rules.like, zeros.always, pointwise=True)),
     **dict.fromkeys(
         (
-            "detach",
-            "clone",
-            "contiguous",
-            "to",
-            "_to_copy",
-            "type_as",
-            "alias",
-            "bernoulli",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-            "empty_like",
-            "rand_like",
-            "randn_like",
             "celu",
             "selu",
             "hardswish",
@@ -271,105 +480,182 @@ ROWS: dict[str, Row] = {
             "relu6",
             "mish",
             "softplus",
-            "rrelu",
+            "log_sigmoid",
             "nan_to_num",
             "hardshrink",
             "softshrink",
             "threshold",
             "logit",
-            "normal",
+            "isreal",
+            "real",
+            "imag",
+            "conj",
+            "resolve_conj",
+            "resolve_neg",
         ),
-        _like,
+        _curve,
     ),
-    "copy": Row(rules.overwrite),
-    **dict.fromkeys(("max.other", "min.other"), _pointwise),
+    "copy": Row(rules.overwrite, zeros.second),
+    **dict.fromkeys(
+        ("max.other", "min.other", "clamp", "lerp", "floor_divide", "isclose"), _pointwise
+    ),
+    **dict.fromkeys(("bucketize", "isin"), _curve),
+    **dict.fromkeys(("complex", "polar"), _pointwise),
+    "broadcast_tensors": Row(rules.broadcast_tensors, zeros.each),
     **dict.fromkeys(
         (
-            "zeros",
-            "ones",
-            "full",
-            "empty",
-            "rand",
-            "randn",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "new_empty",
-        ),
-        _factory,
-    ),
-    **dict.fromkeys(
-        (
-            "mean",
-            "sum",
-            "amax",
-            "amin",
-            "var",
-            "std",
-            "norm",
-            "linalg_vector_norm",
-            "prod",
-            "logsumexp",
-            "any",
-            "all",
-            "max",
-            "min",
-            "argmax",
-            "argmin",
-            "var_mean",
-            "std_mean",
-        ),
-        _reduction,
-    ),
-    **dict.fromkeys(rules.POOLED, _pool),
-    **dict.fromkeys(("cumsum", "cumprod", "flip", "roll", "sort", "topk"), _along),
-    "reshape": Row(rules.reshape, pointwise=True),
-    "view": Row(rules.reshape, pointwise=True),
-    "permute": Row(rules.permute, pointwise=True),
-    "transpose": Row(rules.transpose, pointwise=True),
-    **dict.fromkeys(
-        ("t", "numpy_T", "mT", "adjoint", "matrix_H"), Row(rules.matrix_transpose, pointwise=True)
-    ),
-    "movedim": Row(rules.movedim, pointwise=True),
-    "unsqueeze": Row(rules.unsqueeze, pointwise=True),
-    "squeeze": Row(rules.squeeze, pointwise=True),
-    "expand": Row(rules.expand, pointwise=True),
-    "repeat": Row(rules.repeat),
-    "repeat_interleave": Row(rules.repeat_interleave),
-    "cat": Row(rules.cat),
-    "stack": Row(rules.stack),
-    "split_with_sizes": Row(rules.split),
-    "slice": Row(rules.slice_),
-    "select": Row(rules.select),
-    "unbind": Row(rules.unbind),
-    "index": Row(rules.index),
-    "index_select": Row(rules.index_select),
-    "gather": Row(rules.gather),
-    **dict.fromkeys(("pad", "constant_pad_nd"), Row(rules.pad)),
-    "pixel_shuffle": Row(rules.pixel_shuffle),
-    "pixel_unshuffle": Row(rules.pixel_unshuffle),
-    "channel_shuffle": Row(rules.channel_shuffle),
-    **dict.fromkeys(("tril", "triu"), Row(rules.triangle)),
-    "_weight_norm": Row(rules.weight_norm),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _opaque),
-    **dict.fromkeys(
-        (
-            "__and__",
             "__or__",
             "__xor__",
             "__lshift__",
             "__rshift__",
-            "logical_and",
             "logical_or",
             "logical_not",
             "logical_xor",
-            "masked_fill",
         ),
         _pointwise,
     ),
-    "where": _pointwise,
-    "clamp": _pointwise,
-    "lerp": _pointwise,
+    **dict.fromkeys(("__and__", "logical_and", "bitwise_and"), _both),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    # -- new tensors
+    **dict.fromkeys(("zeros", "new_zeros", "empty", "new_empty"), _blank),
+    **dict.fromkeys(("ones", "full", "rand", "randn", "new_ones", "new_full", "randint"), _factory),
+    **dict.fromkeys(
+        (
+            "arange",
+            "range",
+            "eye",
+            "linspace",
+            "logspace",
+            "scalar_tensor",
+            "randperm",
+            "hann_window",
+            "hamming_window",
+            "blackman_window",
+            "bartlett_window",
+            "kaiser_window",
+        ),
+        _factory,
+    ),
+    "one_hot": Row(rules.one_hot),
+    # -- reductions
+    **dict.fromkeys(("sum", "nansum", "linalg_vector_norm", "norm", "any", "count_nonzero"), _sum),
+    **dict.fromkeys(("any", "count_nonzero"), Row(rules.counted, zeros.first)),
+    "logsumexp": Row(rules.reduction),
+    **dict.fromkeys(("all", "argmax", "argmin"), Row(rules.reduction)),
+    **dict.fromkeys(
+        (
+            "mean",
+            "nanmean",
+            "amax",
+            "amin",
+            "aminmax",
+            "var",
+            "std",
+            "prod",
+            "max",
+            "min",
+            "var_mean",
+            "std_mean",
+            "median",
+            "nanmedian",
+        ),
+        _reduction,
+    ),
+    # -- along one dimension
+    **dict.fromkeys(
+        (
+            "cumsum",
+            "cumprod",
+            "cummax",
+            "cummin",
+            "flip",
+            "roll",
+            "rot90",
+            "sort",
+            "topk",
+            "diff",
+        ),
+        _along,
+    ),
+    **dict.fromkeys(("argsort", "logcumsumexp", "renorm"), Row(rules.along)),
+    "msort": Row(rules.along_first, zeros.first),
+    **dict.fromkeys(("kthvalue", "mode"), Row(rules.along_reduced, zeros.first)),
+    # -- pooling and interpolation
+    **dict.fromkeys(rules.POOLED, _pool),
+    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), Row(rules.unpooling, zeros.first)),
+    **dict.fromkeys(
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+        Row(rules.grid_sample, zeros.first),
+    ),
+    # -- shapes
+    "reshape": _view(shapes.reshape),
+    "view": _view(shapes.reshape),
+    "permute": _view(shapes.permute),
+    "transpose": _view(shapes.transpose),
+    **dict.fromkeys(
+        ("t", "numpy_T", "mT", "mH", "adjoint", "matrix_H"), _view(shapes.matrix_transpose)
+    ),
+    "movedim": _view(shapes.movedim),
+    "unsqueeze": _view(shapes.unsqueeze),
+    "squeeze": _view(shapes.squeeze),
+    "expand": _view(shapes.expand),
+    **dict.fromkeys(("view_as_complex", "view_as_real"), _places(shapes.complex_view)),
+    "repeat": _places(shapes.repeat),
+    "repeat_interleave": _places(shapes.repeat_interleave),
+    "cat": Row(shapes.cat, zeros.every),
+    "stack": Row(shapes.stack, zeros.every),
+    **dict.fromkeys(
+        ("hstack", "vstack", "dstack", "column_stack"), Row(shapes.stacked, zeros.every)
+    ),
+    "split_with_sizes": _places(shapes.split),
+    "slice": _places(shapes.slice_),
+    "select": _places(shapes.select),
+    "unbind": _places(shapes.unbind),
+    "index": _places(shapes.index),
+    "index_select": _places(shapes.index_select),
+    "gather": _places(shapes.gather),
+    "take_along_dim": _places(shapes.take_along),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), Row(shapes.scatter, zeros.every)),
+    **dict.fromkeys(("index_add", "index_copy"), Row(shapes.index_add, zeros.every)),
+    "index_fill": Row(shapes.index_fill),
+    "index_put": Row(shapes.index_put, zeros.every),
+    "slice_scatter": Row(shapes.slice_scatter, zeros.every),
+    "select_scatter": Row(shapes.select_scatter, zeros.every),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _places(shapes.pad)),
+    "pixel_shuffle": _places(shapes.pixel_shuffle),
+    "pixel_unshuffle": _places(shapes.pixel_unshuffle),
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), _places(shapes.channel_shuffle)),
+    **dict.fromkeys(("tril", "triu"), _places(shapes.triangle)),
+    **dict.fromkeys(("diagonal", "linalg_diagonal"), _places(shapes.diagonal)),
+    "diag_embed": _places(shapes.diagonal_matrix),
+    "unfold": _places(shapes.windows),
+    "im2col": _places(shapes.patches),
+    "col2im": _places(shapes.from_patches),
+    # -- losses
+    **dict.fromkeys(
+        (
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "soft_margin_loss",
+            "poisson_nll_loss",
+            "kl_div",
+        ),
+        _loss,
+    ),
+    **dict.fromkeys(
+        ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward"),
+        _class_loss,
+    ),
+    # -- recurrent layers mix gates and time inside
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _recurrent),
+    # -- known to mix positions in ways that no cut follows
+    **dict.fromkeys(OPAQUE, _opaque),
 }
 
 
@@ -423,14 +709,76 @@ def fill_value(op: str, given: object) -> object:
 # -- canonical form ---------------------------------------------------------------------------
 
 _RESHAPES = frozenset(
-    {"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"}
+    {
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "view_as",
+        "reshape_as",
+        "ravel",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+    }
 )
 _SPLITS = frozenset(
-    {"chunk", "unsafe_chunk", "split", "unsafe_split", "unsafe_split_with_sizes", "tensor_split"}
+    {
+        "chunk",
+        "unsafe_chunk",
+        "split",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+    }
 )
 _COPIES = frozenset(
     {"contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as"}
 )
+# Other spellings of an operator, argument by argument in the same order.
+_ALIASES = {
+    "concat": "cat",
+    "concatenate": "cat",
+    "swapaxes": "transpose.int",
+    "swapdims": "transpose.int",
+    "moveaxis.intlist": "movedim.intlist",
+    "moveaxis.int": "movedim.int",
+    "broadcast_to": "expand",
+    "linalg_matmul": "matmul",
+    "ger": "outer",
+    "absolute": "abs",
+    "negative": "neg",
+    "fix": "trunc",
+    "row_stack": "vstack",
+    "special_softmax": "softmax.int",
+    "special_log_softmax": "log_softmax.int",
+    "special_expit": "sigmoid",
+    **{f"special_{k}": k for k in ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")},
+    **{f"arc{k}": f"a{k}" for k in ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")},
+    **{
+        f"{long}.{overload}": f"{short}.{overload}"
+        for long, short in (
+            ("multiply", "mul"),
+            ("divide", "div"),
+            ("true_divide", "div"),
+            ("subtract", "sub"),
+            ("greater", "gt"),
+            ("greater_equal", "ge"),
+            ("less", "lt"),
+            ("less_equal", "le"),
+            ("not_equal", "ne"),
+        )
+        for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")
+    },
+    "clip": "clamp",
+    "clip.Tensor": "clamp.Tensor",
+}
+_FLIPS = {"fliplr": (1,), "flipud": (0,)}
+_SPLIT_DIMS = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
 _TRIVIAL = _COPIES | {"reshape", "expand", "slice"}
 # In-place operators whose functional form has another name.
 FUNCTIONAL = {
@@ -465,11 +813,28 @@ def canonical(
         sizes: Shapes of tensor arguments by name.
         shapes: Shapes of the results.
     """
+    spelt = _ALIASES.get(op.removeprefix("aten."))
+    if spelt is not None:
+        names = dict(zip(schema(op).by_name, schema(f"aten.{spelt}").by_name, strict=False))
+        op, given = f"aten.{spelt}", {names[k]: v for k, v in given.items()}
+        sizes = {names[k]: v for k, v in sizes.items()}
     name, args = base(op), dict(given)
+    if name in _FLIPS:
+        return "aten.flip", {"self": args["self"], "dims": _FLIPS[name]}
+    if name == "tile" and isinstance(args["dims"], tuple):
+        ones = (1,) * (len(sizes["self"]) - len(args["dims"]))
+        return "aten.repeat", {"self": args["self"], "repeats": ones + args["dims"]}
+    if op == "aten.narrow":
+        start, length, dim = args["start"], args["length"], args["dim"]
+        assert isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)
+        whole = sizes["self"][dim]
+        start += whole if start < 0 and isinstance(whole, int) else 0
+        args = {"self": args["self"], "dim": dim, "start": start, "end": start + length}
+        return "aten.slice.Tensor", args
     if name in _RESHAPES and op != "aten.view.dtype":
         return "aten.reshape", {"self": args["self"], "shape": shapes[0]}
     if name in _SPLITS or op == "aten.split.sizes":
-        dim = args.get("dim", 0)
+        dim = args.get("dim", _SPLIT_DIMS.get(name, 0) if len(shapes[0]) > 1 else 0)
         assert isinstance(dim, int)
         cuts = tuple(s[dim] for s in shapes)
         return "aten.split_with_sizes", {"self": args["self"], "split_sizes": cuts, "dim": dim}

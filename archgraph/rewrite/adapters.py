@@ -10,9 +10,10 @@ from archgraph.check import check
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.layout import Fixed
-from archgraph.rewrite.depth import matching
-from archgraph.rewrite.insert import before, branch, fresh, initialised, with_leaves
+from archgraph.rewrite.insert import Branch, before, branches, fresh, initialised, with_leaves
 from archgraph.transfer import Rewritten
+
+NAME = "adapter"
 
 
 def adapters(
@@ -35,8 +36,9 @@ def adapters(
         verify: Check that the function is the same (two forwards in float64).
 
     Raises:
-        RewriteError: For a block that does not exist, that is no residual block, or whose branch
-            has no channel dimension at either end.
+        GraphError: For a block that does not exist; names the nearest.
+        RewriteError: For a block that is not residual, or whose branch has no channel dimension at
+            either end.
 
     Example:
         >>> import torch
@@ -60,28 +62,27 @@ def adapters(
         raise RewriteError("width of the adapters", found=size, expected="a number from 1")
     found = structure(graph)
     if blocks is None:
-        chosen = [b for b in found.blocks if b.kind == "residual" and b.merge]
+        chosen = [b for b in found.blocks if b.sums]
     else:
-        chosen = matching(found, [blocks] if isinstance(blocks, str) else list(blocks))
+        chosen = list(found.matching(blocks))
     taken = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
-    inserted: dict[tuple[str, str], list[Node]] = {}
+    inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
     for block in chosen:
-        source = graph.node[branch(graph, block)]
-        stem = f"{block.name}.adapter"
-        if f"{stem}.down.weight" in leaves:
-            raise RewriteError("block has an adapter already", where=block.name)
         behind = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
         place = next((p.name for p in reversed(graph.params) if p.name in behind), "")
-        nodes, params = _bottleneck(graph, source, stem, size, taken)
-        inserted[block.merge, source.name] = nodes
-        added += [(place, p) for p in params]
+        for branch in branches(graph, block, NAME):
+            if f"{branch.path}.down.weight" in leaves:
+                raise RewriteError("block has an adapter already", where=block.name)
+            nodes, params = _bottleneck(graph, branch, size, taken)
+            inserted[branch.merge.name, branch.value] = nodes
+            added += [(place, p) for p in params]
     if not chosen:
         return Rewritten.identity(graph)
     new = graph.replace(nodes=before(graph, inserted), params=with_leaves(graph, added))
     check(new)
-    rewritten = initialised(graph, new, {p.name for _, p in added if ".adapter.up." in p.name})
+    rewritten = initialised(graph, new, {p.name for _, p in added if ".up." in p.name})
     if verify:
         from archgraph.rewrite.laws import same_function
 
@@ -90,8 +91,9 @@ def adapters(
 
 
 def _bottleneck(
-    graph: ArchGraph, source: Node, stem: str, size: int, taken: set[str]
+    graph: ArchGraph, branch: Branch, size: int, taken: set[str]
 ) -> tuple[list[Node], list[Param]]:
+    source, stem = branch.node, branch.path
     layouts = axes(graph).value[source.name][0]
     shape, dtype = source.shape, source.dtype
     channel = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
@@ -108,25 +110,25 @@ def _bottleneck(
     nodes: list[Node] = []
     params: list[Param] = []
 
-    def layer(name: str, value: str, out: int, into: int) -> str:
+    def layer(name: str, value: Value, out: int, into: int) -> Ref:
         weight = Param(f"{stem}.{name}.weight", TensorType((out, into, *kernel), dtype))
         bias = Param(f"{stem}.{name}.bias", TensorType((out,), dtype))
         params.extend((weight, bias))
         args: tuple[tuple[str, Value], ...] = (
-            ("input", Ref(value)),
+            ("input", value),
             ("weight", Leaf(weight.name)),
             ("bias", Leaf(bias.name)),
         )
         result = (*shape[:at], out, *shape[at + 1 :])
         node = Node(fresh(taken, name), op, args, TensorType(result, dtype), f"{stem}.{name}")
         nodes.append(node)
-        return node.name
+        return Ref(node.name)
 
-    narrow = layer("down", source.name, size, wide)
+    narrow = layer("down", branch.value, size, wide)
     bent = nodes[-1]
-    act = Node(fresh(taken, "gelu"), "aten.gelu", (("self", Ref(narrow)),), bent.type, stem)
+    act = Node(fresh(taken, "gelu"), "aten.gelu", (("self", narrow),), bent.type, stem)
     nodes.append(act)
-    back = layer("up", act.name, wide, size)
-    total = (("self", Ref(source.name)), ("other", Ref(back)))
+    back = layer("up", Ref(act.name), wide, size)
+    total = (("self", branch.value), ("other", back))
     nodes.append(Node(fresh(taken, "adapted"), "aten.add.Tensor", total, source.type, stem))
     return nodes, params

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +66,8 @@ def skip(
             float64).
 
     Raises:
-        RewriteError: For a block that does not exist or cannot be left out, with the reason.
+        RewriteError: For a block that cannot be left out, with the reason.
+        GraphError: For a block that does not exist; names the nearest.
 
     Example:
         >>> import torch
@@ -81,7 +80,7 @@ def skip(
     bypass: dict[str, str] = {}  # a node whose value another one's stands in for
     terms: dict[str, str] = {}  # what dense blocks append: the exit after which it is read
     gone: set[str] = set()
-    for block in matching(found, [blocks] if isinstance(blocks, str) else list(blocks)):
+    for block in found.matching(blocks):
         projected = block.shortcut not in ("", block.entry)
         if keep_projection and projected:
             bypass[block.merge] = block.shortcut
@@ -163,21 +162,6 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
             )
         out += free[len(free) - (most - depth) :]
     return skip(graph, out, verify=verify)
-
-
-def matching(found: Structure, patterns: Sequence[str]) -> list[Block]:
-    """Blocks by name or pattern, in topological order."""
-    chosen: set[str] = set()
-    known = [b.name for b in found.blocks]
-    for pattern in patterns:
-        named = [n for n in known if n == pattern] or fnmatch.filter(known, pattern)
-        if not named:
-            near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.5)
-            raise RewriteError(
-                "no such block", found=pattern, expected=near[0] if near else ", ".join(known)
-            )
-        chosen.update(named)
-    return [b for b in found.blocks if b.name in chosen]
 
 
 def _without(

@@ -57,8 +57,6 @@ def exits(
 
     Source: Kim et al., *DepthFL*, ICLR 2023, §3.
     """
-    from archgraph.rewrite.split import nodes_of
-
     found = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     taken = set(order)
@@ -66,7 +64,7 @@ def exits(
     updates = list(graph.updates)
     fields: list[tuple[str, Value]] = []
     for name, head in heads.items():
-        end = graph.node[max(nodes_of(found, name), key=order.__getitem__)]
+        end = graph.node[max(found.nodes(name), key=order.__getitem__)]
         stem = f"{PREFIX}.{name.replace('.', '_')}"
         if any(p.name.startswith(stem + ".") for p in graph.params):
             raise RewriteError("there is an exit already", where=name)

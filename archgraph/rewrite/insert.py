@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from archgraph.analysis.structure import Block
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Node, Param, Ref, Value, renumber, replace, walk
-from archgraph.ops.table import initialiser, row
+from archgraph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
+from archgraph.ops.table import initialiser
 from archgraph.transfer import Entry, Rewritten, Slot, Transfer, signature
 
 
 def before(
-    graph: ArchGraph, inserted: Mapping[tuple[str, str], Sequence[Node]]
+    graph: ArchGraph, inserted: Mapping[tuple[str, Value], Sequence[Node]]
 ) -> tuple[Node, ...]:
     """The nodes of a graph with operators put between some values and one user of each.
 
     Args:
         graph: The graph.
-        inserted: By (user, value): operators in order; the last one's result takes the value's
-            place in the user, others that use the value are not touched.
+        inserted: By user and the argument's value as it is written: operators in order; the last
+            one's result takes its place in the user, others that use the value are not touched.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
-        wanted = {value: new for (user, value), new in inserted.items() if user == node.name}
-        if wanted:
-            stands = {value: new[-1].name for value, new in wanted.items()}
-
-            def follow(value: Value, stands: Mapping[str, str] = stands) -> Value:
-                return Ref(stands.get(value.name, value.name)) if isinstance(value, Ref) else value
-
-            for new in wanted.values():
-                nodes += new
-            node = dataclasses.replace(
-                node, args=tuple((k, replace(v, follow)) for k, v in node.args)
+        stands: dict[Value, Ref] = {}
+        for value in dict.fromkeys(v for _, v in node.args if isinstance(v, (Ref, Mode))):
+            new = inserted.get((node.name, value), ())
+            nodes += new
+            if new:
+                stands[value] = Ref(new[-1].name)
+        if stands:
+            args = tuple(
+                (k, stands.get(v, v) if isinstance(v, (Ref, Mode)) else v) for k, v in node.args
             )
+            node = dataclasses.replace(node, args=args)
         nodes.append(node)
     return tuple(nodes)
 
@@ -98,18 +98,54 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
             return Entry.initialised(slot, "normal", mean=0.0, std=how.scale)
 
 
-def branch(graph: ArchGraph, block: Block) -> str:
-    """Operand of the block's sum that is not its shortcut."""
-    merge = graph.node.get(block.merge)
-    if block.kind != "residual" or merge is None or not row(merge.op).merges:
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The operand of a residual block's sum that is no shortcut.
+
+    Attributes:
+        merge: The sum.
+        value: The operand as the sum takes it: a ``Mode`` where training drops it at random.
+        node: What makes it in evaluation.
+        path: Where a new leaf or module of the branch belongs.
+    """
+
+    merge: Node
+    value: Value
+    node: Node
+    path: str
+
+
+def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:
+    """The branches of a residual block: a transformer layer has two.
+
+    Args:
+        graph: The architecture.
+        block: One of its blocks.
+        name: What the new leaf or module is called, inside the block; numbered where the block has
+            several sums (attention and feed-forward).
+
+    Raises:
+        RewriteError: If the block is no residual block, or a sum of it has not two operands.
+    """
+    if not block.sums:
         raise RewriteError("no residual block", where=block.name, found=block.kind)
-    operands: list[Value] = [i for _, v in merge.args for i in walk(v) if isinstance(i, Ref)]
-    others = [i.name for i in operands if isinstance(i, Ref) and i.name != block.shortcut]
-    if len(operands) != 2 or len(others) != 1:
-        raise RewriteError(
-            "no single branch",
-            where=block.name,
-            found=f"%{merge.name} adds {len(operands)} values",
-            expected="the shortcut and one branch",
-        )
-    return others[0]
+    found = []
+    for number, (merge, shortcut) in enumerate(block.sums, 1):
+        node = graph.node[merge]
+        operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
+        others = [v for v in operands if shortcut not in _refs(v)]
+        if len(operands) != 2 or len(others) != 1:
+            raise RewriteError(
+                "no single branch",
+                where=block.name,
+                found=f"%{merge} adds {len(operands)} values",
+                expected="the shortcut and one branch",
+            )
+        path = f"{block.name}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
+        made = _refs(in_mode(others[0], False))
+        found.append(Branch(node, others[0], graph.node[made[0]], path))
+    return found
+
+
+def _refs(value: Value) -> list[str]:
+    return [i.name for i in walk(value) if isinstance(i, Ref)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.structure import Structure, structure
 from archgraph.check import check
-from archgraph.errors import GraphError, RewriteError
+from archgraph.errors import RewriteError
 from archgraph.ir import (
     ArchGraph,
     Leaf,
@@ -112,29 +112,12 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def nodes_of(found: Structure, name: str) -> tuple[str, ...]:
-    """Nodes of a section or block."""
-    for section in found.sections:
-        if section.name == name:
-            return tuple(n for b in section.blocks for n in b.nodes)
-    known = [b.name for b in found.blocks]
-    if name not in known and not any(s.name == name for s in found.sections):
-        import difflib
-
-        names = [*(s.name for s in found.sections), *known]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        raise GraphError(
-            "no such section or block", found=name, expected=near[0] if near else ", ".join(names)
-        )
-    return found.block(name).nodes
-
-
 def _end(found: Structure, name: str, order: Mapping[str, int]) -> int:
-    return max(order[n] for n in nodes_of(found, name))
+    return max(order[n] for n in found.nodes(name))
 
 
 def _start(found: Structure, name: str, order: Mapping[str, int]) -> int:
-    return min(order[n] for n in nodes_of(found, name)) - 1
+    return min(order[n] for n in found.nodes(name)) - 1
 
 
 def _assigned(graph: ArchGraph, bounds: Sequence[int]) -> dict[str, int]:

@@ -9,10 +9,9 @@ import torch
 from archgraph.analysis.structure import Block, structure
 from archgraph.check import check
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType
+from archgraph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.depth import matching
-from archgraph.rewrite.insert import before, branch, fresh, initialised, with_leaves
+from archgraph.rewrite.insert import before, branches, fresh, initialised, with_leaves
 from archgraph.trace import constant
 from archgraph.transfer import Rewritten
 
@@ -27,9 +26,10 @@ def steps(
     learnable: bool = True,
     verify: bool = False,
 ) -> Rewritten:
-    """Multiply the branch of residual blocks by a scalar of their own, right before the sum.
+    """Multiply the branches of residual blocks by scalars of their own, right before the sums.
 
-    The network computes the same while all step sizes are one.
+    The network computes the same while all step sizes are one. A transformer layer gets two, for
+    attention and for feed-forward.
 
     Args:
         graph: The architecture.
@@ -39,8 +39,8 @@ def steps(
         verify: Check that step sizes of one change nothing (two forwards in float64).
 
     Raises:
-        RewriteError: For a block that does not exist, that is no residual block, or that has its
-            step size already.
+        GraphError: For a block that does not exist; names the nearest.
+        RewriteError: For a block that is not residual, or that has its step size already.
 
     Example:
         >>> import torch
@@ -63,9 +63,9 @@ def steps(
     found = structure(graph)
     chosen: list[Block]
     if blocks is None:
-        chosen = [b for b in found.blocks if b.kind == "residual"]
+        chosen = [b for b in found.blocks if b.sums]
     else:
-        chosen = matching(found, [blocks] if isinstance(blocks, str) else list(blocks))
+        chosen = list(found.matching(blocks))
     starts = dict(initial) if isinstance(initial, Mapping) else {b.name: initial for b in chosen}
     unknown = sorted(set(starts) - {b.name for b in chosen})
     if unknown:
@@ -76,30 +76,29 @@ def steps(
         )
     taken = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
-    inserted: dict[tuple[str, str], list[Node]] = {}
+    inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
     for block in chosen:
-        source = branch(graph, block)
-        name = f"{block.name}.{NAME}"
-        if name in leaves:
-            raise RewriteError("block has a step size already", where=block.name, found=name)
-        type_ = TensorType((), graph.node[source].types[0].dtype)
-        value = constant(torch.tensor(starts.get(block.name, 1.0), dtype=torch_dtype(type_.dtype)))
-        behind = [leaf for n in block.nodes for leaf in graph.node[n].leaves()]
-        params = [p.name for p in graph.params if p.name in behind]
-        added.append(
-            (params[-1] if params else "", Param(name, type_, trainable=learnable, value=value))
-        )
-        merge = graph.node[block.merge]
-        node = Node(
-            fresh(taken, f"{source}_step"),
-            "aten.mul.Tensor",
-            (("self", Ref(source)), ("other", Leaf(name))),
-            graph.node[source].type,
-            merge.scope,
-            merge.source,
-        )
-        inserted[merge.name, source] = [node]
+        behind = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
+        place = next((p.name for p in reversed(graph.params) if p.name in behind), "")
+        for branch in branches(graph, block, NAME):
+            if branch.path in leaves:
+                raise RewriteError(
+                    "block has a step size already", where=block.name, found=branch.path
+                )
+            type_ = TensorType((), branch.node.dtype)
+            start = torch.tensor(starts.get(block.name, 1.0), dtype=torch_dtype(type_.dtype))
+            param = Param(branch.path, type_, trainable=learnable, value=constant(start))
+            added.append((place, param))
+            node = Node(
+                fresh(taken, f"{branch.node.name}_step"),
+                "aten.mul.Tensor",
+                (("self", branch.value), ("other", Leaf(branch.path))),
+                branch.node.type,
+                branch.merge.scope,
+                branch.merge.source,
+            )
+            inserted[branch.merge.name, branch.value] = [node]
     if not chosen:
         return Rewritten.identity(graph)
     new = graph.replace(nodes=before(graph, inserted), params=with_leaves(graph, added))

@@ -15,7 +15,13 @@ from archgraph.check import check
 from archgraph.errors import GraphError, SpecError
 from archgraph.ir import ArchGraph
 from archgraph.spec import flat
-from archgraph.spec.document import Document, Mistake, read_document, write_atomically
+from archgraph.spec.document import (
+    Document,
+    Mistake,
+    read_document,
+    shorten,
+    write_atomically,
+)
 from archgraph.spec.family import ExperimentSpec, FamilySpec
 from archgraph.spec.lower import lower
 from archgraph.spec.model import AuthoredModel, PythonModel
@@ -79,7 +85,16 @@ def load_model(
     if not isinstance(data, dict):
         document.fail((), "is no model", expected="keys and values")
     if "sections" in data and "python" not in data and "nodes" not in data:
-        return lower(document, document.validate(AuthoredModel), choices), None
+        try:
+            return lower(document, document.validate(AuthoredModel), choices), None
+        except GraphError as error:  # a law about the whole, which no step could break alone
+            document.fail(
+                ("sections",),
+                f"{error.where}: {error.message}" if error.where else error.message,
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            )
     if choices:
         raise SpecError(
             "has no choices", where=document.file, found=", ".join(choices), expected="none"
@@ -96,7 +111,7 @@ def load_model(
         check(graph)
     except GraphError as error:
         where = error.where or "graph"
-        line = flat.line_of(document, where.partition(" ")[0])
+        line = flat.line_of(document, where)
         raise SpecError(
             error.message,
             where=f"{document.file}:{line}: {where}",
@@ -156,9 +171,19 @@ def _source(document: Document, source: object, place: tuple[str | int, ...]) ->
 
 def _beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
     """A file named relative to the file that names it."""
-    path = (Path(document.file).parent / name).resolve()
-    if not path.is_file():
-        document.fail(place, "names a file that is not there", found=str(path))
+    path = Path(document.file).parent / name
+    try:
+        path = path.resolve()
+        there = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        there = False
+    if not there:
+        found = str(path) if name.isprintable() else name
+        document.fail(
+            place,
+            "names a file that is not there",
+            found=found if len(found) < 200 else shorten(found),
+        )
     return path
 
 

@@ -1,7 +1,8 @@
 """YAML files with positions: plain data, and for every key the line it stands on.
 
 Only mappings, sequences and plain scalars are read; nothing is constructed, no tag is followed.
-What a file may ask for is bounded: size, depth, values (aliases count each time they are used).
+What a file may ask for is bounded (:mod:`archgraph.limits`) while it is read, not afterwards: size,
+depth, values (aliases count each time they are used).
 """
 
 from __future__ import annotations
@@ -18,16 +19,13 @@ from typing import Any, NoReturn, TypeVar
 
 import pydantic
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.reader import Reader, ReaderError
 
 from archgraph.errors import SpecError
-
-MAX_BYTES = 256 * 1024 * 1024
-MAX_DEPTH = 40
-MAX_VALUES = 200_000
-MAX_DIGITS = 19
+from archgraph.limits import LIMITS
 
 Key = str | int
 Place = tuple[Key, ...]
@@ -293,9 +291,10 @@ def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
 class _Reader:
     """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str, blocks: Mapping[int, str]) -> None:
         self.file = file
         self.source = text.split("\n")
+        self.blocks = blocks
         self.lines: dict[Place, int] = {}
         self.texts: dict[Place, tuple[int, int]] = {}
         self.count = 0
@@ -306,11 +305,11 @@ class _Reader:
     def read(self, node: Node, place: Place) -> Any:
         self.lines.setdefault(place, node.start_mark.line + 1)
         self.count += 1
-        if self.count > MAX_VALUES:
-            self.fail(node, "holds too many values", expected=f"at most {MAX_VALUES}")
+        if self.count > LIMITS.yaml_values:
+            self.fail(node, "holds too many values", expected=f"at most {LIMITS.yaml_values}")
         # An alias of its own ancestor ends here, too.
-        if len(place) > MAX_DEPTH:
-            self.fail(node, "is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
+        if len(place) > LIMITS.yaml_depth:
+            self.fail(node, "is nested too deeply", expected=f"at most {LIMITS.yaml_depth} levels")
         if str(node.tag).removeprefix(_TAG) not in _KINDS:
             self.fail(node, "has a tag of its own", found=str(node.tag), expected="plain YAML")
         if isinstance(node, MappingNode):
@@ -319,7 +318,17 @@ class _Reader:
             return tuple(self.read(item, (*place, i)) for i, item in enumerate(node.value))
         if isinstance(node, ScalarNode):
             self.texts[place] = self.text_start(node)
-            return self.scalar(node)
+            if node.style == "|" and node.start_mark.line in self.blocks:
+                return self.blocks[node.start_mark.line]
+            try:
+                value = self.scalar(node)
+            except (ValueError, KeyError, OverflowError):  # a tag or a YAML version of its own
+                kind = str(node.tag).removeprefix(_TAG)
+                self.fail(node, f"is no {kind}", found=shorten(node.value))
+            # Half a character cannot be printed or written again.
+            if isinstance(value, str) and not _is_text(value):
+                self.fail(node, "is no text", found=shorten(value), expected="whole characters")
+            return value
         self.fail(node, "is no plain YAML")
 
     def text_start(self, node: ScalarNode) -> tuple[int, int]:
@@ -335,9 +344,13 @@ class _Reader:
             if not isinstance(key_node, ScalarNode) or key_node.tag == f"{_TAG}merge":
                 self.fail(key_node, "has a key that is no plain word", expected="a word")
             key = str(key_node.value)
+            if not _is_text(key):
+                self.fail(key_node, "has a key that is no plain word", expected="a word")
             if key in result:
                 first = self.lines[(*place, key)]
-                self.fail(key_node, f"has the key {key!r} twice", hint=f"first on line {first}")
+                self.fail(
+                    key_node, f"has the key {shorten(key)} twice", hint=f"first on line {first}"
+                )
             self.lines[(*place, key)] = key_node.start_mark.line + 1
             result[key] = self.read(value_node, (*place, key))
         return result
@@ -351,8 +364,9 @@ class _Reader:
                 return _WORDS[text.lower()]
             case "int":
                 digits = text.replace("_", "")
-                if len(digits.lstrip("+-")) > MAX_DIGITS:
-                    self.fail(node, "is too large a number", found=shorten(text))
+                if len(digits.lstrip("+-")) > LIMITS.digits:
+                    expected = f"at most {LIMITS.digits} digits"
+                    self.fail(node, "is too large a number", found=shorten(text), expected=expected)
                 return int(digits, 0 if digits.lstrip("+-")[:2].lower() in ("0x", "0o") else 10)
             case "float":
                 word = text.replace("_", "").lower()
@@ -366,23 +380,76 @@ class _Reader:
                 return text
 
 
+def _is_text(value: str) -> bool:
+    """Whether a string can be written as UTF-8: half a character of two cannot."""
+    return value.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+class _Composer(Composer):
+    """A composer that stops as soon as there is too much."""
+
+    count = level = 0
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """One node, counted."""
+        self.count += 1
+        self.level += 1
+        if self.count > LIMITS.yaml_values:
+            self.stop("holds too many values", f"at most {LIMITS.yaml_values}")
+        if self.level > LIMITS.yaml_depth + 1:
+            self.stop("is nested too deeply", f"at most {LIMITS.yaml_depth} levels")
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+    def stop(self, message: str, expected: str) -> NoReturn:
+        raise _TooMuch(message, expected, self.parser.peek_event().start_mark.line + 1)
+
+
+class _TooMuch(Exception):
+    """A bound was passed, on a line."""
+
+
 def read_text(path: Path) -> str:
     """Content of a text file.
 
     Raises:
         SpecError: If there is none, or it is too large or no UTF-8.
     """
+    limit = LIMITS.file_bytes
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise SpecError(
-                "is too large", where=str(path), found=f"{size} bytes", expected=f"≤ {MAX_BYTES}"
-            )
-        return path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file() and not path.is_dir() and not path.is_fifo():
+            raise SpecError("is no file", where=str(path), expected="a text file")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
     except OSError as error:
-        raise SpecError("cannot be read", where=str(path), found=error.strerror) from None
+        raise SpecError("cannot be read", where=_shown(path), found=error.strerror) from None
+    except ValueError as error:  # a path with a null byte
+        raise SpecError("cannot be read", where=_shown(path), found=str(error)) from None
+    if len(data) > limit:
+        raise SpecError(
+            "is too large", where=str(path), found=f"more than {limit} bytes", expected=f"≤ {limit}"
+        )
+    try:
+        # Line ends as Python reads them from any text file.
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise SpecError("is no UTF-8 text", where=str(path), found=str(error)) from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            "is no UTF-8 text",
+            where=f"{path}:{line}",
+            found=f"byte 0x{data[error.start]:02x}",
+        ) from None
+
+
+def _shown(path: Path) -> str:
+    """A path that may hold anything, as text."""
+    name = str(path)
+    return name if name.isprintable() and len(name) < 200 else repr(name[:200])
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
@@ -392,6 +459,33 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         SpecError: If it is missing, no plain YAML, or asks for too much.
     """
     return parse_document(read_text(Path(path)), str(path))
+
+
+# A key at the left edge whose value is a block of lines, each indented by two spaces.
+_BLOCK = re.compile(r"^(\w+): \|\n((?:  [^ \n][^\n]*(?:\n|\Z))++)(?=\S|\Z)", re.MULTILINE)
+# Other signs that YAML, or one of its versions, takes for the end of a line.
+_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
+
+
+def _cut_blocks(text: str) -> tuple[str, dict[int, str]]:
+    """The text with blocks of plain lines emptied, and those blocks by the line of their key.
+
+    Leaves and nodes are nearly all of a flat file; a YAML scanner goes through them sign by sign.
+    """
+    blocks: dict[int, str] = {}
+    line = seen = 0
+
+    def cut(match: re.Match[str]) -> str:
+        nonlocal line, seen
+        body = match.group(2)
+        line += text.count("\n", seen, match.start())
+        seen = match.start()
+        if _BREAKS.search(body) or Reader.NON_PRINTABLE.search(body):
+            return match.group()
+        blocks[line] = body[2:].replace("\n  ", "\n")
+        return f"{match.group(1)}: |\n" + "\n" * body.count("\n")
+
+    return _BLOCK.sub(cut, text), blocks
 
 
 def parse_document(text: str, file: str) -> Document:
@@ -404,8 +498,43 @@ def parse_document(text: str, file: str) -> Document:
         >>> parse_document("a: [1, {b: yes}]", "x.yaml").data
         {'a': (1, {'b': 'yes'})}
     """
+    rest, blocks = _cut_blocks(text)
+    root = _compose(rest, file)
+    if not isinstance(root, MappingNode):
+        raise SpecError("is no mapping", where=f"{file}:1", expected="keys and values")
+    found = {
+        v.start_mark.line
+        for k, v in root.value
+        if k.start_mark.column == 0 and isinstance(v, ScalarNode) and v.style == "|"
+    }
+    if not blocks.keys() <= found:
+        # What looked like a key stands inside something else: read the text as it is.
+        root, blocks = _compose(text, file), {}
+    reader = _Reader(file, text, blocks)
+    data = reader.read(root, ())
+    return Document(file, data, reader.lines, reader.texts)
+
+
+def _compose(text: str, file: str) -> Node:
+    """The nodes of YAML text.
+
+    Raises:
+        SpecError: If it is no YAML, or asks for too much.
+    """
+    if (size := len(text.encode("utf-8", "surrogatepass"))) > LIMITS.yaml_bytes:
+        raise SpecError(
+            "is too large",
+            where=file,
+            found=f"{size} bytes beside the lines of leaves and nodes",
+            expected=f"≤ {LIMITS.yaml_bytes}",
+        )
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        return yaml.compose(text)
+    except _TooMuch as error:
+        message, expected, line = error.args
+        raise SpecError(message, where=f"{file}:{line}", expected=expected) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
@@ -425,15 +554,6 @@ def parse_document(text: str, file: str) -> Document:
         ) from None
     except YAMLError as error:
         raise SpecError("is no YAML", where=file, found=str(error)) from None
-    except RecursionError:
-        raise SpecError(
-            "is nested too deeply", where=file, expected=f"at most {MAX_DEPTH} levels"
-        ) from None
-    if not isinstance(root, MappingNode):
-        raise SpecError("is no mapping", where=f"{file}:1", expected="keys and values")
-    reader = _Reader(file, text)
-    data = reader.read(root, ())
-    return Document(file, data, reader.lines, reader.texts)
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:

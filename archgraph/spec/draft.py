@@ -29,11 +29,9 @@ from archgraph.ir import (
     replace,
     show,
 )
+from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args
-
-MAX_NODES = 100_000
-MAX_ELEMENTS = 2**33
 
 
 @dataclass
@@ -74,9 +72,12 @@ class Draft:
         elements = 1
         for size in shape:
             elements *= size
-        if elements > MAX_ELEMENTS:
+        if elements > LIMITS.leaf_elements:
             raise GraphError(
-                "leaf too large", where=name, found=list(shape), expected=f"≤ {MAX_ELEMENTS}"
+                "leaf too large",
+                where=name,
+                found=list(shape),
+                expected=f"≤ {LIMITS.leaf_elements}",
             )
         self.leaves[name] = Param(
             name, TensorType(shape, dtype), role, role == "parameter", (), value
@@ -100,8 +101,8 @@ class Draft:
         Raises:
             GraphError: If the operator is unknown or does not fit its arguments.
         """
-        if len(self.nodes) >= MAX_NODES:
-            raise GraphError("too many operators", expected=f"at most {MAX_NODES}")
+        if len(self.nodes) >= LIMITS.nodes:
+            raise GraphError("too many operators", expected=f"at most {LIMITS.nodes}")
         node = Node("new", op, tuple(args.items()), scope=scope)
         if op != "getitem":
             node = Node("new", op, canonical_args(op, dict(args)), scope=scope)

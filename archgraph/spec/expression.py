@@ -12,12 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from archgraph.limits import LIMITS
 from archgraph.spec.document import Key, Mistake, nearest
 
 Scalar = int | float | str | bool | None
-
-MAX_LENGTH = 200
-MAX_VALUE = 2**31 - 1
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
@@ -54,8 +52,10 @@ def evaluate(text: str, values: Mapping[str, Scalar]) -> Scalar:
         >>> evaluate("$width * 6 // $parts", {"width": 16, "parts": 2})
         48
     """
-    if len(text) > MAX_LENGTH:
-        raise Mistake("is too long", found=f"{len(text)} signs", expected=f"≤ {MAX_LENGTH}")
+    if len(text) > LIMITS.expression_signs:
+        raise Mistake(
+            "is too long", found=f"{len(text)} signs", expected=f"≤ {LIMITS.expression_signs}"
+        )
     for name in _NAME.findall(text):
         if name not in values:
             known = [f"${n}" for n in values]
@@ -102,8 +102,10 @@ def _number(node: ast.expr, text: str, values: Mapping[str, Scalar]) -> int:
             raise Mistake("divides with '/'", found=repr(text), hint="write // (rounded down)")
         case _:
             raise ValueError
-    if abs(result) > MAX_VALUE:
-        raise Mistake("is out of range", found=repr(text), expected=f"at most {MAX_VALUE}")
+    if abs(result) > LIMITS.expression_value:
+        raise Mistake(
+            "is out of range", found=repr(text), expected=f"at most {LIMITS.expression_value}"
+        )
     return result
 
 

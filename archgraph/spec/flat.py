@@ -135,11 +135,26 @@ def _value(document: Document, place: Place, text: str) -> Value:
     return syntax.parse_value(text, line=line, column=column, file=document.file)
 
 
-def line_of(document: Document, node: str) -> int:
-    """Line of a flat file on which a node stands, or on which the nodes begin."""
-    first, _ = document.texts.get(("nodes",), (1, 0))
-    lines = str(document.data.get("nodes", "")).split("\n")
-    return first + next((i for i, s in enumerate(lines) if s.startswith(f"{node}:")), 0)
+def line_of(document: Document, where: str) -> int:
+    """Line of a flat file on which a node (``%name …``), a leaf or an update stands.
+
+    Where there is no such line, that of the key that ``where`` names, or else of the nodes.
+    """
+    name = where.partition(" in ")[0]
+    if name.startswith("%"):
+        return _line(document, "nodes", lambda text: syntax.statement_name(text) == name[1:])
+    key, _, buffer = name.partition(" ")
+    if key == "update" and ("updates", buffer) in document.lines:
+        return document.lines["updates", buffer]
+    if (key,) in document.lines:
+        return document.lines[(key,)]
+    return _line(document, "leaves", lambda text: syntax.statement_name(text) == name)
+
+
+def _line(document: Document, key: str, here: Callable[[str], bool]) -> int:
+    first, _ = document.texts.get((key,), (document.lines.get(("nodes",), 1), 0))
+    lines = str(document.data.get(key, "")).split("\n")
+    return first + next((i for i, text in enumerate(lines) if here(text)), 0)
 
 
 def read(document: Document) -> ArchGraph:

@@ -11,6 +11,7 @@ import pydantic
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.ir import ArchGraph, Batch, Record, Ref, Size, TensorType, Value
+from archgraph.limits import LIMITS
 from archgraph.spec import steps as table
 from archgraph.spec.document import Document, Mistake, Place, nearest, shorten
 from archgraph.spec.draft import Draft
@@ -28,8 +29,6 @@ from archgraph.spec.steps import Options, Site
 Kind = TypeVar("Kind", bound=Options)
 
 SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
-MAX_DEPTH = 1000
-MAX_NESTING = 16
 
 # Names that every list of steps has: its own input, and two sizes of it.
 INPUT = "input"
@@ -443,9 +442,12 @@ class _Lowering:
     ) -> tuple[Ref, tuple[str, ...]]:
         block = self.model.blocks[name]
         depth = self._resolve(section.depth, root.params, (*place, "depth"))
-        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MAX_DEPTH:
+        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
             self.document.fail(
-                (*place, "depth"), "has a wrong value", found=depth, expected=f"1 to {MAX_DEPTH}"
+                (*place, "depth"),
+                "has a wrong value",
+                found=depth,
+                expected=f"1 to {LIMITS.blocks}",
             )
         blocks = []
         for index in range(depth):
@@ -485,12 +487,12 @@ class _Lowering:
     ) -> Ref:
         """One use of a block on a value."""
         self.nesting.append(str(place[-1]))
-        if len(self.nesting) > MAX_NESTING:
+        if len(self.nesting) > LIMITS.block_nesting:
             self.document.fail(
                 place,
                 "is nested too deeply",
                 found=" → ".join(self.nesting[-4:]),
-                expected=f"at most {MAX_NESTING} blocks, none inside itself",
+                expected=f"at most {LIMITS.block_nesting} blocks, none inside itself",
             )
         own = block.params if isinstance(block, BlockSpec) else {}
         params = {**outer.params, **own, **given}

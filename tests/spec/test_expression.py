@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archgraph.limits import LIMITS
 from archgraph.spec.document import Mistake
-from archgraph.spec.expression import MAX_VALUE, evaluate, resolve
+from archgraph.spec.expression import evaluate, resolve
 
 VALUES = {"width": 24, "depth": 3, "zero": 0}
 
@@ -74,4 +75,5 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_the_bound_is_that_of_sizes() -> None:
-    assert evaluate("$x + 0", {"x": MAX_VALUE}) == MAX_VALUE
+    largest = LIMITS.expression_value
+    assert evaluate("$x + 0", {"x": largest}) == largest

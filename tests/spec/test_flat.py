@@ -120,5 +120,5 @@ def test_a_reference_to_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load(target)
     assert str(error.value) == (
-        f"{target}:8: outputs: uses a result that no earlier operator makes; found %liner"
+        f"{target}:10: outputs: uses a result that no earlier operator makes; found %liner"
     )

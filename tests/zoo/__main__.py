@@ -1,0 +1,116 @@
+"""Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/zoo.md``.
+
+Each model runs in a process of its own, bounded in memory and time; nothing is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.zoo.collection import GROUPS, Entry, entries, entry
+from tests.zoo.exam import Failure, Report, examine
+from tests.zoo.table import line, table
+
+GIGABYTES = 10  # of private memory for a model, 22 for one that runs alone
+MINUTES = {"quick": 15, "full": 60}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine the chosen models; 0 where all of them pass."""
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    parser.add_argument("--group", choices=GROUPS, help="one group only")
+    parser.add_argument("--only", metavar="PATTERN", help="models by name, e.g. 'resnet*'")
+    parser.add_argument("--level", choices=("quick", "full"), default="quick")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table (docs/zoo.md)")
+    parser.add_argument("--one", metavar="GROUP/NAME", help="examine here and print the report")
+    options = parser.parse_args(arguments)
+    if options.one:
+        return _one(options.one, options.level)
+
+    chosen = [e for e in entries(options.group) if fnmatch.fnmatch(e.name, options.only or "*")]
+    if not chosen:
+        parser.error("no such model")
+    start = time.perf_counter()
+    reports = _run(chosen, options.level, options.jobs)
+    found = [(e, reports[e.group, e.name]) for e in chosen]
+    passed = sum(r.ok for _, r in found)
+    print(f"{passed} of {len(found)} pass, {time.perf_counter() - start:.0f} s")  # noqa: T201 - the command's product
+    if options.json:
+        data = [{"group": e.group, "name": e.name, **r.to_json()} for e, r in found]
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
+    if options.write:
+        options.write.write_text(table(found, options.level))
+    return 0 if passed == len(found) else 1
+
+
+def _run(chosen: Sequence[Entry], level: str, jobs: int) -> dict[tuple[str, str], Report]:
+    """Reports by model; those that need the machine for themselves come last."""
+    reports: dict[tuple[str, str], Report] = {}
+    talk = threading.Lock()
+
+    def examined(item: Entry) -> None:
+        begin = time.perf_counter()
+        report = _subprocess(item, level)
+        with talk:
+            reports[item.group, item.name] = report
+            count = f"{len(reports):3}/{len(chosen)}"
+            print(count, line(item, report, time.perf_counter() - begin), flush=True)  # noqa: T201 - progress
+
+    for several, group in ((jobs, False), (1, True)):
+        with ThreadPoolExecutor(several) as pool:
+            list(pool.map(examined, [e for e in chosen if e.heavy is group]))
+    return reports
+
+
+def _subprocess(item: Entry, level: str) -> Report:
+    command = [sys.executable, "-m", "tests.zoo", "--one", f"{item.group}/{item.name}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    limit = 60 * MINUTES[level]
+    try:
+        done = subprocess.run(
+            [*command, "--level", level],
+            capture_output=True, text=True, timeout=limit, env=environment, check=False,
+            cwd=Path(__file__).resolve().parents[2],
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Report(failures=(Failure("time", f"not done after {limit} s"),))
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode or not last.startswith("{"):
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        return Report(failures=(Failure("process", f"ended with {done.returncode}: {lines[-1]}"),))
+    return Report.from_json(json.loads(last))
+
+
+def _one(name: str, level: str) -> int:
+    """The report of one model as the last line of the output."""
+    import torch
+
+    item = entry(name)
+    bound = (22 if item.heavy else GIGABYTES) * 2**30
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    report = examine(item.make(), level, item.name)  # type: ignore[arg-type]  # argparse's choices
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report = dataclasses.replace(report, memory=peak)
+    print(json.dumps(report.to_json()))  # noqa: T201 - the command's product
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A sample of the zoo, small enough for every run of the tests; `make zoo` examines all of it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tests.zoo.collection import FAMILIES, entries, entry
+from tests.zoo.exam import Failure, Report, examine
+from tests.zoo.table import table
+
+pytestmark = pytest.mark.slow
+
+CLASSIFIERS = (
+    "densenet121", "googlenet", "mobilenet_v2", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
+    "squeezenet1_1", "swin_t",
+)  # fmt: skip
+TRANSFORMERS = (
+    "albert", "bert", "clip", "convnext", "deberta", "gpt2", "llama", "opt", "roberta", "segformer",
+    "swin", "t5", "vit", "wav2vec2", "whisper",
+)  # fmt: skip
+NAMES = [f"torchvision/{n}" for n in CLASSIFIERS] + [f"transformers/{n}" for n in TRANSFORMERS]
+
+# Hidden states are outputs of these two: their width is not the model's own to cut.
+PINNED = {"transformers/clip": 0.75, "transformers/t5": 0.94}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_check_of_the_examination(name):
+    item = entry(name)
+    with warnings.catch_warnings():  # what foreign code warns of is not ours
+        warnings.simplefilter("ignore")
+        report = examine(item.make(), name=item.name)
+    assert report.failures == ()
+    assert report.left_out == ()
+    assert not any("could not be captured" in note for note in report.notes)
+    assert {"trace", "eval", "train", "retrace", "yaml", "take 0.5", "law"} <= set(report.passed)
+    assert report.gap is not None and report.gap <= 1e-10
+    assert report.share is not None and report.share >= PINNED.get(name, 0.95)
+    assert report.half < 0.5 * report.parameters or name in PINNED
+
+
+def test_every_model_is_in_the_collection_once():
+    names = [(e.group, e.name) for e in entries()]
+    assert len(set(names)) == len(names)
+    groups = [group for group, _ in names]
+    assert groups.count("torchvision") == 80
+    assert groups.count("transformers") == len(FAMILIES) >= 24
+
+
+def test_a_report_survives_json_and_the_table_shows_its_failures():
+    report = Report(
+        parameters=1_000, nodes=3, share=0.5, gap=1e-16, seconds={"trace": 0.04},
+        passed=("trace",), failures=(Failure("law", "RewriteError: a | b", "place"),),
+        left_out=(("macs", "why"),), notes=("noted",),
+    )  # fmt: skip
+    assert Report.from_json(report.to_json()) == report
+    assert not report.ok
+    page = table([(entry("transformers/bert"), report)], "quick")
+    assert "| transformers | 1 | 0 | 0.0% | 50.00% |" in page
+    assert "  - law: RewriteError: a \\| b" in page
+    assert "- transformers/bert: no macs: why\n- transformers/bert: noted" in page
+    row = next(line for line in page.splitlines() if line.startswith("| bert |"))
+    assert row.endswith("| 1e-16 | 50.00% | 0.0 |  |  | **fail** |")
