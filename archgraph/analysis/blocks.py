@@ -455,7 +455,8 @@ class Drafts:
                 continue
             nodes.sort(key=self.order.__getitem__)
             taken = [u for n in nodes for u in self.eval.node[n].uses() if u in owner]
-            piece = Piece(tuple(nodes), max(taken, key=self.order.__getitem__), output)
+            entry = max(taken, key=self.order.__getitem__, default="")
+            piece = Piece(tuple(nodes), entry, output)
             work = [self.place(n) for n in nodes if n in self.stream.heavy]
             path = common(work or [self.place(n) for n in nodes])
             ends.append(Draft([piece], [piece], path, kind="head"))

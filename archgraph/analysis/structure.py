@@ -19,7 +19,7 @@ from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
 from archgraph.analysis.sections import SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
-from archgraph.layout import AxisRef, Layout, Prod, leaves
+from archgraph.layout import AxisRef, Layout, Prod, leaves, product
 
 Named = TypeVar("Named", "Block", "Section")
 
@@ -253,7 +253,7 @@ class _Judge:
                 return f"ends a long connection in %{piece.exit}"
         terms = self._terms(draft)
         if terms:
-            reason = self._kept_term(terms, members)
+            reason = self._kept_term(terms, members, entry)
             if reason:
                 return reason
         else:
@@ -309,9 +309,11 @@ class _Judge:
             self._listed[name] = _listed(self.graph.node[name])
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
-    def _kept_term(self, terms: Mapping[str, str], members: set[str]) -> str:
+    def _kept_term(self, terms: Mapping[str, str], members: set[str], entry: str) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
+        given = leaves(product(solved.value[entry][0]))
+        stream = {leaf.name for leaf in given if isinstance(leaf, AxisRef)}
         for name in terms:
             found = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
             own = [leaf for leaf in found if isinstance(leaf, AxisRef)]
@@ -320,6 +322,8 @@ class _Judge:
             for ref in own:
                 if ref.name not in self._free:
                     return f"appends {ref}, which is pinned: {solved[ref.name].reason}"
+                if ref.name in stream:
+                    return f"appends {ref}, which what it is appended to has, too"
                 for leaf in self._alone.get(ref.name, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"

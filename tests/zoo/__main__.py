@@ -1,6 +1,7 @@
 """Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/zoo.md``.
 
-Each model runs in a process of its own, bounded in memory and time; nothing is cached.
+Each model runs in a process of its own, bounded in memory and time. With ``--log`` an interrupted
+run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="PATTERN", help="models by name, e.g. 'resnet*'")
     parser.add_argument("--level", choices=("quick", "full"), default="quick")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at a time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="add each report to a file as it comes; what passes there is not examined again",
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table (docs/zoo.md)")
     parser.add_argument("--one", metavar="GROUP/NAME", help="examine here and print the report")
     options = parser.parse_args(arguments)
@@ -46,21 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error("no such model")
     start = time.perf_counter()
-    reports = _run(chosen, options.level, options.jobs)
+    reports = _run(chosen, options.level, options.jobs, options.log)
     found = [(e, reports[e.group, e.name]) for e in chosen]
     passed = sum(r.ok for _, r in found)
     print(f"{passed} of {len(found)} pass, {time.perf_counter() - start:.0f} s")  # noqa: T201 - the command's product
-    if options.json:
-        data = [{"group": e.group, "name": e.name, **r.to_json()} for e, r in found]
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
     if options.write:
         options.write.write_text(table(found, options.level))
     return 0 if passed == len(found) else 1
 
 
-def _run(chosen: Sequence[Entry], level: str, jobs: int) -> dict[tuple[str, str], Report]:
+def _run(
+    chosen: Sequence[Entry], level: str, jobs: int, log: Path | None = None
+) -> dict[tuple[str, str], Report]:
     """Reports by model; those that need the machine for themselves come last."""
-    reports: dict[tuple[str, str], Report] = {}
+    reports = _logged(chosen, level, log)
     talk = threading.Lock()
 
     def examined(item: Entry) -> None:
@@ -68,13 +73,31 @@ def _run(chosen: Sequence[Entry], level: str, jobs: int) -> dict[tuple[str, str]
         report = _subprocess(item, level)
         with talk:
             reports[item.group, item.name] = report
+            if log:
+                entry_ = {"group": item.group, "name": item.name, "level": level}
+                with log.open("a") as file:
+                    file.write(json.dumps({**entry_, **report.to_json()}) + "\n")
             count = f"{len(reports):3}/{len(chosen)}"
             print(count, line(item, report, time.perf_counter() - begin), flush=True)  # noqa: T201 - progress
 
     for several, group in ((jobs, False), (1, True)):
         with ThreadPoolExecutor(several) as pool:
-            list(pool.map(examined, [e for e in chosen if e.heavy is group]))
+            due = [e for e in chosen if e.heavy is group and (e.group, e.name) not in reports]
+            list(pool.map(examined, due))
     return reports
+
+
+def _logged(chosen: Sequence[Entry], level: str, log: Path | None) -> dict[tuple[str, str], Report]:
+    """Reports of an earlier run of the same level that passed."""
+    wanted = {(e.group, e.name) for e in chosen}
+    found: dict[tuple[str, str], Report] = {}
+    for text in log.read_text().splitlines() if log and log.exists() else ():
+        data = json.loads(text)
+        key, at = (data.pop("group"), data.pop("name")), data.pop("level")
+        report = Report.from_json(data)
+        if key in wanted and at == level and report.ok:
+            found[key] = report
+    return found
 
 
 def _subprocess(item: Entry, level: str) -> Report:

@@ -54,16 +54,8 @@ def _has_modes(model: nn.Module) -> bool:
 
 
 # What today's operator table and capture cannot do; strict, so that a remedy removes its line.
-NOT_TRACED = {
-    "embedding_bag": "the operator's unused results have other shapes on meta tensors",
-}
-NOT_FREE = {
-    "modulated_convolution": "as many groups as examples: the batch axis is no factor of channels",
-    "position_tables_by_heads": "rows that nothing reads count as free",
-    "positions_learned_and_fixed": "rows that nothing reads count as free",
-    "rotary_pairs": "a strided slice pins its axis",
-    "spatial_gating": "a convolution with a kernel of one pins the axis that it slides over",
-}
+NOT_TRACED: dict[str, str] = {}
+NOT_FREE: dict[str, str] = {}
 
 
 def _xfail(reason: str) -> pytest.MarkDecorator:
