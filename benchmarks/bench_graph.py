@@ -19,7 +19,7 @@ import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
 from archgraph.analysis import axes as axes_module
 from archgraph.analysis import structure as structure_module
-from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, replace
+from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, prune, replace
 from tests import structures
 from tests.nets import FOREIGN, Foreign
 
@@ -87,9 +87,14 @@ def figures(name: str) -> dict[str, float]:
 # -- growth ---------------------------------------------------------------------------------------
 
 
+def _template(net: torch.nn.Module) -> ArchGraph:
+    """A traced network without its batch counters."""
+    return prune(structures.graph_of(net).replace(updates=()))
+
+
 def residual(blocks: int) -> ArchGraph:
     """A residual network of equal blocks: the last of two traced ones over and over."""
-    graph = structures.graph_of(structures.Net(structures.Basic, (2,), (8,)))
+    graph = _template(structures.Net(structures.Basic, (2,), (8,)))
     block = structure_module.structure(graph).block("stage1.1")
     inside = [graph.node[n] for n in block.nodes]
     used = {leaf for n in inside for leaf in n.leaves()}
@@ -135,7 +140,7 @@ def dense(layers: int, size: int = 0) -> ArchGraph:
 
     Blocks of bounded length are joined by a layer that brings the width back to that of the stem.
     """
-    graph = structures.graph_of(structures.DenseNet(layers=2))
+    graph = _template(structures.DenseNet(layers=2))
     whole = {p.name: p for p in graph.params}
     layer = [n for n in graph.nodes if n.scope.startswith("dense.1") and n.op != "aten.cat"]
     cat = next(n for n in graph.nodes if n.op == "aten.cat")

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import fnmatch
 import json
+import math
 import os
 import resource
 import subprocess
@@ -42,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="add each report to a file as it comes; what passes there is not examined again",
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="begin no model after this time; those left are said to be not examined",
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table (docs/zoo.md)")
     parser.add_argument("--one", metavar="GROUP/NAME", help="examine here and print the report")
     options = parser.parse_args(arguments)
@@ -52,17 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error("no such model")
     start = time.perf_counter()
-    reports = _run(chosen, options.level, options.jobs, options.log)
-    found = [(e, reports[e.group, e.name]) for e in chosen]
+    end = math.inf if options.minutes is None else start + 60 * options.minutes
+    reports = _run(chosen, options.level, options.jobs, options.log, end)
+    found = [(e, reports[e.group, e.name]) for e in chosen if (e.group, e.name) in reports]
+    if len(found) < len(chosen):
+        print(f"{len(chosen) - len(found)} of {len(chosen)} not examined")  # noqa: T201 - the command's product
     passed = sum(r.ok for _, r in found)
     print(f"{passed} of {len(found)} pass, {time.perf_counter() - start:.0f} s")  # noqa: T201 - the command's product
     if options.write:
-        options.write.write_text(table(found, options.level))
+        options.write.write_text(table(found, options.level, len(chosen)))
     return 0 if passed == len(found) else 1
 
 
 def _run(
-    chosen: Sequence[Entry], level: str, jobs: int, log: Path | None = None
+    chosen: Sequence[Entry], level: str, jobs: int, log: Path | None, end: float
 ) -> dict[tuple[str, str], Report]:
     """Reports by model; those that need the machine for themselves come last."""
     reports = _logged(chosen, level, log)
@@ -70,6 +80,8 @@ def _run(
 
     def examined(item: Entry) -> None:
         begin = time.perf_counter()
+        if begin > end:
+            return
         report = _subprocess(item, level)
         with talk:
             reports[item.group, item.name] = report

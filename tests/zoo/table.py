@@ -25,8 +25,14 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     return "\n".join([head, *(f"        {f.check}: {f.error}" for f in report.failures)])
 
 
-def table(found: Found, level: str) -> str:
-    """The page: a table per group, a summary, failures and what was left out."""
+def table(found: Found, level: str, models: int) -> str:
+    """The page: a table per group, a summary, failures and what was left out.
+
+    Args:
+        found: What was examined.
+        level: ``quick`` or ``full``.
+        models: How many models were to be examined.
+    """
     singles = f"{AXES} random axes alone, the first, the last and a random removable block"
     if level == "full":
         singles = f"{4 * AXES} random axes alone, every removable block"
@@ -43,6 +49,10 @@ def table(found: Found, level: str) -> str:
         "parameters on at least one free axis. Processor seconds on one core.",
         summary(found),
     ]
+    if len(found) < models:
+        parts.append(
+            f"{models - len(found)} of {models} models were not examined for want of time."
+        )
     for group in GROUPS:
         rows = [_row(e, r) for e, r in found if e.group == group]
         if rows:
