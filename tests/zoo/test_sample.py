@@ -57,7 +57,7 @@ def test_a_report_survives_json_and_the_table_shows_its_failures():
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report
     assert not report.ok
-    page = table([(entry("transformers/bert"), report)], "quick")
+    page = table([(entry("transformers/bert"), report)], "quick", 2)
     assert "| transformers | 1 | 0 | 0.0% | 50.00% |" in page
     assert "  - law: RewriteError: a \\| b" in page
     assert "- transformers/bert: no macs: why\n- transformers/bert: noted" in page
