@@ -208,13 +208,22 @@ class DimMap:
             rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
         else:
             picked, rows, factors = via, other.targets, outer
-        return DimMap.sparse(
+        made = DimMap.sparse(
             rows,
             self.positions[picked],
             self.values[picked] * factors,
             size=self.size,
             length=other.length,
         )
+        return made if made is None else made._rounded()
+
+    def _rounded(self) -> DimMap | None:
+        """The map with weights that are whole but for rounding made whole (thirds of thrice)."""
+        values = self.values
+        whole = np.rint(values)
+        values = np.where(np.abs(values - whole) < 1e-12, whole, values)
+        offsets = np.frombuffer(self.offsets, dtype="<i8") if self.offsets else None
+        return DimMap._make(self.positions, self.size, self.length, values, offsets)
 
     def coverage(self, rows: Vector | None = None) -> Vector:
         """``|A|ᵀ (rows ∘ |A| 1)`` over the source positions; ``rows`` defaults to ones.

@@ -50,6 +50,21 @@ class Axis:
         return not self.reason
 
 
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A product of tensors that an operator sums over a dimension of each.
+
+    Attributes:
+        node: The operator.
+        layout: What is summed over.
+        operands: Each with its dimension.
+    """
+
+    node: str
+    layout: Layout
+    operands: tuple[tuple[Value, int], ...]
+
+
 @dataclass(frozen=True)
 class Axes:
     """All axes of a graph, and of what layout every dimension is.
@@ -59,12 +74,16 @@ class Axes:
         leaf: Layouts of each leaf's dimensions.
         value: Layouts of each operator's results.
         attributes: Layouts whose sizes an operator's argument states, by (node, argument).
+        contractions: Products that are summed over a layout.
+        runs: Layouts that an operator runs over otherwise (norms, softmaxes, sums), by node.
     """
 
     all: tuple[Axis, ...]
     leaf: Mapping[str, tuple[Layout, ...]]
     value: Mapping[str, tuple[tuple[Layout, ...], ...]]
     attributes: Mapping[tuple[str, str], Sizes]
+    contractions: tuple[Contraction, ...] = ()
+    runs: tuple[tuple[str, Layout], ...] = ()
 
     @property
     def free(self) -> tuple[Axis, ...]:
@@ -273,6 +292,8 @@ class _Naming:
             {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
             {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
             {k: show_sizes(v) for k, v in eq.attributes.items()},
+            tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
+            tuple((node, show(d)) for d, node, _ in eq.runs),
         )
 
     def _vars(self, layout: Layout) -> tuple[Var, ...]:
@@ -358,6 +379,33 @@ def sizes_after(sizes: Sizes, kept: Kept) -> Value:
 def touched(layout: Layout, kept: Kept) -> bool:
     """Whether a layout contains an axis that is cut."""
     return any(isinstance(a, AxisRef) and a.name in kept for a in leaves(layout))
+
+
+def shares(layout: Layout, kept: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A number for each position that stays: the product of those of its axes.
+
+    Args:
+        layout: A dimension's layout.
+        kept: Positions kept, repeated or not, by axis.
+        share: The number of each kept position, by axis; an axis not named has ones.
+
+    >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
+    >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
+    array([1. , 1. , 1. , 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
+    """
+    match layout:
+        case AxisRef(name, size):
+            return share[name] if name in share else np.ones(len(kept.get(name, range(size))))
+        case Prod(factors):
+            result = np.ones(1)
+            for f in factors:
+                result = np.multiply.outer(result, shares(f, kept, share)).reshape(-1)
+            return result
+        case Sum(terms):
+            return np.concatenate([shares(t, kept, share) for t in terms])
+        case _:
+            assert isinstance(layout.size, int)
+            return np.ones(layout.size)
 
 
 def positions(layout: Layout, kept: Kept) -> np.ndarray:

@@ -20,7 +20,7 @@ def _matrix_product(eq: Equations, left: Value, right: Value) -> Dims:
     what = eq.node.op.split(".")[1]
     inner = b[0] if len(b) == 1 else b[-2]
     eq.unify(a[-1], inner)
-    eq.contract(a[-1], [left, right], what)
+    eq.contract(a[-1], [(left, -1), (right, 0 if len(b) == 1 else -2)], what)
     if len(a) == 1:
         return [*b[:-2], *b[-1:]] if len(b) > 1 else []
     if len(b) == 1:
@@ -58,7 +58,7 @@ def summed_products(eq: Equations) -> list[Dims]:
     (_, left), (_, right) = eq.node.args[1:3]
     a, b = eq.of(left), eq.of(right)
     eq.unify(a[0], b[0])
-    eq.contract(a[0], [left, right], "addbmm")
+    eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, left, right)[1:]])]
 
 
@@ -69,7 +69,7 @@ def chained(eq: Equations) -> list[Dims]:
     for left, right in itertools.pairwise(value):
         a, b = eq.of(left), eq.of(right)
         eq.unify(a[-1], b[0])
-        eq.contract(a[-1], [left, right], "product of matrices")
+        eq.contract(a[-1], [(left, -1), (right, 0)], "product of matrices")
     return [[*eq.of(value[0])[:-1], *eq.of(value[-1])[1:]]]
 
 
@@ -80,7 +80,7 @@ def inner(eq: Equations) -> list[Dims]:
     if not a or not b:
         return [a or b]
     eq.unify(a[-1], b[-1])
-    eq.contract(a[-1], [left, right], "inner product")
+    eq.contract(a[-1], [(left, -1), (right, -1)], "inner product")
     return [[*a[:-1], *b[:-1]]]
 
 
@@ -89,7 +89,8 @@ def vector_product(eq: Equations) -> list[Dims]:
     (_, left), (_, right) = eq.node.args[:2]
     both = eq.broadcast([eq.of(left), eq.of(right)])
     dim = eq.dim("dim", len(both), -1)
-    eq.contract(both[dim], [left, right], "inner product")
+    back = dim - len(both)  # operands broadcast from the right
+    eq.contract(both[dim], [(left, back), (right, back)], "inner product")
     return [[*both[:dim], *both[dim + 1 :]]]
 
 
@@ -101,7 +102,7 @@ def tensordot(eq: Equations) -> list[Dims]:
     with_ = [d % len(b) for d in eq.ints("dims_other")]
     for i, j in zip(over, with_, strict=True):
         eq.unify(a[i], b[j])
-        eq.contract(a[i], [left, right], "tensordot")
+        eq.contract(a[i], [(left, i), (right, j)], "tensordot")
     return [
         [d for i, d in enumerate(a) if i not in over]
         + [d for j, d in enumerate(b) if j not in with_]
@@ -125,9 +126,10 @@ def kronecker(eq: Equations) -> list[Dims]:
 def bilinear(eq: Equations) -> list[Dims]:
     """x₁[-1] = w[1], x₂[-1] = w[2], y[-1] = w[0]."""
     a, b, w = eq.arg("input1"), eq.arg("input2"), eq.arg("weight")
-    for x, side, name in ((a, w[1], "input1"), (b, w[2], "input2")):
-        eq.unify(x[-1], side)
-        eq.contract(x[-1], [eq.node.arg(name), eq.node.arg("weight")], "bilinear")
+    for x, side, name in ((a, 1, "input1"), (b, 2, "input2")):
+        eq.unify(x[-1], w[side])
+        given = [(eq.node.arg(name), -1), (eq.node.arg("weight"), side)]
+        eq.contract(x[-1], given, "bilinear")
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[0], w[0])
     return [[*eq.broadcast([a[:-1], b[:-1]]), w[0]]]
@@ -187,11 +189,20 @@ def einsum(eq: Equations) -> list[Dims]:
         right = ("..." if "..." in left else "") + "".join(counted)
     summed = sorted(set(left) - set(right) - {",", "."})
     for letter in summed:
-        having = [v for part, v in zip(parts, operands, strict=True) if letter in part]
+        having = [
+            (v, _place(part, letter))
+            for part, v in zip(parts, operands, strict=True)
+            if letter in part
+        ]
         eq.contract(letters[letter], having, "sum")
     if "..." in left and "..." not in right:
-        for layout in middle:
-            eq.contract(layout, operands, "sum")
+        for index, layout in enumerate(middle):
+            having = [
+                (v, index - len(middle) - len(part.partition("...")[2]))
+                for part, v in zip(parts, operands, strict=True)
+                if "..." in part
+            ]
+            eq.contract(layout, having, "sum")
     _einsum_roles(eq, parts, operands, right, letters, summed)
     out: Dims = []
     position = 0
@@ -203,6 +214,12 @@ def einsum(eq: Equations) -> list[Dims]:
             out.append(eq.resolve(letters[right[position]]))
             position += 1
     return [out]
+
+
+def _place(part: str, letter: str) -> int:
+    """Dimension of a letter in an operand, counted from the back behind an ellipsis."""
+    head, _, tail = part.partition("...")
+    return head.index(letter) if letter in head else tail.index(letter) - len(tail)
 
 
 def _einsum_roles(
@@ -228,7 +245,7 @@ def attention(eq: Equations) -> list[Dims]:
     """q[..., L, d] · k[..., S, d], softmax over S, · v[..., S, e] → [..., L, e]."""
     q, k, v = eq.arg("query"), eq.arg("key"), eq.arg("value")
     eq.unify(q[-1], k[-1])
-    eq.contract(q[-1], [eq.node.arg("query"), eq.node.arg("key")], "attention")
+    eq.contract(q[-1], [(eq.node.arg("query"), -1), (eq.node.arg("key"), -1)], "attention")
     eq.unify(k[-2], v[-2])
     for axis in range(-3, -min(len(q), len(k), len(v)) - 1, -1):
         if q[axis].size == k[axis].size:

@@ -26,6 +26,8 @@ class Equations:
         leaves: Per leaf, the layouts of its dimensions.
         attributes: Per node and argument, the layouts whose sizes the argument states.
         spans: Layouts that a norm, softmax or reduction runs over: (layout, node, what).
+        runs: All that runs over a layout, also what is exact over zeros: (layout, node, what).
+        contractions: Products summed over a layout: (layout, node, operands and dimensions).
         roles: What an operator knows a layout to be: (layout, role, node).
         dirt: Per node and result, the layouts at whose masked positions it need not be zero.
         scores: Products of two activations that a softmax may turn into attention: what is
@@ -40,6 +42,10 @@ class Equations:
     leaves: dict[str, Dims] = field(default_factory=dict)
     attributes: dict[tuple[str, str], Sizes] = field(default_factory=dict)
     spans: list[tuple[Layout, str, str]] = field(default_factory=list)
+    runs: list[tuple[Layout, str, str]] = field(default_factory=list)
+    contractions: list[tuple[Layout, str, tuple[tuple[Value, int], ...]]] = field(
+        default_factory=list
+    )
     roles: list[tuple[Layout, str, str]] = field(default_factory=list)
     dirt: dict[str, list[Dirt]] = field(default_factory=dict)
     scores: dict[str, tuple[Dims, Dims]] = field(default_factory=dict)
@@ -146,6 +152,7 @@ class Equations:
     def span(self, layout: Layout, what: str) -> None:
         """Note that the operator mixes all positions of a layout without a weight per position."""
         self.spans.append((layout, self.node.name, what))
+        self.runs.append((layout, self.node.name, what))
 
     # -- zeros: which results are zero wherever an axis is masked -----------------------------
 
@@ -196,10 +203,18 @@ class Equations:
             if used in self.attends:
                 self.attends.add(self.node.name)
 
-    def contract(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
-        """Products of operands are summed over a layout: exact where one of them is zero."""
+    def contract(self, layout: Layout, operands: Sequence[tuple[Value, int]], what: str) -> None:
+        """Products of operands are summed over a layout: exact where one of them is zero.
+
+        Args:
+            layout: What is summed over.
+            operands: Each with its dimension that has the layout.
+            what: The operation in a word.
+        """
+        dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)
+        self.contractions.append((layout, self.node.name, dims))
         dirty: dict[Var, None] | None = None
-        for operand in operands:
+        for operand, _ in operands:
             own = self.dirt_of(operand)
             if not own:
                 return
@@ -209,6 +224,7 @@ class Equations:
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
         """Operands together are summed over a layout: exact where all of them are zero."""
+        self.runs.append((layout, self.node.name, what))
         for operand in operands:
             if self.dirt_of(operand):
                 self._span_axes(layout, self.axes_in(self.dirt_of(operand)), what)

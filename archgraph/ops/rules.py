@@ -93,15 +93,16 @@ def linear(eq: Equations) -> list[Dims]:
     """x[-1] = w[1], y[-1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
     eq.unify(x[-1], w[-1])
-    _contract_weight(eq, w[-1])
+    _contract_weight(eq, w, -1, -1)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[-1], w[0])
     return [[*x[:-1], w[0]]] if len(w) == 2 else [x[:-1]]
 
 
-def _contract_weight(eq: Equations, layout: Layout) -> None:
+def _contract_weight(eq: Equations, w: Dims, side: int, channel: int) -> None:
     """A leaf is masked, so the sum is exact; a weight that forward computes need not be zero."""
-    eq.contract(layout, [eq.node.arg("input"), eq.node.arg("weight")], eq.node.op.split(".")[1])
+    operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
+    eq.contract(w[side], operands, eq.node.op.split(".")[1])
 
 
 def convolution(eq: Equations) -> list[Dims]:
@@ -122,7 +123,7 @@ def convolution(eq: Equations) -> list[Dims]:
         eq.unify(w[0], product((group, eq.new(w[0].size // groups))))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
-    _contract_weight(eq, w[1])
+    _contract_weight(eq, w, 1, channel)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[0], w[0])
     spatial: Dims = []
@@ -165,7 +166,7 @@ def transposed_convolution(eq: Equations) -> list[Dims]:
         out = product((group, w[1]))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
-    _contract_weight(eq, w[0])
+    _contract_weight(eq, w, 0, channel)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[0], out)
     eq.pin(x[channel + 1 :], "convolved over")
@@ -267,7 +268,7 @@ def prelu(eq: Equations) -> list[Dims]:
 def embedding(eq: Equations) -> list[Dims]:
     """Y = indices' dimensions + w[1]; rows are addressed by value."""
     w = eq.arg("weight")
-    eq.pin([w[0]], "indexed by the input's values", PROJECT)
+    eq.pin([w[0]], "indexed by the input's values")
     return [[*eq.arg("indices"), w[1]]]
 
 
@@ -426,10 +427,10 @@ def class_loss(eq: Equations) -> list[Dims]:
     """Scores per class at x[1], addressed by the target's values."""
     x = eq.arg("self")
     classes = x[1] if len(x) > 1 else x[0]
-    eq.pin([classes], "indexed by values", PROJECT)
+    eq.pin([classes], "indexed by values")
     rest = [*x[:1], *x[2:]] if len(x) > 1 else []
     if eq.has("weight"):
-        eq.pin(eq.arg("weight"), "indexed by values", PROJECT)
+        eq.pin(eq.arg("weight"), "indexed by values")
     if eq.integer("reduction", 1) == 0 and len(eq.node.shape) == len(rest):
         out: Dims = rest
     else:
@@ -442,10 +443,10 @@ def class_loss(eq: Equations) -> list[Dims]:
 def embedding_bag(eq: Equations) -> list[Dims]:
     """Rows of a table summed or averaged per bag."""
     w = eq.arg("weight")
-    eq.pin([w[0]], "indexed by the input's values", PROJECT)
+    eq.pin([w[0]], "indexed by the input's values")
     for name in ("indices", "offsets", "per_sample_weights"):
         if eq.has(name):
-            eq.pin(eq.arg(name), "bags are lists of rows", PROJECT)
+            eq.pin(eq.arg(name), "bags are lists of rows")
     return [[*eq.fixed(eq.node.shape[:-1]), w[1]], *(eq.fixed(t.shape) for t in eq.node.types[1:])]
 
 
@@ -454,7 +455,7 @@ def cross(eq: Equations) -> list[Dims]:
     both = eq.broadcast(_tensor_args(eq))
     value = eq.node.arg("dim", -1 if eq.node.op.startswith("aten.linalg") else None)
     dims = [value] if isinstance(value, int) else range(len(both))
-    eq.pin([both[d] for d in dims], "its positions are taken apart", PROJECT)
+    eq.pin([both[d] for d in dims], "its positions are taken apart")
     return [both]
 
 

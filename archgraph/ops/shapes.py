@@ -220,7 +220,7 @@ def select(eq: Equations) -> list[Dims]:
     """One position of a dimension, which therefore stays whole."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "one of its positions is selected", PROJECT)
+    eq.pin([x[dim]], "one of its positions is selected")
     return [[*x[:dim], *x[dim + 1 :]]]
 
 
@@ -228,7 +228,7 @@ def unbind(eq: Equations) -> list[Dims]:
     """Every position of a dimension on its own."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "its positions are taken apart", PROJECT)
+    eq.pin([x[dim]], "its positions are taken apart")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
 
 
@@ -243,7 +243,7 @@ def index(eq: Equations) -> list[Dims]:
     if any(eq.operand_dtype(indices[i]) == "bool" for i in used):  # as many results as it has ones
         return unknown(eq)
     for i in used:
-        eq.pin([x[i]], "indexed by values", PROJECT)
+        eq.pin([x[i]], "indexed by values")
     picked = eq.broadcast([eq.of(indices[i]) for i in used])
     eq.taint(picked)
     return [conform(eq, [*x[: used[0]], *picked, *x[used[-1] + 1 :]])]
@@ -253,7 +253,7 @@ def index_select(eq: Equations) -> list[Dims]:
     """Positions of one dimension picked by an index tensor."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "indexed by values", PROJECT)
+    eq.pin([x[dim]], "indexed by values")
     picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
     return [[*x[:dim], *picked, *x[dim + 1 :]]]
 
@@ -262,12 +262,12 @@ def gather(eq: Equations) -> list[Dims]:
     """Positions picked along one dimension; all layouts as the index tensor's."""
     x, where = eq.arg("self"), eq.arg("index")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "indexed by values", PROJECT)
+    eq.pin([x[dim]], "indexed by values")
     for d, (a, b) in enumerate(zip(x, where, strict=True)):
         if d != dim and a.size == b.size:
             eq.unify(a, b)
         elif d != dim:
-            eq.pin([a], "gathered in part", PROJECT)
+            eq.pin([a], "gathered in part")
     eq.taint(where[dim : dim + 1])
     return [where]
 
@@ -278,7 +278,7 @@ def take_along(eq: Equations) -> list[Dims]:
     if not isinstance(eq.node.arg("dim"), int):
         return unknown(eq)
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "indexed by values", PROJECT)
+    eq.pin([x[dim]], "indexed by values")
     both = eq.broadcast([[*x[:dim], Fixed(1), *x[dim + 1 :]], where])
     eq.taint([*both[dim : dim + 1], *(d for d, a in zip(both, x, strict=True) if a.size == 1)])
     return [both]
@@ -289,12 +289,12 @@ def scatter(eq: Equations) -> list[Dims]:
     x, where = eq.arg("self"), eq.arg("index")
     dim = eq.dim("dim", len(x))
     for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
-        eq.pin([x[dim], written[dim]], "indexed by values", PROJECT)
+        eq.pin([x[dim], written[dim]], "indexed by values")
         for d, (a, b) in enumerate(zip(x, written, strict=True)):
             if d != dim and a.size == b.size:
                 eq.unify(a, b)
             elif d != dim:
-                eq.pin([a, b], "written in part", PROJECT)
+                eq.pin([a, b], "written in part")
     return [x]
 
 
@@ -302,7 +302,7 @@ def index_add(eq: Equations) -> list[Dims]:
     """Slices written along one dimension; the others agree with the source."""
     x, source = eq.arg("self"), eq.arg("source")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim], source[dim]], "indexed by values", PROJECT)
+    eq.pin([x[dim], source[dim]], "indexed by values")
     for d, (a, b) in enumerate(zip(x, source, strict=True)):
         if d != dim:
             eq.unify(a, b)
@@ -312,7 +312,7 @@ def index_add(eq: Equations) -> list[Dims]:
 def index_fill(eq: Equations) -> list[Dims]:
     """Slices of one dimension set to a number."""
     x = eq.arg("self")
-    eq.pin([x[eq.dim("dim", len(x))]], "indexed by values", PROJECT)
+    eq.pin([x[eq.dim("dim", len(x))]], "indexed by values")
     return [x]
 
 
@@ -331,7 +331,7 @@ def index_put(eq: Equations) -> list[Dims]:
     count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
     picked = 1 if any(masks) else max(len(eq.of(indices[i])) for i in used)
     lead, rest = x[: used[0]], x[used[0] + count :]
-    eq.pin(x[used[0] : used[0] + count], "indexed by values", PROJECT)
+    eq.pin(x[used[0] : used[0] + count], "indexed by values")
     target: list[Layout | None] = [*lead, *[None] * picked, *rest]
     for layout, against in zip(reversed(eq.arg("values")), reversed(target), strict=False):
         if against is None:
@@ -373,7 +373,7 @@ def select_scatter(eq: Equations) -> list[Dims]:
     """One position of a dimension overwritten; the others agree."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x))
-    eq.pin([x[dim]], "one of its positions is overwritten", PROJECT)
+    eq.pin([x[dim]], "one of its positions is overwritten")
     for a, b in zip([*x[:dim], *x[dim + 1 :]], eq.arg("src"), strict=True):
         eq.unify(a, b)
     return [x]
@@ -441,7 +441,7 @@ def channel_shuffle(eq: Equations) -> list[Dims]:
 def triangle(eq: Equations) -> list[Dims]:
     """Upper or lower triangle: rows and columns are compared by position."""
     x = eq.of(eq.node.args[0][1])
-    eq.pin(x[-2:], "compared by position", PROJECT)
+    eq.pin(x[-2:], "compared by position")
     return [x]
 
 
@@ -451,7 +451,7 @@ def diagonal(eq: Equations) -> list[Dims]:
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
     rest = [d for i, d in enumerate(x) if i not in (a, b)]
     if eq.integer("offset") or x[a].size != x[b].size:
-        eq.pin([x[a], x[b]], "compared by position", PROJECT)
+        eq.pin([x[a], x[b]], "compared by position")
         return [[*rest, Fixed(eq.node.shape[-1])]]
     eq.unify(x[a], x[b])
     return [[*rest, eq.resolve(x[a])]]
@@ -461,7 +461,7 @@ def diagonal_matrix(eq: Equations) -> list[Dims]:
     """An axis becomes both sides of a square, off its diagonal zeros."""
     x = eq.arg("self")
     if eq.integer("offset"):
-        eq.pin(x[-1:], "compared by position", PROJECT)
+        eq.pin(x[-1:], "compared by position")
         side: Layout = Fixed(max(s for s in eq.node.shape if isinstance(s, int)))
     else:
         side = x[-1]

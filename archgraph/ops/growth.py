@@ -1,0 +1,193 @@
+"""What operators do with repeated positions, and how they become the identity (Net2Net).
+
+Facts that widening and deepening go by, one row per operator; an operator without a row promises
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from archgraph.ir import ArchGraph, Leaf, Node, Value, size_at
+from archgraph.ops.table import base, type_of
+
+Scales: TypeAlias = Literal["", "all", "one", "first"]
+Repeats: TypeAlias = Literal["never", "uniform", "any"]
+# How a leaf starts: the name and arguments of an initialiser.
+Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What is known of an operator whose axes grow.
+
+    Attributes:
+        scales: When its result is multiplied by what its operands are: ``all`` of them, exactly
+            ``one`` of them (a product), the ``first`` (a quotient), or never.
+        moves: It only moves positions of its one operand about (or leaves some out).
+        affine: Leaves, by argument, that multiply its result position by position, with the
+            dimension that has the result's channels.
+        repeats: Whether it gives the same over an axis whose positions are repeated: ``any`` how,
+            ``uniform``: all equally often, or ``never``.
+        identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
+        idempotent: Twice is the same as once.
+    """
+
+    scales: Scales = ""
+    moves: bool = False
+    affine: Mapping[str, int] = field(default_factory=dict)
+    repeats: Repeats = "never"
+    identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
+    idempotent: bool = False
+
+
+def growth(op: str) -> Growth:
+    """What is known of an operator by its graph name.
+
+    >>> growth("aten.relu").idempotent, growth("aten.softmax.int").repeats
+    (True, 'never')
+    """
+    return _GROWTH.get(base(op), _NOTHING)
+
+
+# -- identities -------------------------------------------------------------------------------
+
+
+def _convolution(graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+    weight = type_of(graph, node.arg("weight"))
+    if weight is None or not isinstance(node.arg("weight"), Leaf):
+        return "its kernel is computed"
+    out, inside, *kernel = (size_at(s, 1) for s in weight.shape)
+    groups = node.arg("groups", 1)
+    stride = _each(node.arg("stride", 1), len(kernel))
+    dilation = _each(node.arg("dilation", 1), len(kernel))
+    padding = node.arg("padding", 0)
+    centred = tuple(d * (k // 2) for d, k in zip(dilation, kernel, strict=True))
+    if not isinstance(groups, int) or out != inside * groups:
+        return f"has {out} channels from {inside}"
+    if any(s != 1 for s in stride):
+        return "has a stride"
+    if any(k % 2 == 0 for k in kernel):
+        return "has an even kernel"
+    if padding != "same" and _each(padding, len(kernel)) != centred:
+        return "is not padded to its input's size"
+    return {"weight": ("dirac", {"groups": groups}), "bias": ("zeros", {})}
+
+
+def _each(value: Value, count: int) -> tuple[int, ...]:
+    found = tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
+    if isinstance(value, int):
+        return (value,) * count
+    return found * count if len(found) == 1 else found
+
+
+def _linear(graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+    weight = type_of(graph, node.arg("weight"))
+    if weight is None or not isinstance(node.arg("weight"), Leaf):
+        return "its weight is computed"
+    out, inside = (size_at(s, 1) for s in weight.shape)
+    if out != inside:
+        return f"has {out} channels from {inside}"
+    return {"weight": ("eye", {}), "bias": ("zeros", {})}
+
+
+def _batch_norm(_graph: ArchGraph, node: Node) -> Mapping[str, Start] | str:
+    epsilon = node.arg("eps")
+    if not all(isinstance(node.arg(n), Leaf) for n in ("weight", "running_mean", "running_var")):
+        return "has no weights or no running statistics"
+    assert isinstance(epsilon, float)
+    return {
+        "weight": ("constant", {"val": math.sqrt(1 + epsilon)}),
+        "bias": ("zeros", {}),
+        "running_mean": ("zeros", {}),
+        "running_var": ("ones", {}),
+    }
+
+
+def _plain(_graph: ArchGraph, _node: Node) -> Mapping[str, Start] | str:
+    return {}
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+_NOTHING = Growth()
+_ALL = Growth(scales="all", repeats="any")
+_MOVES = Growth(scales="all", moves=True, repeats="any")
+_OUT = {"weight": 0, "bias": 0}
+
+_GROWTH: dict[str, Growth] = {
+    **dict.fromkeys(
+        (
+            "add",
+            "sub",
+            "neg",
+            "cat",
+            "stack",
+            "expand",
+            "expand_as",
+            "repeat",
+            "repeat_interleave",
+            "split",
+            "split_with_sizes",
+            "chunk",
+            "unbind",
+            "getitem",
+            "detach",
+            "pad",
+            "constant_pad_nd",
+        ),
+        _ALL,
+    ),
+    **dict.fromkeys(
+        (
+            "reshape",
+            "view",
+            "flatten",
+            "unflatten",
+            "permute",
+            "transpose",
+            "mT",
+            "t",
+            "matrix_H",
+            "movedim",
+            "unsqueeze",
+            "squeeze",
+            "slice",
+            "select",
+            "roll",
+            "pixel_shuffle",
+            "pixel_unshuffle",
+        ),
+        _MOVES,
+    ),
+    **dict.fromkeys(
+        ("clone", "contiguous", "to", "_to_copy", "dropout", "feature_dropout", "alpha_dropout"),
+        Growth(scales="all", repeats="any", identity=_plain),
+    ),
+    "mul": Growth(scales="one"),
+    "div": Growth(scales="first"),
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "convolution"),
+        Growth(affine=_OUT, identity=_convolution),
+    ),
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        Growth(affine={"weight": 1, "bias": 0}),
+    ),
+    "linear": Growth(affine=_OUT, identity=_linear),
+    "embedding": Growth(affine={"weight": 1}),
+    "batch_norm": Growth(affine=_OUT, repeats="any", identity=_batch_norm),
+    "instance_norm": Growth(affine=_OUT, repeats="any"),
+    **dict.fromkeys(
+        ("layer_norm", "rms_norm", "group_norm"), Growth(affine=_OUT, repeats="uniform")
+    ),
+    **dict.fromkeys(("mean", "var", "std", "var_mean", "std_mean"), Growth(repeats="uniform")),
+    **dict.fromkeys(("amax", "amin", "max", "min", "any", "all"), Growth(repeats="any")),
+    **dict.fromkeys(
+        ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "abs"),
+        Growth(idempotent=True),
+    ),
+}

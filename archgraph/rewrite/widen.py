@@ -1,0 +1,610 @@
+"""Wider without changing the function, and narrower again (Net2Wider, FedADP)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from archgraph.analysis.axes import Axes, Axis, Contraction, Kept, axes, positions, shares, touched
+from archgraph.errors import RewriteError
+from archgraph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
+from archgraph.layout import AxisRef, Layout, leaves
+from archgraph.ops.growth import growth
+from archgraph.ops.schema import schema
+from archgraph.rewrite.width import cut
+from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
+
+# A factor, a number of positions, or which old position each new one copies.
+Growth: TypeAlias = "float | int | Sequence[int] | np.ndarray"
+Mode: TypeAlias = Literal["paper", "net2net"]
+Factors: TypeAlias = Mapping[tuple[str, int], npt.NDArray[np.float64]]
+
+
+def widen(
+    graph: ArchGraph,
+    spec: float | Mapping[str | Axis, Growth],
+    *,
+    seed: int = 0,
+    approximate: bool = False,
+    verify: bool = False,
+) -> Rewritten:
+    """Widen axes so that the network computes the same in evaluation (Net2WiderNet).
+
+    New positions copy old ones; where an axis is summed over, one of the factors is divided by how
+    often the position occurs. The copies depend on the seed, the axis' name and its sizes alone,
+    so that server and clients agree on them; where the new size is a multiple of the old one all
+    positions are copied equally often.
+
+    Args:
+        graph: The narrow architecture.
+        spec: One factor for every free axis, or factors, sizes or maps (the old position of each
+            new one) by axis name, role or pattern.
+        seed: Of the copies.
+        approximate: Copy also where the function cannot be kept (a norm over an axis whose
+            positions are not repeated equally often, a softmax over it).
+        verify: Run the law (two forwards in float64).
+
+    Raises:
+        RewriteError: For an axis that cannot be widened exactly, with the reason, or an impossible
+            size.
+        AxisError: For an axis that does not exist or is pinned.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> wide = widen(trace(net, torch.zeros(1, 3)).graph, {"0.out": 6}, verify=True)
+        >>> {p.name: p.shape for p in wide.graph.params if "weight" in p.name}
+        {'0.weight': (6, 3), '2.weight': (2, 6)}
+
+    Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
+    """
+    solved = axes(graph)
+    copies = _copies(solved, spec, seed)
+    factors, refused = _compensation(graph, solved, copies)
+    if refused and not approximate:
+        axis, reason = next(iter(refused.items()))
+        raise RewriteError(
+            "cannot be widened exactly",
+            where=axis,
+            found=reason,
+            hint="a multiple of its size, approximate=True, or leave it out",
+        )
+    rewritten = _scaled(graph, cut(graph, copies), copies, factors)
+    if verify and not refused:
+        from archgraph.rewrite.laws import same_function
+
+        same_function(graph, rewritten)
+    return rewritten
+
+
+def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[str, str]:
+    """Why free axes cannot be widened by a factor, each alone; those that can are left out.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
+        ... )
+        >>> refusals(trace(net, torch.zeros(1, 3)).graph)
+        {'0.out': 'aten.layer_norm in 1 runs over it: copies must be equally many'}
+    """
+    solved = axes(graph)
+    found: dict[str, str] = {}
+    for axis in solved.free:
+        copies = _copies(solved, {axis.name: factor}, seed)
+        found |= _compensation(graph, solved, copies)[1]
+    return found
+
+
+def narrow(
+    graph: ArchGraph,
+    spec: float | Mapping[str | Axis, float | int],
+    *,
+    mode: Mode = "paper",
+    seed: int = 0,
+) -> Rewritten:
+    """Narrow axes to their first positions and give the others' part to those that stay.
+
+    Args:
+        graph: The wide architecture.
+        spec: One share for every free axis, or shares or sizes by axis name, role or pattern.
+        mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
+            weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
+            :func:`widen` with the same seed: copies are merged with what they copied, summed where
+            widening divides them, else averaged.
+        seed: Of the copies (``net2net``).
+
+    Raises:
+        RewriteError: For an impossible size.
+        AxisError: For an axis that does not exist or is pinned.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> both = widen(graph, {"0.out": 6}) >> (lambda g: narrow(g, {"0.out": 4}, mode="net2net"))
+        >>> all(entry.unchanged for entry in both.transfer.entries.values())
+        True
+
+    Source: FedADP, Algorithm 3.
+    """
+    solved = axes(graph)
+    wanted = _sizes(solved, spec)
+    for axis, size in wanted.items():
+        if not 1 <= size <= axis.size:
+            raise RewriteError(
+                "impossible width", where=axis.name, found=size, expected=f"1 to {axis.size}"
+            )
+    kept = {a.name: np.arange(n) for a, n in wanted.items() if n < a.size}
+    copies = {a.name: _drawn(a.name, n, a.size, seed) for a, n in wanted.items() if n < a.size}
+    narrowed = cut(graph, kept)
+    small = axes(narrowed.graph)
+    # Seen from the narrow graph: which leaf's dimension widening divides.
+    factors, _ = _compensation(narrowed.graph, small, copies)
+    share = {name: _parts(index) for name, index in copies.items()}
+    entries = dict(narrowed.transfer.entries)
+    for leaf, entry in entries.items():
+        dims = list(entry.dims)
+        for dim, layout in enumerate(small.of(leaf)):
+            factor = factors.get((leaf, dim))
+            if not touched(layout, copies) or (mode == "paper" and factor is None):
+                continue
+            if mode == "paper":
+                dims[dim] = _spread(solved.of(leaf)[dim], kept)
+                continue
+            rows = positions(layout, copies)
+            equal = shares(layout, copies, share)
+            assert isinstance(layout.size, int)
+            dims[dim] = DimMap.sparse(
+                rows,
+                np.arange(len(rows)),
+                equal if factor is None else equal / factor,
+                size=len(rows),
+                length=layout.size,
+            )
+        entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
+    target = signature(narrowed.graph)
+    return Rewritten(narrowed.graph, Transfer(signature(graph), target, entries))
+
+
+# -- which positions --------------------------------------------------------------------------
+
+
+def _sizes(solved: Axes, spec: float | Mapping[str | Axis, float | int]) -> dict[Axis, int]:
+    if isinstance(spec, (int, float)):
+        return {a: _size(a, float(spec)) for a in solved.free}
+    found: dict[Axis, int] = {}
+    for key, value in spec.items():
+        for axis in _named(solved, key):
+            found[axis] = _size(axis, value)
+    return found
+
+
+def _named(solved: Axes, key: str | Axis) -> tuple[Axis, ...]:
+    return (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
+
+
+def _size(axis: Axis, value: float | int) -> int:
+    if isinstance(value, bool) or value <= 0:
+        raise RewriteError("impossible width", where=axis.name, found=value, expected="above 0")
+    return math.ceil(round(value * axis.size, 9)) if isinstance(value, float) else value
+
+
+def _copies(
+    solved: Axes, spec: float | Mapping[str | Axis, Growth], seed: int
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Old position of each new one, by axis, where they differ."""
+    chosen: dict[Axis, Growth]
+    if isinstance(spec, (int, float)):
+        chosen = {a: float(spec) for a in solved.free}
+    else:
+        chosen = {axis: value for key, value in spec.items() for axis in _named(solved, key)}
+    found: dict[str, npt.NDArray[np.int64]] = {}
+    for axis, value in chosen.items():
+        if not axis.free:
+            raise RewriteError("axis cannot be widened", where=axis.name, found=axis.reason)
+        if isinstance(value, (int, float)):
+            size = _size(axis, value)
+            if size < axis.size:
+                raise RewriteError(
+                    "narrower than it is",
+                    where=axis.name,
+                    found=size,
+                    expected=f"at least {axis.size}",
+                    hint="take() and narrow() make axes narrower",
+                )
+            index = _drawn(axis.name, axis.size, size, seed)
+        else:
+            index = np.asarray(value, dtype=np.int64)
+            if index.ndim != 1 or set(index.tolist()) != set(range(axis.size)):
+                raise RewriteError(
+                    "a map names every old position",
+                    where=axis.name,
+                    found=f"{len(set(index.reshape(-1).tolist()))} of them",
+                    expected=f"0 to {axis.size - 1}",
+                )
+        if not np.array_equal(index, np.arange(axis.size)):
+            found[axis.name] = index
+    return found
+
+
+def _drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
+    """The first positions are the old ones; the others copy at random, or in turn for multiples."""
+    if wide % size == 0:
+        return np.arange(wide) % size
+    digest = hashlib.sha256(f"widen/{seed}/{name}/{size}/{wide}".encode()).digest()
+    random = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    return np.concatenate([np.arange(size), random.integers(0, size, wide - size)])
+
+
+# -- what keeps the function --------------------------------------------------------------------
+
+
+@dataclass
+class _Compensation:
+    """Factors on leaves that make up for positions that occur several times.
+
+    Attributes:
+        graph: The architecture before.
+        solved: Its axes.
+        copies: Old position of each new one, by axis.
+        factors: What is found: a factor per new position, by leaf and dimension.
+    """
+
+    graph: ArchGraph
+    solved: Axes
+    copies: Kept
+    factors: dict[tuple[str, int], npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.share: dict[str, npt.NDArray[np.float64]] = {}
+        for name, index in self.copies.items():
+            self.share[name] = _parts(index)
+        self.summed: dict[str, list[Contraction]] = {}
+        for contraction in self.solved.contractions:
+            self.summed.setdefault(contraction.node, []).append(contraction)
+
+    def layout(self, layout: Layout) -> npt.NDArray[np.float64]:
+        """Share of each new position of a layout."""
+        return shares(layout, self.copies, self.share)
+
+    def run_over(self, node: Node, layout: Layout) -> str:
+        """Why an operator that runs over a layout gives something else; empty where it does not."""
+        kind = growth(node.op).repeats
+        where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
+        if kind == "never":
+            return f"{where} runs over it"
+        if kind == "uniform" and np.ptp(self.layout(layout)) > 1e-12:
+            return f"{where} runs over it: copies must be equally many"
+        return ""
+
+    def divide(self, contraction: Contraction) -> str:
+        """Divide one factor of a sum of products; the reason where none can be."""
+        part = self.layout(contraction.layout)
+        problems = []
+        operands = contraction.operands
+        for value, dim in operands:
+            if isinstance(value, Leaf) and self._leaf(value.name, dim, part):
+                return ""
+        for value, dim in operands:
+            if isinstance(value, Ref):
+                moved = self._moved(value.name, dim, contraction)
+                problem = self._made(value.name, contraction) if moved is None else moved
+                if not problem:
+                    return ""
+                problems.append(problem)
+        node = self.graph.node[contraction.node]
+        where = f" in {node.scope}" if node.scope else ""
+        text = "; ".join(dict.fromkeys(problems)) or "a weight that other operators use as well"
+        return f"{node.op}{where} sums over it: {text}"
+
+    def _leaf(self, name: str, dim: int, part: npt.NDArray[np.float64]) -> bool:
+        """Whether a leaf's dimension can be divided: everything that uses it sums over it."""
+        if self.graph.param[name].role == "constant":
+            return False
+        for user in self.graph.leaf_users[name]:
+            node = self.graph.node[user]
+            times = sum(
+                isinstance(i, Leaf) and i.name == name for _, v in node.args for i in walk(v)
+            )
+            sums = [
+                c
+                for c in self.summed.get(user, ())
+                for v, d in c.operands
+                if v == Leaf(name) and d == dim
+            ]
+            if len(sums) != times:
+                return False
+        held = self.factors.get((name, dim))
+        if held is None:
+            self.factors[name, dim] = part
+        return held is None or np.array_equal(held, part)
+
+    def _moved(self, start: str, dim: int, contraction: Contraction) -> str | None:
+        """Divide the part of a layer's result that, only moved about, becomes an operand.
+
+        Numbered positions are sent along the way: packed queries, keys and values share a layer,
+        and only one of them is to be divided.
+
+        Returns:
+            None where the operand is more than moved; else the reason why not, empty where it is
+            divided.
+        """
+        path = [self.graph.node[start]]
+        while growth(path[-1].op).moves:
+            operands = [i for _, v in path[-1].args for i in walk(v) if isinstance(i, (Ref, Leaf))]
+            if len(operands) != 1 or not isinstance(operands[0], Ref):
+                return None
+            path.append(self.graph.node[operands[0].name])
+        source = path.pop()
+        fact = growth(source.op)
+        if not fact.affine or not path or not isinstance(source.arg("weight"), Leaf):
+            return None
+        given = [v for a in fact.affine if (v := source.arg(a)) is not None]
+        weights = [v.name for v in given if isinstance(v, Leaf)]
+        layout = self.solved.of(weights[0])[fact.affine["weight"]]
+        at = [i for i, d in enumerate(self.solved.value[source.name][0]) if d == layout]
+        alone = all(self.graph.leaf_users[name] == (source.name,) for name in weights)
+        if len(at) != 1 or len(weights) != len(given) or not alone:
+            return f"{source.op} %{source.name} shares its weights"
+        size = len(positions(layout, self.copies))
+        ids = self._sent(source.name, at[0], size, path[::-1])
+        numbers = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
+        part = self.layout(contraction.layout)
+        factor = np.ones(size)
+        for column, share in zip(numbers.T.numpy(), part, strict=True):
+            factor[column] = share
+        used = set(numbers.reshape(-1).tolist())
+        for other in self._others(source.name, at[0], size, path, contraction.node):
+            if used & other:
+                return f"%{start} is also used elsewhere"
+        keys = [
+            (v.name, fact.affine[a]) for a in fact.affine if isinstance(v := source.arg(a), Leaf)
+        ]
+        for key in keys:
+            held = self.factors.get(key)
+            if held is not None and (held[list(used)] != 1).any():
+                return f"{key[0]} makes up for another sum already"
+        for key in keys:
+            held = self.factors.get(key, np.ones(size))
+            self.factors[key] = held * factor
+        return ""
+
+    @functools.cached_property
+    def wide(self) -> ArchGraph:
+        """The architecture with its axes widened."""
+        return cut(self.graph, self.copies).graph
+
+    def _sent(self, source: str, dim: int, size: int, path: Sequence[Node]) -> torch.Tensor:
+        """Numbers of a result's positions along a dimension, moved as operators move the result."""
+        type_ = self.wide.node[source].types[0]
+        shape = [size_at(s, 1) for s in type_.shape]
+        view = [size if i == dim else 1 for i in range(len(shape))]
+        sent = torch.arange(size).reshape(view).expand(shape).contiguous()
+        for node in path:
+            sent = _moved(self.wide.node[node.name], sent)
+        return sent
+
+    def _others(
+        self, source: str, dim: int, size: int, path: Sequence[Node], end: str
+    ) -> Iterator[set[int]]:
+        """Positions of a result that operators off a path take."""
+        on = {n.name for n in path}
+        pending = [(user, self._sent(source, dim, size, [])) for user in self.graph.users[source]]
+        while pending:
+            name, sent = pending.pop()
+            node = self.wide.node[name]
+            if name == end:
+                continue
+            if growth(node.op).moves:
+                sent = _moved(node, sent)
+                for user in self.graph.users[name]:
+                    if user == end and name in on:
+                        continue
+                    if user == end:
+                        yield set(sent.reshape(-1).tolist())
+                    pending.append((user, sent))
+            elif name not in on:
+                yield set(sent.reshape(-1).tolist())
+
+    def _made(self, start: str, contraction: Contraction) -> str:
+        """Divide what makes an operand, back through operators that hand on a factor."""
+        wanted = {
+            leaf.name
+            for leaf in leaves(contraction.layout)
+            if isinstance(leaf, AxisRef) and leaf.name in self.copies
+        }
+        inside: set[str] = set()
+        sources: dict[tuple[str, int], npt.NDArray[np.float64]] = {}
+        pending = [start]
+        while pending:
+            name = pending.pop()
+            if name in inside:
+                continue
+            inside.add(name)
+            node = self.graph.node[name]
+            fact = growth(node.op)
+            if fact.affine and isinstance(node.arg("weight"), Leaf):
+                problem = self._source(node, fact.affine, wanted, sources)
+                if problem:
+                    return problem
+                continue
+            given = [i for _, v in node.args for i in walk(v) if isinstance(i, (Ref, Leaf))]
+            if fact.scales == "all" and not _offset(node):
+                follow = given
+            elif fact.scales == "first":
+                follow = given[:1]
+            elif fact.scales == "one":
+                fed = [i for i in given if isinstance(i, Ref) and self._weighed(i.name)]
+                if len(fed) > 1:
+                    return f"{node.op} %{name} multiplies two results"
+                follow = list(fed or given[:1])
+            else:
+                return f"{node.op} %{name} does not hand on a factor"
+            for item in follow:
+                if isinstance(item, Ref):
+                    pending.append(item.name)
+                elif not self._added(node, item.name, wanted, sources):
+                    return f"{node.op} %{name} takes {item.name}"
+        users = {u for n in inside for u in self.graph.users[n]} - inside
+        if users - {contraction.node} or inside & set(self.graph.output_refs()):
+            other = sorted(users - {contraction.node}) or ["the output"]
+            return f"%{start} is also used by %{other[0]}"
+        node = self.graph.node[contraction.node]
+        both = [v for v, _ in contraction.operands if isinstance(v, Ref) and v.name in inside]
+        if len(both) != 1:
+            return f"{node.op} %{node.name} takes %{start} twice"
+        for key in sources:
+            if key in self.factors:
+                return f"{key[0]} makes up for another sum already"
+        self.factors |= sources
+        return ""
+
+    def _added(
+        self,
+        node: Node,
+        name: str,
+        wanted: set[str],
+        sources: dict[tuple[str, int], npt.NDArray[np.float64]],
+    ) -> bool:
+        """Divide a leaf that an operator hands on as it is; whether that can be done."""
+        if self.graph.param[name].role == "constant" or self.graph.leaf_users[name] != (node.name,):
+            return False
+        share = {k: v for k, v in self.share.items() if k in wanted}
+        left = set(wanted)
+        for dim, layout in enumerate(self.solved.of(name)):
+            own = wanted & {a.name for a in leaves(layout) if isinstance(a, AxisRef)}
+            if own:
+                left -= own
+                sources[name, dim] = shares(layout, self.copies, share)
+        return not left
+
+    def _source(
+        self,
+        node: Node,
+        affine: Mapping[str, int],
+        wanted: set[str],
+        sources: dict[tuple[str, int], npt.NDArray[np.float64]],
+    ) -> str:
+        for argument, dim in affine.items():
+            value = node.arg(argument)
+            if value is None:
+                continue
+            if not isinstance(value, Leaf) or self.graph.leaf_users[value.name] != (node.name,):
+                return f"{node.op} %{node.name} shares its {argument}"
+            layout = self.solved.of(value.name)[dim]
+            own = {a.name for a in leaves(layout) if isinstance(a, AxisRef)}
+            if not wanted <= own:
+                return f"{node.op} %{node.name} does not make it"
+            share = {k: v for k, v in self.share.items() if k in wanted}
+            sources[value.name, dim] = shares(layout, self.copies, share)
+        return ""
+
+    def _weighed(self, name: str) -> bool:
+        """Whether a result depends on parameters."""
+        seen: set[str] = set()
+        pending = [name]
+        while pending:
+            node = self.graph.node[pending.pop()]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            if any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves()):
+                return True
+            pending += node.uses()
+        return False
+
+
+def _moved(node: Node, sent: torch.Tensor) -> torch.Tensor:
+    """An operator that only moves positions about, on numbers for a batch of one."""
+
+    def real(value: Value) -> Any:
+        match value:
+            case Ref():
+                return sent
+            case Batch():
+                return size_at(value, 1)
+            case tuple():
+                return [real(v) for v in value]
+            case _:
+                return value
+
+    called = schema(node.op)
+    positional, named = called.call_args({k: real(v) for k, v in node.args})
+    return called.overload(*positional, **named)
+
+
+def _parts(index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Equal parts of one for the copies of each position, which add up to one exactly."""
+    share = 1 / np.bincount(index)[index]
+    for position in np.unique(index[np.bincount(index)[index] > 1]):
+        places = np.flatnonzero(index == position)
+        share[places[-1]] = 1 - np.cumsum(share[places[:-1]])[-1]
+    return np.asarray(share)
+
+
+def _offset(node: Node) -> bool:
+    """Whether numbers are added or padded, which a factor would not reach."""
+    numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
+    return any(number != 0 for number in numbers)
+
+
+def _compensation(graph: ArchGraph, solved: Axes, copies: Kept) -> tuple[Factors, dict[str, str]]:
+    """Factors by leaf and dimension, and the reasons of axes for which there are none."""
+    work = _Compensation(graph, solved, copies)
+    refused: dict[str, str] = {}
+
+    def refuse(layout: Layout, reason: str) -> None:
+        for leaf in leaves(layout):
+            if isinstance(leaf, AxisRef) and leaf.name in copies:
+                refused.setdefault(leaf.name, reason)
+
+    for name, layout in solved.runs:
+        if touched(layout, copies):
+            reason = work.run_over(graph.node[name], layout)
+            if reason:
+                refuse(layout, reason)
+    for contraction in solved.contractions:
+        if touched(contraction.layout, copies):
+            reason = work.divide(contraction)
+            if reason:
+                refuse(contraction.layout, reason)
+    return work.factors, refused
+
+
+def _scaled(graph: ArchGraph, wide: Rewritten, copies: Kept, factors: Factors) -> Rewritten:
+    """The transfer with the factors on its entries."""
+    solved = axes(graph)
+    entries = dict(wide.transfer.entries)
+    for (leaf, dim), part in factors.items():
+        layout = solved.of(leaf)[dim]
+        assert isinstance(layout.size, int)
+        dims = list(entries[leaf].dims)
+        dims[dim] = DimMap.of(positions(layout, copies), layout.size, part)
+        entries[leaf] = Entry(leaf, tuple(dims))
+    return Rewritten(wide.graph, Transfer(wide.transfer.source, wide.transfer.target, entries))
+
+
+def _spread(layout: Layout, kept: Kept) -> DimMap | None:
+    """What is left out added to what stays, in equal parts (FedADP, Algorithm 3)."""
+    size = layout.size
+    assert isinstance(size, int)
+    stays = positions(layout, kept)
+    gone = np.setdiff1d(np.arange(size), stays)
+    length = len(stays)
+    rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])
+    columns = np.concatenate([stays, np.tile(gone, length)])
+    weights = np.concatenate([np.ones(length), np.full(length * len(gone), 1 / length)])
+    return DimMap.sparse(rows, columns, weights, size=size, length=length)
