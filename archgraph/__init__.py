@@ -33,14 +33,20 @@ if TYPE_CHECKING:
     from archgraph.family import resolve
     from archgraph.ir import ArchGraph, Node, Param
     from archgraph.merge import Merger
+    from archgraph.rewrite.adapters import adapters
+    from archgraph.rewrite.deepen import deepen
     from archgraph.rewrite.depth import graft, shallow, skip
+    from archgraph.rewrite.exits import exits
     from archgraph.rewrite.scaler import scaler
+    from archgraph.rewrite.split import chain, split
+    from archgraph.rewrite.steps import steps
+    from archgraph.rewrite.widen import narrow, widen
     from archgraph.rewrite.width import take
     from archgraph.spec import load, load_experiment, load_family, save
     from archgraph.text import parse
     from archgraph.trace import trace
     from archgraph.transfer import Rewritten, Transfer
-    from archgraph.view import draw
+    from archgraph.view import draw, explain
 
 # Public name -> module that defines it; imported on first use, so that ``import archgraph`` is
 # instant and torch is loaded only by what needs it.
@@ -60,18 +66,24 @@ _HOME = {
     "SpecError": "errors",
     "TraceError": "errors",
     "Transfer": "transfer",
+    "adapters": "rewrite.adapters",
     "align": "align",
     "axes": "analysis.axes",
     "build": "build",
+    "chain": "rewrite.split",
     "check": "check",
     "cost": "analysis.cost",
+    "deepen": "rewrite.deepen",
     "draw": "view",
+    "exits": "rewrite.exits",
+    "explain": "view",
     "graft": "rewrite.depth",
     "initial_state": "build",
     "load": "spec",
     "load_experiment": "spec",
     "load_family": "spec",
     "load_state": "build",
+    "narrow": "rewrite.widen",
     "parse": "text",
     "resolve": "family",
     "run": "engine",
@@ -79,10 +91,13 @@ _HOME = {
     "scaler": "rewrite.scaler",
     "shallow": "rewrite.depth",
     "skip": "rewrite.depth",
+    "split": "rewrite.split",
     "state_of": "build",
+    "steps": "rewrite.steps",
     "structure": "analysis.structure",
     "take": "rewrite.width",
     "trace": "trace",
+    "widen": "rewrite.widen",
 }
 
 __all__ = [
@@ -101,18 +116,24 @@ __all__ = [
     "SpecError",
     "TraceError",
     "Transfer",
+    "adapters",
     "align",
     "axes",
     "build",
+    "chain",
     "check",
     "cost",
+    "deepen",
     "draw",
+    "exits",
+    "explain",
     "graft",
     "initial_state",
     "load",
     "load_experiment",
     "load_family",
     "load_state",
+    "narrow",
     "parse",
     "resolve",
     "run",
@@ -120,10 +141,13 @@ __all__ = [
     "scaler",
     "shallow",
     "skip",
+    "split",
     "state_of",
+    "steps",
     "structure",
     "take",
     "trace",
+    "widen",
 ]
 
 

@@ -27,6 +27,7 @@ class Growth:
     Attributes:
         scales: When its result is multiplied by what its operands are: ``all`` of them, exactly
             ``one`` of them (a product), the ``first`` (a quotient), or never.
+        pointwise: Its operands broadcast against each other.
         moves: It only moves positions of its one operand about (or leaves some out).
         affine: Leaves, by argument, that multiply its result position by position, with the
             dimension that has the result's channels.
@@ -34,14 +35,19 @@ class Growth:
             ``uniform``: all equally often, or ``never``.
         identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
         idempotent: Twice is the same as once.
+        keeps_zero: It is zero at zero.
+        picks: Every number of its result is one of its operand's.
     """
 
     scales: Scales = ""
+    pointwise: bool = False
     moves: bool = False
     affine: Mapping[str, int] = field(default_factory=dict)
     repeats: Repeats = "never"
     identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
     idempotent: bool = False
+    keeps_zero: bool = False
+    picks: bool = False
 
 
 def growth(op: str) -> Growth:
@@ -114,27 +120,20 @@ def _plain(_graph: ArchGraph, _node: Node) -> Mapping[str, Start] | str:
 # -- rows -------------------------------------------------------------------------------------
 
 _NOTHING = Growth()
-_ALL = Growth(scales="all", repeats="any")
-_MOVES = Growth(scales="all", moves=True, repeats="any")
+_ALL = Growth(scales="all", repeats="any", picks=True)
+_MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 _OUT = {"weight": 0, "bias": 0}
 
 _GROWTH: dict[str, Growth] = {
+    **dict.fromkeys(("add", "sub", "neg"), Growth("all", pointwise=True, repeats="any")),
     **dict.fromkeys(
         (
-            "add",
-            "sub",
-            "neg",
             "cat",
             "stack",
             "expand",
             "expand_as",
             "repeat",
             "repeat_interleave",
-            "split",
-            "split_with_sizes",
-            "chunk",
-            "unbind",
-            "getitem",
             "detach",
             "pad",
             "constant_pad_nd",
@@ -157,6 +156,11 @@ _GROWTH: dict[str, Growth] = {
             "squeeze",
             "slice",
             "select",
+            "split",
+            "split_with_sizes",
+            "chunk",
+            "unbind",
+            "getitem",
             "roll",
             "pixel_shuffle",
             "pixel_unshuffle",
@@ -165,10 +169,10 @@ _GROWTH: dict[str, Growth] = {
     ),
     **dict.fromkeys(
         ("clone", "contiguous", "to", "_to_copy", "dropout", "feature_dropout", "alpha_dropout"),
-        Growth(scales="all", repeats="any", identity=_plain),
+        Growth(scales="all", repeats="any", identity=_plain, picks=True),
     ),
-    "mul": Growth(scales="one"),
-    "div": Growth(scales="first"),
+    "mul": Growth(scales="one", pointwise=True),
+    "div": Growth(scales="first", pointwise=True),
     **dict.fromkeys(
         ("conv1d", "conv2d", "conv3d", "convolution"),
         Growth(affine=_OUT, identity=_convolution),
@@ -186,8 +190,11 @@ _GROWTH: dict[str, Growth] = {
     ),
     **dict.fromkeys(("mean", "var", "std", "var_mean", "std_mean"), Growth(repeats="uniform")),
     **dict.fromkeys(("amax", "amin", "max", "min", "any", "all"), Growth(repeats="any")),
+    **dict.fromkeys(("relu", "relu6", "abs"), Growth(idempotent=True, keeps_zero=True)),
+    **dict.fromkeys(("hardtanh", "clamp", "clamp_min", "clamp_max"), Growth(idempotent=True)),
     **dict.fromkeys(
-        ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "abs"),
-        Growth(idempotent=True),
+        ("gelu", "silu", "tanh", "elu", "selu", "leaky_relu", "hardswish", "mish", "sin"),
+        Growth(keeps_zero=True),
     ),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), Growth(picks=True)),
 }

@@ -26,6 +26,8 @@ from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
 # A factor, a number of positions, or which old position each new one copies.
 Growth: TypeAlias = "float | int | Sequence[int] | np.ndarray"
 Mode: TypeAlias = Literal["paper", "net2net"]
+Sources: TypeAlias = dict[tuple[str, int], npt.NDArray[np.float64]]
+Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
 Factors: TypeAlias = Mapping[tuple[str, int], npt.NDArray[np.float64]]
 
 
@@ -293,15 +295,13 @@ class _Compensation:
     def divide(self, contraction: Contraction) -> str:
         """Divide one factor of a sum of products; the reason where none can be."""
         part = self.layout(contraction.layout)
-        problems = []
-        operands = contraction.operands
-        for value, dim in operands:
+        for value, dim in contraction.operands:
             if isinstance(value, Leaf) and self._leaf(value.name, dim, part):
                 return ""
-        for value, dim in operands:
+        problems = []
+        for value, dim in contraction.operands:
             if isinstance(value, Ref):
-                moved = self._moved(value.name, dim, contraction)
-                problem = self._made(value.name, contraction) if moved is None else moved
+                problem = self._made(value.name, dim, contraction)
                 if not problem:
                     return ""
                 problems.append(problem)
@@ -332,15 +332,22 @@ class _Compensation:
             self.factors[name, dim] = part
         return held is None or np.array_equal(held, part)
 
-    def _moved(self, start: str, dim: int, contraction: Contraction) -> str | None:
-        """Divide the part of a layer's result that, only moved about, becomes an operand.
+    def _moved(
+        self, start: str, dim: int, part: npt.NDArray[np.float64], ends: set[str]
+    ) -> Sources | str | None:
+        """What to divide of a layer's result that, only moved about, becomes an operand.
 
         Numbered positions are sent along the way: packed queries, keys and values share a layer,
         and only one of them is to be divided.
 
+        Args:
+            start: The operand.
+            dim: Its dimension that is summed over.
+            part: The factor of each position there.
+            ends: Operators that may use the operand.
+
         Returns:
-            None where the operand is more than moved; else the reason why not, empty where it is
-            divided.
+            None where the operand is more than moved, factors, or the reason against them.
         """
         path = [self.graph.node[start]]
         while growth(path[-1].op).moves:
@@ -360,82 +367,81 @@ class _Compensation:
         if len(at) != 1 or len(weights) != len(given) or not alone:
             return f"{source.op} %{source.name} shares its weights"
         size = len(positions(layout, self.copies))
-        ids = self._sent(source.name, at[0], size, path[::-1])
-        numbers = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
-        part = self.layout(contraction.layout)
+        whole = self._numbered(source.name, at[0], size)
+        sent: Sent = whole
+        for node in path[::-1]:
+            sent = _sent(self.wide.node[node.name], sent)
+        assert isinstance(sent, torch.Tensor)
+        numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
         factor = np.ones(size)
         for column, share in zip(numbers.T.numpy(), part, strict=True):
             factor[column] = share
         used = set(numbers.reshape(-1).tolist())
-        for other in self._others(source.name, at[0], size, path, contraction.node):
-            if used & other:
-                return f"%{start} is also used elsewhere"
-        keys = [
-            (v.name, fact.affine[a]) for a in fact.affine if isinstance(v := source.arg(a), Leaf)
-        ]
-        for key in keys:
-            held = self.factors.get(key)
-            if held is not None and (held[list(used)] != 1).any():
-                return f"{key[0]} makes up for another sum already"
-        for key in keys:
-            held = self.factors.get(key, np.ones(size))
-            self.factors[key] = held * factor
-        return ""
+        on = {n.name for n in path}
+        if any(used & other for other in self._others(source.name, whole, on, ends)):
+            return f"%{start} is also used elsewhere"
+        leaves_by = ((source.arg(a), d) for a, d in fact.affine.items())
+        return {(v.name, d): factor for v, d in leaves_by if isinstance(v, Leaf)}
 
     @functools.cached_property
     def wide(self) -> ArchGraph:
         """The architecture with its axes widened."""
         return cut(self.graph, self.copies).graph
 
-    def _sent(self, source: str, dim: int, size: int, path: Sequence[Node]) -> torch.Tensor:
-        """Numbers of a result's positions along a dimension, moved as operators move the result."""
+    def _numbered(self, source: str, dim: int, size: int) -> torch.Tensor:
+        """A result whose values are its positions along a dimension."""
         type_ = self.wide.node[source].types[0]
         shape = [size_at(s, 1) for s in type_.shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
-        sent = torch.arange(size).reshape(view).expand(shape).contiguous()
-        for node in path:
-            sent = _moved(self.wide.node[node.name], sent)
-        return sent
+        return torch.arange(size).reshape(view).expand(shape).contiguous()
 
     def _others(
-        self, source: str, dim: int, size: int, path: Sequence[Node], end: str
+        self, source: str, whole: torch.Tensor, on: set[str], ends: set[str]
     ) -> Iterator[set[int]]:
         """Positions of a result that operators off a path take."""
-        on = {n.name for n in path}
-        pending = [(user, self._sent(source, dim, size, [])) for user in self.graph.users[source]]
+        pending: list[tuple[str, str, Sent]] = [
+            (source, u, whole) for u in self.graph.users[source]
+        ]
         while pending:
-            name, sent = pending.pop()
-            node = self.wide.node[name]
-            if name == end:
+            giver, name, sent = pending.pop()
+            if name in ends and giver in on:
                 continue
-            if growth(node.op).moves:
-                sent = _moved(node, sent)
-                for user in self.graph.users[name]:
-                    if user == end and name in on:
-                        continue
-                    if user == end:
-                        yield set(sent.reshape(-1).tolist())
-                    pending.append((user, sent))
-            elif name not in on:
-                yield set(sent.reshape(-1).tolist())
+            node = self.wide.node[name]
+            if growth(node.op).moves and name not in ends:
+                moved = _sent(node, sent)
+                pending += [(name, user, moved) for user in self.graph.users[name]]
+            else:
+                parts = (sent,) if isinstance(sent, torch.Tensor) else sent
+                yield {i for p in parts for i in p.reshape(-1).tolist()}
 
-    def _made(self, start: str, contraction: Contraction) -> str:
+    def _made(self, start: str, dim: int, contraction: Contraction) -> str:
         """Divide what makes an operand, back through operators that hand on a factor."""
         wanted = {
             leaf.name
             for leaf in leaves(contraction.layout)
             if isinstance(leaf, AxisRef) and leaf.name in self.copies
         }
+        part = self.layout(contraction.layout)
         inside: set[str] = set()
+        moved: set[str] = set()
         sources: dict[tuple[str, int], npt.NDArray[np.float64]] = {}
-        pending = [start]
+        pending: list[tuple[str, int | None]] = [(start, dim)]
         while pending:
-            name = pending.pop()
-            if name in inside:
+            name, at = pending.pop()
+            if name in inside | moved:
                 continue
-            inside.add(name)
             node = self.graph.node[name]
             fact = growth(node.op)
+            if fact.moves and at is not None:
+                found = self._moved(name, at, part, inside or {contraction.node})
+                if isinstance(found, str):
+                    return found
+                if found is not None:
+                    moved.add(name)
+                    for key, factor in found.items():
+                        sources[key] = sources.get(key, np.ones(len(factor))) * factor
+                    continue
+            inside.add(name)
             if fact.affine and isinstance(node.arg("weight"), Leaf):
                 problem = self._source(node, fact.affine, wanted, sources)
                 if problem:
@@ -454,22 +460,31 @@ class _Compensation:
             else:
                 return f"{node.op} %{name} does not hand on a factor"
             for item in follow:
-                if isinstance(item, Ref):
-                    pending.append(item.name)
-                elif not self._added(node, item.name, wanted, sources):
-                    return f"{node.op} %{name} takes {item.name}"
+                if isinstance(item, Leaf):
+                    if not self._added(node, item.name, wanted, sources):
+                        return f"{node.op} %{name} takes {item.name}"
+                    continue
+                rank = len(self.graph.node[item.name].shape)
+                same = fact.pointwise and at is not None
+                pending.append((item.name, at - len(node.shape) + rank if same else None))  # type: ignore[operator]  # an int where same
         users = {u for n in inside for u in self.graph.users[n]} - inside
         if users - {contraction.node} or inside & set(self.graph.output_refs()):
             other = sorted(users - {contraction.node}) or ["the output"]
             return f"%{start} is also used by %{other[0]}"
         node = self.graph.node[contraction.node]
-        both = [v for v, _ in contraction.operands if isinstance(v, Ref) and v.name in inside]
+        both = [v for v, _ in contraction.operands if isinstance(v, Ref) and v.name == start]
         if len(both) != 1:
             return f"{node.op} %{node.name} takes %{start} twice"
-        for key in sources:
-            if key in self.factors:
+        return self._settle(sources)
+
+    def _settle(self, sources: Sources) -> str:
+        """Take factors over, unless the same positions make up for something else."""
+        for key, factor in sources.items():
+            held = self.factors.get(key)
+            if held is not None and ((held != 1) & (factor != 1)).any():
                 return f"{key[0]} makes up for another sum already"
-        self.factors |= sources
+        for key, factor in sources.items():
+            self.factors[key] = self.factors.get(key, np.ones(len(factor))) * factor
         return ""
 
     def _added(
@@ -527,8 +542,12 @@ class _Compensation:
         return False
 
 
-def _moved(node: Node, sent: torch.Tensor) -> torch.Tensor:
-    """An operator that only moves positions about, on numbers for a batch of one."""
+def _sent(node: Node, sent: Sent) -> Sent:
+    """What an operator that only moves positions about makes of numbers, for a batch of one."""
+    if node.op == "getitem":
+        index = node.arg("index")
+        assert isinstance(index, int)
+        return sent[index]
 
     def real(value: Value) -> Any:
         match value:
@@ -543,7 +562,8 @@ def _moved(node: Node, sent: torch.Tensor) -> torch.Tensor:
 
     called = schema(node.op)
     positional, named = called.call_args({k: real(v) for k, v in node.args})
-    return called.overload(*positional, **named)
+    made: Sent = called.overload(*positional, **named)
+    return made
 
 
 def _parts(index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,240 @@
+"""Wider, deeper, in parts, with step sizes, adapters and exits: closed forms and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import ArchGraphError, AxisError, GraphError, RewriteError
+from archgraph.rewrite.laws import same_function
+from archgraph.rewrite.widen import refusals
+from tests import structures as nets
+from tests.structures import graph_of
+
+
+def mlp(hidden=4):
+    return nn.Sequential(nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+
+
+def traced(net, *args):
+    return ag.trace(net, *args, train=False)
+
+
+# -- widen ------------------------------------------------------------------------------------
+
+
+def test_copies_share_what_goes_out():
+    graph, state = traced(mlp(), torch.zeros(1, 3))
+    wide = ag.widen(graph, {"0.out": [0, 1, 2, 3, 1, 1]})
+    found = wide.transfer.pull(state)
+    torch.testing.assert_close(
+        found["0.weight"], state["0.weight"][[0, 1, 2, 3, 1, 1]], rtol=0, atol=0
+    )
+    parts = torch.tensor([1, 1 / 3, 1, 1, 1 / 3, 1 / 3])
+    expected = state["2.weight"][:, [0, 1, 2, 3, 1, 1]] * parts
+    torch.testing.assert_close(found["2.weight"], expected, rtol=1e-6, atol=0)  # thirds in float32
+
+
+def test_copies_depend_on_seed_and_sizes_alone():
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    one, two = (ag.widen(graph, {"0.out": 7}).transfer for _ in range(2))
+    assert one == two
+    assert one != ag.widen(graph, {"0.out": 7}, seed=1).transfer
+
+
+class Packed(nn.Module):
+    """Queries, keys and values in one projection; scores written out."""
+
+    def __init__(self, bias=True) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 36, bias=bias), nn.Linear(12, 6)
+        self.offset = nn.Parameter(torch.randn(1, 3, 1, 4))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+        scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
+        y = scores.softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
+
+
+def test_heads_and_their_size_widen():
+    graph = traced(Packed(), torch.randn(2, 5, 6)).graph
+    assert refusals(graph) == {}
+    wide = ag.widen(graph, {"heads": 5, "head_dim": 6}, verify=True)
+    assert wide.graph.param["qkv.weight"].shape == (3 * 5 * 6, 6)
+
+
+def test_a_norm_over_an_axis_needs_as_many_copies_of_each():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    graph = traced(net, torch.zeros(1, 3)).graph
+    with pytest.raises(RewriteError, match=r"0\.out: cannot be widened exactly.*layer_norm in 1"):
+        ag.widen(graph, 1.5)
+    assert same_function(graph, ag.widen(graph, 3.0), tolerance=1e-12) <= 1e-12
+    assert ag.widen(graph, 1.5, approximate=True).graph.param["1.weight"].shape == (6,)
+
+
+class Tied(nn.Module):
+    """The table that makes the stream also reads it."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 4), between
+
+    def forward(self, x):
+        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+
+
+def test_a_tied_head_is_made_up_for_in_front_of_it():
+    words = torch.randint(0, 7, (2, 5))
+    graph = traced(Tied(nn.LayerNorm(4)), words).graph
+    wide = ag.widen(graph, 2.0, verify=True)
+    assert wide.graph.param["embed.weight"].shape == (7, 8)
+    graph = traced(Tied(nn.Tanh()), words).graph
+    assert list(refusals(graph)) == ["embed.out"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"0.out": 3}, r"narrower than it is; found 3; expected at least 4"),
+        ({"0.out": [0, 1, 2]}, r"a map names every old position"),
+        ({"0.out": 0}, r"impossible width"),
+        ({"2.out": 5}, r"output"),
+        ({"0.aut": 5}, r"expected 0\.out"),
+    ],
+)
+def test_impossible_widths(spec, message):
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    with pytest.raises((RewriteError, AxisError), match=message):
+        ag.widen(graph, spec)
+
+
+def test_narrow_as_printed():
+    graph, state = traced(mlp(5), torch.zeros(1, 3))
+    small = ag.narrow(graph, {"0.out": 3})
+    found = small.transfer.pull(state)
+    torch.testing.assert_close(found["0.weight"], state["0.weight"][:3], rtol=0, atol=0)
+    # FedADP, Algorithm 3: each kept column gets a third of the sum of the two that go
+    expected = state["2.weight"][:, :3] + state["2.weight"][:, 3:].sum(1, keepdim=True) / 3
+    torch.testing.assert_close(found["2.weight"], expected, rtol=1e-6, atol=1e-7)
+    with pytest.raises(RewriteError, match="impossible width"):
+        ag.narrow(graph, {"0.out": 6})
+
+
+# -- deepen -----------------------------------------------------------------------------------
+
+
+def plain(activation, norm=True):
+    layers: list[nn.Module] = [nn.Conv2d(3, 4, 3, padding=1), activation()]
+    for _ in range(3):
+        layers.append(nn.Conv2d(4, 4, 3, padding=1))
+        if norm:
+            layers.append(nn.BatchNorm2d(4))
+        layers.append(activation())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 2))
+
+
+def deepened(net, *args):
+    graph = traced(net, *args).graph
+    section = max(ag.structure(graph).sections, key=lambda s: len(s.blocks))
+    return graph, ag.deepen(graph, {section.name: len(section.blocks) + 2}, verify=True)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
+def test_a_chain_starts_as_the_identity(activation):
+    graph, deep = deepened(plain(activation), torch.randn(2, 3, 8, 8))
+    made = [e for e in deep.transfer.entries.values() if e.init is not None]
+    assert len(made) >= 2 * 6 and len(deep.graph.params) > len(graph.params)
+
+
+def test_a_residual_block_starts_with_its_last_layer_at_zero():
+    _, deep = deepened(nets.Net(nets.Basic, (2, 3), (8, 12)), torch.randn(2, 3, 8, 8))
+    made = {k for k, e in deep.transfer.entries.items() if e.init is not None}
+    assert made == {f"stage2.{i}.bn2.{k}" for i in (3, 4) for k in ("weight", "bias")} or made == {
+        f"stage2.{i}.conv2.weight" for i in (3, 4)
+    }
+
+
+def test_activations_that_do_more_the_second_time_are_refused():
+    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.gelu"):
+        deepened(plain(nn.GELU), torch.randn(2, 3, 8, 8))
+
+
+# -- parts, step sizes, exits -----------------------------------------------------------------
+
+
+def test_split_says_what_is_wrong():
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    with pytest.raises(GraphError, match=r"no such section or block; found stage9; expected stage"):
+        ag.split(graph, after="stage9")
+    with pytest.raises(RewriteError, match="cut leaves a part empty"):
+        ag.split(graph, before="stem")
+    with pytest.raises(RewriteError, match="a part does not take what the one before it returns"):
+        ag.chain([p.graph for p in reversed(ag.split(graph, after="stage1").parts)])
+
+
+def test_extractor_and_classifier_carry_their_own_leaves():
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    parts = ag.split(graph, after="stage1", before="head")
+    names = [set(p.graph.state_names) for p in parts]
+    assert set.union(*names) == set(graph.state_names)
+    assert sum(map(len, names)) == len(graph.state_names)
+    assert parts[0].graph.inputs == graph.inputs
+
+
+def test_step_sizes_start_where_they_are_told_and_learn():
+    graph, state = traced(nets.Net(nets.Basic, (2, 2), (8, 12)), torch.randn(2, 3, 8, 8))
+    stepped = ag.steps(graph, "stage1.*", initial={"stage1.1": 2.0})
+    pulled = stepped.transfer.pull(state)
+    starts = {k: float(v) for k, v in pulled.items() if k.endswith("step_size")}
+    assert starts == {"stage1.0.step_size": 1.0, "stage1.1.step_size": 2.0}
+    net = ag.build(stepped.graph, pulled)
+    net(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    learned = {n: p.grad for n, p in net.named_parameters() if n.endswith("step_size")}
+    assert all(g is not None and g.abs() > 0 for g in learned.values())
+    fixed = ag.steps(graph, learnable=False).graph
+    assert not any(p.trainable for p in fixed.params if p.name.endswith("step_size"))
+    with pytest.raises(RewriteError, match="has a step size already"):
+        ag.steps(stepped.graph, "stage1.1")
+    with pytest.raises(RewriteError, match=r"stem: no residual block"):
+        ag.steps(graph, "stem")
+
+
+def test_a_transformer_layer_has_two_step_sizes():
+    graph = graph_of(nets.Encoder(2))
+    names = [p.name for p in ag.steps(graph, verify=True).graph.params if not p.shape]
+    assert names == [f"layers.{i}.step_size_{j}" for i in range(2) for j in (1, 2)]
+
+
+def test_adapters_start_at_zero():
+    graph, state = traced(nets.Net(nets.Basic, (2, 2), (8, 12)), torch.randn(2, 3, 8, 8))
+    adapted = ag.adapters(graph, 3, verify=True)
+    pulled = adapted.transfer.pull(state)
+    assert pulled["stage1.0.adapter.down.weight"].shape == (3, 8, 1, 1)
+    assert pulled["stage1.0.adapter.down.weight"].abs().max() > 0
+    assert not pulled["stage1.0.adapter.up.weight"].any()
+    with pytest.raises(RewriteError, match="width of the adapters"):
+        ag.adapters(graph, 0)
+
+
+def test_exits_leave_the_main_output():
+    graph, state = traced(nets.Net(nets.Basic, (2, 2), (8, 12)), torch.randn(2, 3, 8, 8))
+    head = traced(
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+        torch.randn(2, 8, 8, 8),
+    ).graph
+    early = ag.exits(graph, {"stage1": head, "stage2.0": 7}, verify=True)
+    net = ag.build(early.graph, early.transfer.pull(state)).eval()
+    x = torch.randn(3, 3, 8, 8)
+    found = net(x)
+    assert {k: v.shape for k, v in found.items()} == {
+        "main": (3, 5), "stage1": (3, 5), "stage2.0": (3, 7)
+    }  # fmt: skip
+    torch.testing.assert_close(found["main"], ag.build(graph, state).eval()(x), rtol=0, atol=0)
+    assert "exits.stage2_0.weight" in early.graph.state_names
+    with pytest.raises(RewriteError, match="head does not take what the section makes"):
+        ag.exits(graph, {"stage2": head})
+    with pytest.raises(ArchGraphError, match="no such section or block"):
+        ag.exits(graph, {"stage7": 3})
