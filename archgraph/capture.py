@@ -102,10 +102,11 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     _register_dataclasses((args, kwargs))
     notes: list[str] = []
     first: Exception | None = None
+    asked = ""
     grown = _grow((args, kwargs))
     batch = torch.export.Dim("batch", min=2)
     for inputs, dim in ((grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)):
-        if dim is None and not _leading(inputs):
+        if dim is None and not asked and not _leading(inputs):
             break
         noted: list[str] = []
         try:
@@ -130,11 +131,26 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                 first = first or error
                 continue
             main = next((s for s in _symbols(program) if s), None)
+        if main is not None:
+            asked = _asked(program)
+            if asked:  # what holds for this batch does not hold for others
+                continue
         if main is None and first is not None and any(t.dim() for t in _tensors(inputs)):
-            notes.append(f"the batch size is fixed at that of the example: {_first_line(first)}")
+            why = f"forward goes by {asked}" if asked else _first_line(first)
+            notes.append(f"the batch size is fixed at that of the example: {why}")
         return Captured(program, main, inputs[0], inputs[1], tuple(notes + noted))
     assert first is not None
     raise _explained(model, first) from first
+
+
+# A guard that two inputs have batches of one size.
+_SAME_SIZE = re.compile(r"(L\[[^=]*\.size\(\)\[0\]) == (L\[[^=]*\.size\(\)\[0\])")
+
+
+def _asked(program: torch.export.ExportedProgram) -> str:
+    """What a capture takes for granted of the batch size; empty where it holds for any."""
+    guards = getattr(program, "_guards_code", None) or []
+    return ", ".join(g for g in guards if ".size()[0]" in g and not _SAME_SIZE.fullmatch(g))
 
 
 # -- example inputs ---------------------------------------------------------------------------
@@ -221,7 +237,7 @@ def _export(
     model: torch.nn.Module, inputs: _Inputs, shapes: Any, notes: list[str]
 ) -> torch.export.ExportedProgram:
     def once() -> torch.export.ExportedProgram:
-        with _quiet(), _restored(model), _watched(notes):
+        with _quiet(), _restored(model, notes), _watched(notes):
             return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
@@ -303,8 +319,11 @@ def _neutral() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _restored(model: torch.nn.Module) -> Iterator[None]:
-    """Take back what forward assigns to its modules: stand-ins of the capture, not tensors."""
+def _restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Take back what forward assigns to its modules: stand-ins of the capture, not tensors.
+
+    A number that forward changes is noted: the graph has what followed from its value this time.
+    """
 
     def contents(value: Any) -> Any:
         return value.copy() if isinstance(value, (dict, list, set)) else None
@@ -313,9 +332,21 @@ def _restored(model: torch.nn.Module) -> Iterator[None]:
         (module, vars(module).copy(), {k: contents(v) for k, v in vars(module).items()})
         for module in model.modules()
     ]
+
+    def note(*_: Any) -> None:  # right after forward: export takes numbers back by itself
+        for module, known, _inside in held:
+            for key, value in known.items():
+                if isinstance(value, (bool, int, float, str)) and vars(module).get(key) != value:
+                    notes.append(
+                        f"forward changes {type(module).__name__}.{key}: the graph has what its "
+                        f"value {value!r} led to"
+                    )
+
+    hook = model.register_forward_hook(note)
     try:
         yield
     finally:
+        hook.remove()
         for module, attributes, inside in held:
             if any(vars(module).get(k) is not v for k, v in attributes.items()) or len(
                 vars(module)

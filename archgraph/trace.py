@@ -14,7 +14,7 @@ import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ def trace(
                 trained = _Capture(model, args, kwargs, names, noted).graph()
                 same_inputs(draft, trained, noted)
             except TraceError as error:
+                _refuse_lost_statistics(draft.nodes)
                 why = f"{error.where}: {error.message}" if error.where else error.message
                 notes[f"train mode could not be captured ({why}); eval mode stands in"] = None
                 draft = live_flags(draft, names.params)
@@ -149,6 +150,19 @@ def trace(
         graph = own.replace()  # the same architecture: keep its module scopes and sections
     check(graph)
     return Traced(graph, names.state(model), tuple(notes))
+
+
+def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
+    """A cumulative mean of batch statistics divides by a counter's value: no graph can say that."""
+    for node in nodes:
+        row = table.row(node.op)
+        if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
+            raise TraceError(
+                "running statistics would stay as they are: a norm without momentum divides by the "
+                "number of batches so far",
+                where=node.scope or f"%{node.name}",
+                hint="give the norm a momentum, or trace with train=False to use it in evaluation",
+            )
 
 
 def _bare(graph: ArchGraph) -> ArchGraph:
@@ -661,7 +675,7 @@ class _Capture:
         factors = [(k, v) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
         for key, value in factors:
             type_ = self.types.get(value)
-            if isinstance(type_, TensorType) and torch_dtype(type_.dtype).is_floating_point:
+            if isinstance(type_, TensorType):
                 found[key] = type_.dtype
         if len(set(found.values())) > 1:
             raise TraceError(

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
-from archgraph.analysis.sections import SectionKind, sections
+from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
 from archgraph.layout import AxisRef, Layout, Prod, leaves, product
@@ -195,7 +195,7 @@ def structure(graph: ArchGraph) -> Structure:
             if not any(d.given == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
     judge = _Judge(graph, drafts)
-    groups = sections(drafts)
+    groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
     names = unique(g.name for g in groups)
     return Structure(
         tuple(
@@ -204,6 +204,11 @@ def structure(graph: ArchGraph) -> Structure:
         ),
         tuple(p.exit for p in drafts.stream.pieces),
     )
+
+
+def _begin(drafts: Drafts, group: Group) -> int:
+    """Place of a section's first operator."""
+    return min((drafts.order[n] for d in group.blocks for n in d.stream), default=0)
 
 
 class _Judge:

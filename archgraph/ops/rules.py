@@ -280,7 +280,7 @@ def reduction(eq: Equations) -> list[Dims]:
 def total(eq: Equations) -> list[Dims]:
     """A reduction to which zeros add nothing: exact along axes whose masked positions are zero."""
     order = eq.node.arg("p", eq.node.arg("ord", 2))  # of a norm
-    return _reduce(eq, exact=isinstance(order, (int, float)) and order >= 0)
+    return _reduce(eq, exact=isinstance(order, (int, float)) and order > 0)
 
 
 def counted(eq: Equations) -> list[Dims]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.check import check
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
-from archgraph.layout import Fixed
-from archgraph.rewrite.insert import Branch, before, branches, fresh, initialised, with_leaves
+from archgraph.rewrite.insert import (
+    Branch,
+    before,
+    branches,
+    channels,
+    fresh,
+    initialised,
+    with_leaves,
+)
 from archgraph.transfer import Rewritten
 
 NAME = "adapter"
@@ -58,7 +64,7 @@ def adapters(
 
     Source: Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019, §2.
     """
-    if isinstance(size, bool) or size < 1:
+    if type(size) is not int or size < 1:
         raise RewriteError("width of the adapters", found=size, expected="a number from 1")
     found = structure(graph)
     if blocks is None:
@@ -94,17 +100,13 @@ def _bottleneck(
     graph: ArchGraph, branch: Branch, size: int, taken: set[str]
 ) -> tuple[list[Node], list[Param]]:
     source, stem = branch.node, branch.path
-    layouts = axes(graph).value[source.name][0]
     shape, dtype = source.shape, source.dtype
-    channel = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
-    at = channel[-1] if channel else -1
-    if at not in (1, len(shape) - 1):
-        raise RewriteError(
-            "no channel dimension for an adapter", where=stem, found=f"%{source.name}: {shape}"
-        )
+    at, wide = channels(graph, source, stem)
     last = at == len(shape) - 1
-    wide = shape[at]
-    assert isinstance(wide, int)
+    if not last and at != 1:
+        raise RewriteError(
+            "channels are neither the first nor the last dimension", where=stem, found=source.type
+        )
     kernel = () if last else (1,) * (len(shape) - 2)
     op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
     nodes: list[Node] = []

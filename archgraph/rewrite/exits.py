@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.check import check
 from archgraph.errors import RewriteError
@@ -22,8 +21,7 @@ from archgraph.ir import (
     replace,
     walk,
 )
-from archgraph.layout import Fixed
-from archgraph.rewrite.insert import fresh, initialised
+from archgraph.rewrite.insert import channels, fresh, initialised
 from archgraph.transfer import Rewritten
 
 PREFIX = "exits"
@@ -35,7 +33,8 @@ def exits(
     """Let an architecture answer early as well: classifiers behind sections or blocks.
 
     Forward then returns a dict: ``main`` is what it returned before, every exit has the name of
-    its section or block. Leaves of an exit are named ``exits.<name>.…``, dots as underscores.
+    its section or block; further exits join those that are there. Leaves of an exit are named
+    ``exits.<name>.…``, dots as underscores.
 
     Args:
         graph: The architecture.
@@ -66,8 +65,12 @@ def exits(
     for name, head in heads.items():
         end = graph.node[max(found.nodes(name), key=order.__getitem__)]
         stem = f"{PREFIX}.{name.replace('.', '_')}"
-        if any(p.name.startswith(stem + ".") for p in graph.params):
-            raise RewriteError("there is an exit already", where=name)
+        if name == "main" or any(p.name.startswith(stem + ".") for p in params):
+            raise RewriteError("there is an exit of that name already", where=name)
+        if not isinstance(head, ArchGraph) and type(head) is not int:
+            raise RewriteError(
+                "no head", where=name, found=head, expected="an architecture or a number of classes"
+            )
         if isinstance(head, int):
             result: Value = _classifier(graph, end, stem, head, taken, nodes, params)
         else:
@@ -79,21 +82,25 @@ def exits(
         nodes=tuple(nodes),
         params=tuple(params),
         updates=tuple(updates),
-        outputs=_with_exits(graph.outputs, tuple(fields)),
+        outputs=_with_exits(graph, tuple(fields)),
     )
     check(new)
     rewritten = initialised(graph, new)
     if verify:
-        _main_unchanged(graph, rewritten)
+        _main_unchanged(graph, rewritten, heads)
     return rewritten
 
 
-def _with_exits(outputs: Value, fields: tuple[tuple[str, Value], ...]) -> Value:
-    if isinstance(outputs, Mode):  # what training returns beside it stays in `main`
-        return Mode(
-            Record((("main", outputs.train), *fields)), Record((("main", outputs.eval), *fields))
-        )
-    return Record((("main", outputs), *fields))
+def _with_exits(graph: ArchGraph, fields: tuple[tuple[str, Value], ...]) -> Value:
+    before = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
+
+    def joined(value: Value) -> Value:
+        own = value.fields if before and isinstance(value, Record) else (("main", value),)
+        return Record((*own, *fields))
+
+    if isinstance(graph.outputs, Mode):  # what training returns beside it stays in `main`
+        return Mode(joined(graph.outputs.train), joined(graph.outputs.eval))
+    return joined(graph.outputs)
 
 
 def _classifier(
@@ -106,20 +113,12 @@ def _classifier(
     params: list[Param],
 ) -> Ref:
     """A mean over all positions, then a linear layer."""
-    layouts = axes(graph).value[end.name][0]
     shape, dtype = end.shape, end.dtype
-    channel = next((i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)), 0)
-    if not channel or classes < 1:
-        raise RewriteError(
-            "cannot classify here",
-            where=stem,
-            found=f"%{end.name}: {end.type}, {classes} classes",
-            expected="a result with channels",
-        )
+    channel, wide = channels(graph, end, stem)
+    if classes < 1:
+        raise RewriteError("number of classes", where=stem, found=classes, expected="at least 1")
     value = end.name
     others = tuple(i for i in range(1, len(shape)) if i != channel)
-    wide = shape[channel]
-    assert isinstance(wide, int)
     if others:
         pooled = TensorType((shape[0], wide), dtype)
         node = Node(
@@ -192,16 +191,21 @@ def _attached(
     return replace(head.outputs, change)
 
 
-def _main_unchanged(graph: ArchGraph, rewritten: Rewritten) -> None:
+def _main_unchanged(graph: ArchGraph, rewritten: Rewritten, added: Collection[str]) -> None:
     from archgraph.rewrite.laws import same_function
 
-    after = rewritten.graph
+    before = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
 
     def main(value: Value) -> Value:
-        return dict(value.fields)["main"] if isinstance(value, Record) else value
+        """What the architecture returned before its new exits."""
+        assert isinstance(value, Record)
+        rest = tuple((k, v) for k, v in value.fields if k not in added)
+        return Record(rest, value.name) if before else rest[0][1]
 
-    outputs = after.outputs
+    outputs = rewritten.graph.outputs
     if isinstance(outputs, Mode):
         outputs = Mode(main(outputs.train), main(outputs.eval))
-    only = after.replace(outputs=main(outputs))
-    same_function(graph, Rewritten(only, rewritten.transfer))
+    else:
+        outputs = main(outputs)
+    only = Rewritten(rewritten.graph.replace(outputs=outputs), rewritten.transfer)
+    same_function(graph, only)

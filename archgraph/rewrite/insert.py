@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
+from archgraph.layout import Fixed
 from archgraph.ops.table import initialiser
 from archgraph.transfer import Entry, Rewritten, Slot, Transfer, signature
 
@@ -133,7 +135,7 @@ def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:
     for number, (merge, shortcut) in enumerate(block.sums, 1):
         node = graph.node[merge]
         operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
-        others = [v for v in operands if shortcut not in _refs(v)]
+        others = [v for v in operands if shortcut not in refs(v)]
         if len(operands) != 2 or len(others) != 1:
             raise RewriteError(
                 "no single branch",
@@ -142,10 +144,31 @@ def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:
                 expected="the shortcut and one branch",
             )
         path = f"{block.name}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
-        made = _refs(in_mode(others[0], False))
+        made = refs(in_mode(others[0], False))
         found.append(Branch(node, others[0], graph.node[made[0]], path))
     return found
 
 
-def _refs(value: Value) -> list[str]:
+def refs(value: Value) -> list[str]:
+    """Names of the results in a value."""
     return [i.name for i in walk(value) if isinstance(i, Ref)]
+
+
+def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
+    """Dimension and number of a result's channels.
+
+    They are where an axis that parameters have runs; of several, and where none does, the last one
+    of two or three dimensions, the second of more.
+
+    Raises:
+        RewriteError: If their number depends on the batch, or there are none.
+    """
+    shape = node.shape
+    layouts = axes(graph).value[node.name][0]
+    usual = 1 if len(shape) > 3 else len(shape) - 1
+    wide = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
+    at = wide[0] if len(wide) == 1 else usual
+    size = shape[at] if at > 0 else None
+    if not isinstance(size, int):
+        raise RewriteError("no channels here", where=where, found=f"%{node.name}: {node.type}")
+    return at, size

@@ -10,6 +10,7 @@ from archgraph.check import check
 from archgraph.errors import RewriteError
 from archgraph.ir import (
     ArchGraph,
+    Batch,
     Leaf,
     Node,
     Param,
@@ -18,6 +19,7 @@ from archgraph.ir import (
     replace,
     walk,
 )
+from archgraph.rewrite.insert import refs
 from archgraph.transfer import Entry, Rewritten, Transfer, signature
 
 
@@ -130,10 +132,6 @@ def _assigned(graph: ArchGraph, bounds: Sequence[int]) -> dict[str, int]:
     return part_of
 
 
-def _refs(value: Value) -> list[str]:
-    return [i.name for i in walk(value) if isinstance(i, Ref)]
-
-
 def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Rewritten:
     """One part: its operators, what it takes from earlier ones, what later ones take from it."""
     mine = [n for n in graph.nodes if n.op != "input" and part_of[n.name] == k]
@@ -142,23 +140,23 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
     updates = tuple(
         (key, value)
         for key, value in graph.updates
-        if max((part_of[r] for r in _refs(value) if r not in inputs), default=0) == k
+        if max((part_of[r] for r in refs(value) if r not in inputs), default=0) == k
     )
-    used = {u for n in mine for u in n.uses()} | {r for _, v in updates for r in _refs(v)}
+    used = {u for n in mine for u in n.uses()} | {r for _, v in updates for r in refs(v)}
     if k == last:
-        used |= set(_refs(graph.outputs))
+        used |= set(refs(graph.outputs))
     taken = _crossing(graph, part_of, k - 1)
     given = _crossing(graph, part_of, k)
-    arguments = tuple((key, v) for key, v in graph.inputs if used & set(_refs(v)))
-    held = {r for _, v in arguments for r in _refs(v)}
+    arguments = tuple((key, v) for key, v in graph.inputs if used & set(refs(v)))
+    held = {r for _, v in arguments for r in refs(v)}
     nodes: list[Node] = [n for n in graph.nodes if n.name in held]
     for name in taken:
         source = graph.node[name]
         nodes.append(Node(name, "input", (), source.types[0], "", source.source))
     outputs: Value = graph.outputs
     if k < last:
-        refs = tuple(Ref(name) for name in given)
-        outputs = refs[0] if len(refs) == 1 else refs
+        made = tuple(Ref(name) for name in given)
+        outputs = made[0] if len(made) == 1 else made
     leaves = {leaf for n in mine for leaf in n.leaves()}
     for value in (outputs, *(v for _, v in updates)):
         leaves |= {i.name for i in walk(value) if isinstance(i, Leaf)}
@@ -181,6 +179,13 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
         sections=(),
         name=f"{graph.name} part {k + 1}" if graph.name else "",
     )
+    if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
+        raise RewriteError(
+            "cut through values whose first size is not the batch",
+            where=", ".join(f"%{name}" for name in taken),
+            found=", ".join(str(graph.node[name].type) for name in taken),
+            hint="cut at another block",
+        )
     check(part)
     entries = {
         p.name: Entry(p.name, (None,) * len(p.shape)) for p in params if p.role != "constant"
@@ -198,11 +203,11 @@ def _crossing(graph: ArchGraph, part_of: Mapping[str, int], k: int) -> tuple[str
             later.update(node.uses())
     last = max(part_of.values())
     if last > k:
-        later.update(_refs(graph.outputs))
+        later.update(refs(graph.outputs))
     for _, value in graph.updates:
-        refs = _refs(value)
-        if any(part_of[r] > k for r in refs):
-            later.update(refs)
+        used = refs(value)
+        if any(part_of[r] > k for r in used):
+            later.update(used)
     return tuple(
         n.name for n in graph.nodes if n.op != "input" and part_of[n.name] <= k and n.name in later
     )
@@ -246,7 +251,7 @@ def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
             return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
 
         for key, value in graph.inputs:
-            if number and all(r in rename and rename[r] not in heads for r in _refs(value)):
+            if number and all(r in rename and rename[r] not in heads for r in refs(value)):
                 continue
             renamed = replace(value, follow)
             if inputs.setdefault(key, renamed) != renamed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -74,6 +75,9 @@ def steps(
             found=unknown[0],
             expected=", ".join(b.name for b in chosen),
         )
+    for name, start in starts.items():
+        if not isinstance(start, (int, float)) or not math.isfinite(start):
+            raise RewriteError("step size", where=name, found=start, expected="a finite number")
     taken = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
     inserted: dict[tuple[str, Value], list[Node]] = {}
@@ -87,8 +91,8 @@ def steps(
                     "block has a step size already", where=block.name, found=branch.path
                 )
             type_ = TensorType((), branch.node.dtype)
-            start = torch.tensor(starts.get(block.name, 1.0), dtype=torch_dtype(type_.dtype))
-            param = Param(branch.path, type_, trainable=learnable, value=constant(start))
+            first = torch.tensor(starts.get(block.name, 1.0), dtype=torch_dtype(type_.dtype))
+            param = Param(branch.path, type_, trainable=learnable, value=constant(first))
             added.append((place, param))
             node = Node(
                 fresh(taken, f"{branch.node.name}_step"),

@@ -71,6 +71,10 @@ def take(
 def _kept(
     solved: Axes, spec: float | Mapping[str | Axis, Choice], rounding: str
 ) -> dict[str, np.ndarray]:
+    if isinstance(spec, bool) or not isinstance(spec, (int, float, Mapping)):
+        raise RewriteError(
+            "nothing to take", found=repr(spec), expected="a share, or choices by axis"
+        )
     if isinstance(spec, (int, float)):
         chosen: dict[Axis, Choice] = {a: float(spec) for a in solved.free}
     else:
@@ -89,6 +93,8 @@ def _kept(
 
 
 def _positions(axis: Axis, choice: Choice, rounding: str) -> np.ndarray:
+    if isinstance(choice, np.integer):
+        choice = int(choice)
     if isinstance(choice, bool) or (isinstance(choice, float) and not 0 < choice <= 1):
         raise RewriteError("a share lies in (0, 1]", where=axis.name, found=choice)
     if isinstance(choice, float):
@@ -101,7 +107,17 @@ def _positions(axis: Axis, choice: Choice, rounding: str) -> np.ndarray:
                 "impossible width", where=axis.name, found=choice, expected=f"1 to {axis.size}"
             )
         return np.arange(choice)
-    index = np.asarray(choice, dtype=np.int64)
+    if isinstance(choice, (str, bytes)) or not isinstance(choice, (Sequence, np.ndarray)):
+        raise RewriteError(
+            "no choice of positions",
+            where=axis.name,
+            found=repr(choice),
+            expected="a share, a number or positions",
+        )
+    index = np.asarray(choice)
+    if index.size and index.dtype.kind not in "iu":
+        raise RewriteError("positions are whole numbers", where=axis.name, found=choice)
+    index = index.astype(np.int64)
     if index.ndim != 1 or not len(index) or len(np.unique(index)) != len(index):
         raise RewriteError(
             "positions must be distinct and not empty", where=axis.name, found=choice

@@ -238,3 +238,64 @@ def test_exits_leave_the_main_output():
         ag.exits(graph, {"stage2": head})
     with pytest.raises(ArchGraphError, match="no such section or block"):
         ag.exits(graph, {"stage7": 3})
+
+
+def test_further_exits_join_those_that_are_there():
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    one = ag.exits(graph, {"stage1": 4}).graph
+    both = ag.exits(one, {"stage2": 4}, verify=True).graph
+    assert both.outputs == ag.exits(graph, {"stage1": 4, "stage2": 4}).graph.outputs
+    for heads in ({"stage1": 3}, {"stage2.0": 2, "stage2_0": 2}, {"stage2": 2.5}, {"stage2": 0}):
+        with pytest.raises(ArchGraphError):
+            ag.exits(one, heads)  # type: ignore[arg-type]  # nonsense on purpose
+
+
+class Stream(nn.Module):
+    """Channels that are the input's own: nothing about them can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return x
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
+def test_an_exit_needs_channels_not_a_free_axis(shape):
+    graph = ag.trace(Stream(), torch.randn(shape), train=False).graph
+    early = ag.exits(graph, {"layers.0": 4}, verify=True)
+    wide = 6 if len(shape) < 4 else 4  # of images, the dimension after the batch
+    assert early.graph.param["exits.layers_0.weight"].shape == (4, wide)
+
+
+class Folded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(4, 4), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x).view(-1, 4)).relu().view(x.shape[0], -1))
+
+
+def test_a_cut_where_the_batch_is_folded_is_refused():
+    graph = ag.trace(Folded(), torch.randn(3, 6), train=False).graph
+    with pytest.raises(RewriteError, match="cut through values whose first size is not the batch"):
+        ag.split(graph, after="a")
+
+
+@pytest.mark.parametrize("start", [float("nan"), float("inf"), "a", None])
+def test_step_sizes_are_finite_numbers(start):
+    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    with pytest.raises(RewriteError, match="step size"):
+        ag.steps(graph, initial=start)
+
+
+@pytest.mark.parametrize(
+    "spec", [True, "0.out", None, {"0.out": [True, False]}, {"0.out": [0.5]}, {"0.out": "x"}]
+)
+def test_nonsense_to_take_is_one_message(spec):
+    with pytest.raises(RewriteError, match=r"found"):
+        ag.take(traced(mlp(), torch.zeros(1, 3)).graph, spec)

@@ -522,3 +522,54 @@ def test_a_random_branch_in_training_is_reported():
     (note,) = traced.notes
     assert note.startswith("train mode could not be captured (") and "test_models.py:" in note
     torch.testing.assert_close(ag.build(*traced).eval()(X), net.eval()(X))
+
+
+class ByBatch(nn.Module):
+    """Forward goes by the number of examples."""
+
+    def __init__(self, asks) -> None:
+        super().__init__()
+        self.layer, self.asks = nn.Linear(3, 2), asks
+
+    def forward(self, x):
+        return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
+
+
+@pytest.mark.parametrize("asks", [lambda n: n > 4, lambda n: n % 2 == 0], ids=["size", "parity"])
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_a_branch_on_the_batch_size_fixes_it(asks, batch):
+    x = torch.randn(batch, 3)
+    net = ByBatch(asks)
+    graph, state = traced = ag.trace(net, x)
+    assert graph.nodes[0].shape == (batch, 3)
+    assert any(n.startswith("the batch size is fixed") and "size()[0]" in n for n in traced.notes)
+    torch.testing.assert_close(ag.build(graph, state)(x), net(x), rtol=0, atol=0)
+
+
+def test_a_number_that_forward_changes_is_noted():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(3, 2), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x) * (2 if self.calls > 1 else 1)
+
+    net = Counting()
+    note = "forward changes Counting.calls: the graph has what its value 0 led to"
+    assert note in ag.trace(net, X).notes
+    assert net.calls == 0
+
+
+def test_cumulative_statistics_are_refused():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(TraceError, match=r"1: running statistics would stay as they are.*momentum"):
+        ag.trace(net, X)
+    graph, state = ag.trace(net.eval(), X, train=False)
+    torch.testing.assert_close(ag.build(graph, state).eval()(X), net(X), rtol=0, atol=0)
+
+
+def test_whole_numbers_for_a_layer_of_floats_are_refused():
+    with pytest.raises(TraceError, match=r"different dtypes; found input int64, weight float32"):
+        ag.trace(nn.Linear(3, 2), torch.zeros(4, 3).long())

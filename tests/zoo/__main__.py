@@ -100,14 +100,14 @@ def _run(
 
 
 def _logged(chosen: Sequence[Entry], level: str, log: Path | None) -> dict[tuple[str, str], Report]:
-    """Reports of an earlier run of the same level that passed."""
+    """Reports of an earlier run that passed, at this level or at full."""
     wanted = {(e.group, e.name) for e in chosen}
     found: dict[tuple[str, str], Report] = {}
     for text in log.read_text().splitlines() if log and log.exists() else ():
         data = json.loads(text)
         key, at = (data.pop("group"), data.pop("name")), data.pop("level")
         report = Report.from_json(data)
-        if key in wanted and at == level and report.ok:
+        if key in wanted and at in (level, "full") and report.ok:
             found[key] = report
     return found
 
