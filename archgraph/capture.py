@@ -380,6 +380,7 @@ def _watched(notes: list[str]) -> Iterator[None]:
     inference = torch.inference_mode
     enter, leave = inference.__enter__, inference.__exit__
     seen: dict[str, None] = {}
+    wanted: list[bool] = []
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is checkpoint.CheckpointFunction:
@@ -387,11 +388,16 @@ def _watched(notes: list[str]) -> Iterator[None]:
             return run(*rest)
         if not cls.__module__.startswith("torch."):
             seen[cls.__qualname__.rpartition(".")[2]] = None
-        return apply.__func__(cls, *args, **kwargs)
+        wanted.append(torch.is_grad_enabled())  # a function's forward runs without gradients
+        try:
+            return apply.__func__(cls, *args, **kwargs)
+        finally:
+            wanted.pop()
 
     def frames(self: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
-        marks = [] if torch.is_grad_enabled() else [_NO_GRAD]
+        graded = torch.is_grad_enabled() or (wanted and wanted[-1])
+        marks = [] if graded else [_NO_GRAD]
         return traceback.StackSummary.from_list(
             [*(f for f in stack[start:] if _is_users(f.filename)), *marks]
         )

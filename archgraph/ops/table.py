@@ -166,8 +166,10 @@ def _einsum_macs(graph: ArchGraph, node: Node) -> int:
     macs, held = 0, set(parts[0])
     for index, part in enumerate(parts[1:], 1):
         held |= set(part)
-        macs += math.prod(sizes[c] for c in held if c in sizes) * rest
-        held &= set("".join(parts[index + 1 :])) | set(right)
+        kept = held & (set("".join(parts[index + 1 :])) | set(right))
+        if held - kept:  # without a sum it is a product position by position
+            macs += math.prod(sizes[c] for c in held if c in sizes) * rest
+        held = kept
     return macs
 
 

@@ -448,6 +448,30 @@ def test_gradients_of_ones_own_are_noted():
     assert "gradient of Tripled is that of its forward, not its own" in ag.trace(net, X).notes
 
 
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return gradient * (s + x * s * (1 - s))
+
+
+def test_a_function_with_a_gradient_of_its_own_still_has_one():
+    net = Net(lambda net, x: Swish.apply(net.layer(x)))
+    graph, state = ag.trace(net, X)
+    built = ag.build(graph, state)
+    net(X).sum().backward()
+    built(X).sum().backward()
+    for name, parameter in net.named_parameters():
+        found = built.get_parameter(name).grad
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-6, atol=1e-7)  # float32
+
+
 # -- refusals -----------------------------------------------------------------------------------
 
 
