@@ -135,22 +135,37 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             asked = _asked(program)
             if asked:  # what holds for this batch does not hold for others
                 continue
-        if main is None and first is not None and any(t.dim() for t in _tensors(inputs)):
-            why = f"forward goes by {asked}" if asked else _first_line(first)
+        if main is None and (first or asked) and any(t.dim() for t in _tensors(inputs)):
+            why = f"forward goes by {asked}" if asked or first is None else _first_line(first)
             notes.append(f"the batch size is fixed at that of the example: {why}")
         return Captured(program, main, inputs[0], inputs[1], tuple(notes + noted))
     assert first is not None
     raise _explained(model, first) from first
 
 
-# A guard that two inputs have batches of one size.
-_SAME_SIZE = re.compile(r"(L\[[^=]*\.size\(\)\[0\]) == (L\[[^=]*\.size\(\)\[0\])")
+_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
+_BATCHES = range(2, 130)  # batch sizes for which a guard must hold
 
 
 def _asked(program: torch.export.ExportedProgram) -> str:
-    """What a capture takes for granted of the batch size; empty where it holds for any."""
+    """What a capture takes for granted of the batch size; empty where it holds for any.
+
+    Guards are arithmetic on the inputs' first sizes, which are one symbol here.
+    """
+
+    def holds(guard: str) -> bool:
+        test, found = _SIZE.subn("n", guard)
+        if not found:
+            return True
+        try:
+            code = compile(test, "<guard>", "eval")
+            # torch wrote the text: arithmetic on the inputs' sizes
+            return all(eval(code, {"__builtins__": {}}, {"n": n}) for n in _BATCHES)
+        except (NameError, SyntaxError, TypeError, ZeroDivisionError):
+            return False
+
     guards = getattr(program, "_guards_code", None) or []
-    return ", ".join(g for g in guards if ".size()[0]" in g and not _SAME_SIZE.fullmatch(g))
+    return ", ".join(g for g in guards if not holds(g))
 
 
 # -- example inputs ---------------------------------------------------------------------------
