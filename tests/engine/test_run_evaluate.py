@@ -99,7 +99,7 @@ def test_recalibrated_statistics_are_cumulative_ones(kind, digits):
 
 def test_recalibrated_statistics_are_those_of_torch_without_momentum(digits):
     norm = nn.BatchNorm2d(1, momentum=None)
-    graph, state, *_ = trace(nn.Sequential(norm), torch.zeros(2, 1, 8, 8))
+    graph, state, *_ = trace(nn.Sequential(norm), torch.zeros(2, 1, 8, 8), train=False)
     found = recalibrated(graph, state, digits.train, batch=100, seed=5)
     norm.reset_running_stats()
     order = torch.randperm(len(digits.train), generator=seeded(5, "statistics"))
