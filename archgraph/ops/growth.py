@@ -59,6 +59,12 @@ def growth(op: str) -> Growth:
     return _GROWTH.get(base(op), _NOTHING)
 
 
+def offset(node: Node) -> bool:
+    """Whether an operator adds or pads with numbers, which a factor would not reach."""
+    numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
+    return any(number != 0 for number in numbers)
+
+
 # -- identities -------------------------------------------------------------------------------
 
 
@@ -135,11 +141,10 @@ _GROWTH: dict[str, Growth] = {
             "repeat",
             "repeat_interleave",
             "detach",
-            "pad",
-            "constant_pad_nd",
         ),
         _ALL,
     ),
+    **dict.fromkeys(("pad", "constant_pad_nd"), Growth("all", repeats="any")),
     **dict.fromkeys(
         (
             "reshape",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from archgraph.analysis.structure import structure
 from archgraph.check import check
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
@@ -15,6 +14,8 @@ from archgraph.rewrite.insert import (
     channels,
     fresh,
     initialised,
+    last_leaf,
+    residuals,
     with_leaves,
 )
 from archgraph.transfer import Rewritten
@@ -66,18 +67,13 @@ def adapters(
     """
     if type(size) is not int or size < 1:
         raise RewriteError("width of the adapters", found=size, expected="a number from 1")
-    found = structure(graph)
-    if blocks is None:
-        chosen = [b for b in found.blocks if b.sums]
-    else:
-        chosen = list(found.matching(blocks))
+    chosen = residuals(graph, blocks)
     taken = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
     inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
     for block in chosen:
-        behind = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
-        place = next((p.name for p in reversed(graph.params) if p.name in behind), "")
+        place = last_leaf(graph, block)
         for branch in branches(graph, block, NAME):
             if f"{branch.path}.down.weight" in leaves:
                 raise RewriteError("block has an adapter already", where=block.name)

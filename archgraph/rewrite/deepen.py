@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Ref, in_mode, walk
-from archgraph.ops.growth import Start, growth
+from archgraph.ops.growth import Start, growth, offset
 from archgraph.rewrite.depth import graft
 from archgraph.transfer import Entry, Rewritten, Transfer
 
@@ -88,7 +89,6 @@ class _Identity:
         if self.block.kind == "chain":
             return self._chain(self.block.exit, self.block.entry)
         self._refuse(f"is {self.block.kind}: it has no form of the identity")
-        return {}
 
     def _residual(self) -> dict[str, Start]:
         found: dict[str, Start] = {}
@@ -108,28 +108,33 @@ class _Identity:
         return found | self._chain(self.block.exit, entry)
 
     def _zero(self, name: str) -> dict[str, Start]:
-        """The last layer of a branch at zero, behind operators that keep zeros."""
-        while name in self.inside:
-            node = self.graph.node[name]
-            fact = growth(node.op)
-            leaves = [node.arg(a) for a in fact.affine if node.arg(a) is not None]
-            if leaves:
-                names = [v.name for v in leaves if isinstance(v, Leaf)]
-                if len(names) != len(leaves) or any(
-                    self.graph.leaf_users[n] != (node.name,) for n in names
-                ):
-                    self._refuse(f"shares the weights of {node.op} %{name}")
-                return {n: ("zeros", {}) for n in names}
-            operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
-            refs = [i for i in operands if isinstance(i, Ref)]
-            scale = [i for i in operands if isinstance(i, Leaf)]
-            if fact.scales == "one" and len(refs) == len(scale) == 1:  # a layer scale, a step size
-                return {scale[0].name: ("zeros", {})}
-            if not refs or not (fact.keeps_zero or fact.scales in ("all", "first")):
-                self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
-            name = refs[0].name
-        self._refuse("has a branch without weights")
-        return {}
+        """The last layers of a branch at zero, behind operators that keep zeros.
+
+        Where branches are added or joined inside it (parallel attention and feed-forward), each of
+        them is.
+        """
+        if name not in self.inside:
+            self._refuse("has a branch without weights")
+        node = self.graph.node[name]
+        fact = growth(node.op)
+        given = [v for a in fact.affine if (v := node.arg(a)) is not None]
+        names = [v.name for v in given if isinstance(v, Leaf)]
+        if given:
+            shared = any(self.graph.leaf_users[n] != (node.name,) for n in names)
+            if len(names) != len(given) or shared:
+                self._refuse(f"shares the weights of {node.op} %{name}")
+            return {n: ("zeros", {}) for n in names}
+        operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
+        refs = [i.name for i in operands if isinstance(i, Ref)]
+        leaves = [i.name for i in operands if isinstance(i, Leaf)]
+        if fact.scales == "one" and len(refs) == len(leaves) == 1:  # a layer scale, a step size
+            return {leaves[0]: ("zeros", {})}
+        if fact.scales == "all" and not leaves and not offset(node):
+            return {leaf: how for ref in refs for leaf, how in self._zero(ref).items()}
+        kept = fact.keeps_zero or fact.scales in ("one", "first")
+        if not refs or not kept or (leaves and fact.scales != "first"):
+            self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
+        return self._zero(refs[0])
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
         """Operators from an entry to a result, each of them the identity."""
@@ -171,7 +176,7 @@ class _Identity:
                 return False
             name = refs[0]
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> NoReturn:
         raise RewriteError(
             "block cannot start as the identity",
             where=self.block.name,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.structure import Block
+from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
 from archgraph.layout import Fixed
@@ -115,6 +115,22 @@ class Branch:
     value: Value
     node: Node
     path: str
+
+
+def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
+    """Blocks by name or pattern; by default all that add to their input.
+
+    Raises:
+        GraphError: For a block that does not exist; names the nearest.
+    """
+    found = structure(graph)
+    return tuple(b for b in found.blocks if b.sums) if blocks is None else found.matching(blocks)
+
+
+def last_leaf(graph: ArchGraph, block: Block) -> str:
+    """The last of a block's leaves in state-dict order: new ones stand behind it."""
+    used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
+    return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
 
 def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:

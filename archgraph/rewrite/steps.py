@@ -7,12 +7,19 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from archgraph.analysis.structure import Block, structure
 from archgraph.check import check
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.insert import before, branches, fresh, initialised, with_leaves
+from archgraph.rewrite.insert import (
+    before,
+    branches,
+    fresh,
+    initialised,
+    last_leaf,
+    residuals,
+    with_leaves,
+)
 from archgraph.trace import constant
 from archgraph.transfer import Rewritten
 
@@ -61,12 +68,7 @@ def steps(
 
     Source: Kang et al., *NeFL: Nested Model Scaling for Federated Learning*, Eq. 3.
     """
-    found = structure(graph)
-    chosen: list[Block]
-    if blocks is None:
-        chosen = [b for b in found.blocks if b.sums]
-    else:
-        chosen = list(found.matching(blocks))
+    chosen = residuals(graph, blocks)
     starts = dict(initial) if isinstance(initial, Mapping) else {b.name: initial for b in chosen}
     unknown = sorted(set(starts) - {b.name for b in chosen})
     if unknown:
@@ -83,8 +85,7 @@ def steps(
     inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
     for block in chosen:
-        behind = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
-        place = next((p.name for p in reversed(graph.params) if p.name in behind), "")
+        place = last_leaf(graph, block)
         for branch in branches(graph, block, NAME):
             if branch.path in leaves:
                 raise RewriteError(

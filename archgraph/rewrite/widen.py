@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from archgraph.analysis.axes import Axes, Axis, Contraction, Kept, axes, positio
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
 from archgraph.layout import AxisRef, Layout, leaves
-from archgraph.ops.growth import growth
+from archgraph.ops.growth import growth, offset
 from archgraph.ops.schema import schema
 from archgraph.rewrite.width import cut
 from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
@@ -142,6 +142,8 @@ def narrow(
 
     Source: FedADP, Algorithm 3.
     """
+    if mode not in get_args(Mode):
+        raise RewriteError("no such mode", found=mode, expected=", ".join(get_args(Mode)))
     solved = axes(graph)
     wanted = _sizes(solved, spec)
     for axis, size in wanted.items():
@@ -185,22 +187,28 @@ def narrow(
 
 
 def _sizes(solved: Axes, spec: float | Mapping[str | Axis, float | int]) -> dict[Axis, int]:
-    if isinstance(spec, (int, float)):
-        return {a: _size(a, float(spec)) for a in solved.free}
-    found: dict[Axis, int] = {}
-    for key, value in spec.items():
-        for axis in _named(solved, key):
-            found[axis] = _size(axis, value)
-    return found
+    return {axis: _size(axis, value) for axis, value in _chosen(solved, spec).items()}
+
+
+def _chosen(solved: Axes, spec: float | Mapping[str | Axis, Any]) -> dict[Axis, Any]:
+    """What is wanted of each axis."""
+    if isinstance(spec, Mapping):
+        return {axis: value for key, value in spec.items() for axis in _named(solved, key)}
+    return {
+        a: float(spec) if isinstance(spec, int) and spec is not True else spec for a in solved.free
+    }
 
 
 def _named(solved: Axes, key: str | Axis) -> tuple[Axis, ...]:
     return (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
 
 
-def _size(axis: Axis, value: float | int) -> int:
-    if isinstance(value, bool) or value <= 0:
-        raise RewriteError("impossible width", where=axis.name, found=value, expected="above 0")
+def _size(axis: Axis, value: Any) -> int:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise RewriteError(
+            "impossible width", where=axis.name, found=repr(value), expected="a number above 0"
+        )
     return math.ceil(round(value * axis.size, 9)) if isinstance(value, float) else value
 
 
@@ -208,16 +216,11 @@ def _copies(
     solved: Axes, spec: float | Mapping[str | Axis, Growth], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Old position of each new one, by axis, where they differ."""
-    chosen: dict[Axis, Growth]
-    if isinstance(spec, (int, float)):
-        chosen = {a: float(spec) for a in solved.free}
-    else:
-        chosen = {axis: value for key, value in spec.items() for axis in _named(solved, key)}
     found: dict[str, npt.NDArray[np.int64]] = {}
-    for axis, value in chosen.items():
+    for axis, value in _chosen(solved, spec).items():
         if not axis.free:
             raise RewriteError("axis cannot be widened", where=axis.name, found=axis.reason)
-        if isinstance(value, (int, float)):
+        if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
             size = _size(axis, value)
             if size < axis.size:
                 raise RewriteError(
@@ -229,8 +232,9 @@ def _copies(
                 )
             index = _drawn(axis.name, axis.size, size, seed)
         else:
-            index = np.asarray(value, dtype=np.int64)
-            if index.ndim != 1 or set(index.tolist()) != set(range(axis.size)):
+            index = np.asarray(value)
+            whole = index.dtype.kind in "iu" and index.ndim == 1
+            if not whole or set(index.tolist()) != set(range(axis.size)):
                 raise RewriteError(
                     "a map names every old position",
                     where=axis.name,
@@ -448,7 +452,7 @@ class _Compensation:
                     return problem
                 continue
             given = [i for _, v in node.args for i in walk(v) if isinstance(i, (Ref, Leaf))]
-            if fact.scales == "all" and not _offset(node):
+            if fact.scales == "all" and not offset(node):
                 follow = given
             elif fact.scales == "first":
                 follow = given[:1]
@@ -573,12 +577,6 @@ def _parts(index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         places = np.flatnonzero(index == position)
         share[places[-1]] = 1 - np.cumsum(share[places[:-1]])[-1]
     return np.asarray(share)
-
-
-def _offset(node: Node) -> bool:
-    """Whether numbers are added or padded, which a factor would not reach."""
-    numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
-    return any(number != 0 for number in numbers)
 
 
 def _compensation(graph: ArchGraph, solved: Axes, copies: Kept) -> tuple[Factors, dict[str, str]]:

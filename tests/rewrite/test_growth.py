@@ -101,6 +101,11 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"0.out": 3}, r"narrower than it is; found 3; expected at least 4"),
         ({"0.out": [0, 1, 2]}, r"a map names every old position"),
         ({"0.out": 0}, r"impossible width"),
+        ({"0.out": "6"}, r"impossible width; found '6'; expected a number above 0"),
+        ({"0.out": float("nan")}, r"impossible width"),
+        ({"0.out": [0.0, 1.0, 2.0, 3.0]}, r"a map names every old position"),
+        (True, r"impossible width"),
+        ("0.out", r"impossible width"),
         ({"2.out": 5}, r"output"),
         ({"0.aut": 5}, r"expected 0\.out"),
     ],
@@ -121,6 +126,8 @@ def test_narrow_as_printed():
     torch.testing.assert_close(found["2.weight"], expected, rtol=1e-6, atol=1e-7)
     with pytest.raises(RewriteError, match="impossible width"):
         ag.narrow(graph, {"0.out": 6})
+    with pytest.raises(RewriteError, match="no such mode; found papr; expected paper, net2net"):
+        ag.narrow(graph, {"0.out": 3}, mode="papr")  # type: ignore[arg-type]  # wrong on purpose
 
 
 # -- deepen -----------------------------------------------------------------------------------
@@ -160,6 +167,36 @@ def test_a_residual_block_starts_with_its_last_layer_at_zero():
 def test_activations_that_do_more_the_second_time_are_refused():
     with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.gelu"):
         deepened(plain(nn.GELU), torch.randn(2, 3, 8, 8))
+
+
+class Side(nn.Module):
+    """Attention and feed-forward side by side: a branch that is a sum."""
+
+    def __init__(self, offset=0.0) -> None:
+        super().__init__()
+        self.norm, self.offset = nn.LayerNorm(6), offset
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return x + (self.a(h) + self.b(h).relu() + self.offset)
+
+
+def side_by_side(offset=0.0):
+    return nn.Sequential(nn.Linear(3, 6), *(Side(offset) for _ in range(3)), nn.Linear(6, 2))
+
+
+def test_all_parts_of_a_branch_start_at_zero():
+    _, deep = deepened(side_by_side(), torch.randn(2, 3))
+    zero = {k for k, e in deep.transfer.entries.items() if e.init is not None}
+    assert {k.split(".", 1)[1] for k in zero} == {
+        f"{n}.{k}" for n in "ab" for k in ("weight", "bias")
+    }
+
+
+def test_a_branch_that_is_not_zero_at_zero_is_refused():
+    with pytest.raises(RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
+        deepened(side_by_side(1.0), torch.randn(2, 3))
 
 
 # -- parts, step sizes, exits -----------------------------------------------------------------
