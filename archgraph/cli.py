@@ -115,6 +115,7 @@ class Kind(enum.StrEnum):
     model = "model"
     family = "family"
     experiment = "experiment"
+    figures = "figures"
 
 
 def _version(wanted: bool) -> None:
@@ -255,6 +256,12 @@ def draw(
             _wrote(path)
         return
     if family is not None:
+        if not family.has_global:
+            raise SpecError(
+                "has no global model to draw",
+                where=str(file),
+                hint="give --output a folder: every client's model is drawn",
+            )
         graph, shares = family.graph, coverage(family)
     elif cover is not None:
         whole = _family(cover)
@@ -359,11 +366,24 @@ def check(
     python: Annotated[
         bool, typer.Option("--python", help="Import models that are Python callables, too.")
     ] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Compare the files' published figures with ours.")
+    ] = False,
 ) -> None:
-    """Check files of models, families and experiments.
+    """Check files of models, families, experiments and published figures.
 
-    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used.
+    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
+    published figure differs from ours and its file does not say why (--figures).
     """
+    if figures:
+        from archgraph.view import figures as compared
+        from archgraph.view import figures_table
+
+        found = compared(paths, python=python)
+        _table(figures_table(found))
+        if not all(finding.good for finding in found):
+            raise typer.Exit(DIFFERENT)
+        return
     from archgraph.view.verdicts import verdicts
 
     bad = total = 0
@@ -421,6 +441,53 @@ def report(
     path = page(folder, output)
     _table(tiers(read_run(folder)))
     _wrote(path)
+
+
+@command()
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
+    ],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Take runs as far as they are.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Draw curves, too (.svg .png .pdf)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Put runs side by side.
+
+    Runs that differ in the seed only share a row: mean ± standard deviation of the worst and the
+    average submodel on all test data, of the clients on their own, and of the time. Below stands
+    what the rows differ in.
+    """
+    from archgraph.view.comparison import comparison
+
+    if as_json + as_csv + as_markdown > 1:
+        raise SpecError("can be one only", where="--json, --csv, --markdown")
+    found = comparison(folders, unfinished=unfinished)
+    if output is not None:
+        from archgraph.view.plots import save, spread
+
+        save(
+            spread({group.label: [log.rounds for log in group.runs] for group in found.groups}),
+            output,
+        )
+    if as_json:
+        _json(found.plain())
+    elif as_csv or as_markdown:
+        typer.echo(found.csv() if as_csv else found.markdown(), nl=False)
+    else:
+        for number, table in enumerate(found.tables()):
+            if number:
+                _say("")
+            _table(table)
+    if output is not None and not (as_json or as_csv or as_markdown):
+        _wrote(output)
 
 
 @command()

@@ -42,7 +42,7 @@ from archgraph.analysis.axes import axes
 from archgraph.build import build
 from archgraph.build import state_of as detached_state
 from archgraph.errors import RejectedUpdate, RunError, SpecError
-from archgraph.ir import ArchGraph, Leaf, Ref, per_graph, walk
+from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
 from archgraph.layout import AxisRef, Layout
 from archgraph.ops.table import normalisation, row, statistics
 from archgraph.transfer import Transfer, signature
@@ -76,11 +76,20 @@ class Tier:
         name: Its name in the family.
         graph: The architecture.
         transfer: Linear map from the global state to this architecture's.
+        source: Where its first weights come from: the global state, or its own model's weights.
+        own: Whether ``source`` is a state of this architecture already.
     """
 
     name: str
     graph: ArchGraph
     transfer: Transfer
+    source: State = field(default_factory=dict, repr=False, compare=False)
+    own: bool = False
+
+    @property
+    def state(self) -> State:
+        """Weights before the first round, made anew at each look: the memory of one, not of all."""
+        return self.source if self.own else self.transfer.pull(self.source)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,8 @@ class World:
     """All that stays the same during a run.
 
     Attributes:
-        graph: The global architecture.
+        graph: The global architecture; empty where clients have only models of their own (see
+            ``Strategy.needs_global``).
         state: Its initial weights.
         clients: The clients, by id.
         tiers: The architectures that are offered, in the family's order.
@@ -705,6 +715,68 @@ def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
     )
 
 
+class Outline(NamedTuple):
+    """What an architecture computes, without names.
+
+    Attributes:
+        lines: Its operators in order, each with the leaves that it is the first to use.
+        leaves: Names of its leaves, in the order in which the lines number them.
+    """
+
+    lines: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+
+@per_graph
+def outline(graph: ArchGraph) -> Outline:
+    """What an architecture computes, line by line, without names: strangers can be compared by it.
+
+    Equal lines: the same operators on results and leaves of the same types, connected alike. Then
+    leaves at the same place correspond.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> found = outline(trace(nn.Linear(3, 2), torch.zeros(1, 3)).graph)
+        >>> found.lines[1], found.leaves
+        ('%1: float32[batch, 2] = aten.linear(input=%0, weight=#0, bias=#1)', ('weight', 'bias'))
+    """
+    nodes = {node.name: f"{place}" for place, node in enumerate(graph.nodes)}
+    used = [name for node in graph.nodes for name in node.leaves()]
+    used += [buffer for buffer, _ in graph.updates]
+    places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}
+
+    def unnamed(value: Value) -> Value:
+        match value:
+            case Ref(name):
+                return Ref(nodes[name])
+            case Leaf(name):
+                return Leaf(places[name])
+            case _:
+                return value
+
+    lines: list[str] = []
+    told: set[str] = set()
+
+    def tell(leaf: str) -> None:
+        if leaf not in told:
+            told.add(leaf)
+            param = dataclasses.replace(graph.param[leaf], name=places[leaf], aliases=())
+            lines.append(str(param))
+
+    for node in graph.nodes:
+        args = tuple((key, replace(value, unnamed)) for key, value in node.args)
+        lines.append(str(Node(nodes[node.name], node.op, args, node.type)))
+        for leaf in node.leaves():
+            tell(leaf)
+    for buffer, value in graph.updates:
+        tell(buffer)
+        lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
+    lines.append(f"return {show(replace(graph.outputs, unnamed))}")
+    for leaf in places:
+        tell(leaf)
+    return Outline(tuple(lines), tuple(places))
+
+
 @dataclass(frozen=True)
 class NormPolicy:
     """What becomes of normalisation layers: which entries are merged, kept or recomputed.
@@ -795,6 +867,9 @@ class Strategy(ABC):
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {}
     """Named option values, where sources use one name for different algorithms."""
+
+    needs_global: ClassVar[bool] = True
+    """Whether clients' models have to be parts of a global one."""
 
     @abstractmethod
     def init(self, world: World) -> ServerState:

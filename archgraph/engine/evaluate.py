@@ -225,7 +225,8 @@ class Evaluator:
 
         Returns:
             ``models``: of each ``accuracy`` and ``loss`` (for text ``perplexity`` too) on all test
-            data, and ``local``, the mean over its clients of the accuracy on test examples of the
+            data (of a model that every client has in its own way: the mean over its clients), and
+            ``local``, the mean over its clients of the accuracy on test examples of the
             client's own classes (``masked``: with the logits of its absent classes set to 0).
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
@@ -240,8 +241,12 @@ class Evaluator:
             tested = first if first is not None and known else self._tested(model)
             first = first or tested
             name = model.name
-            figures[name] = self._perplexing(tested.plain.summary())
-            clients[name] = self._clients(model, tested, kept, round)
+            plain = tested.plain.summary()
+            if _personal(model) and model.clients:
+                plain, clients[name] = self._each(model, tested, kept, round)
+            else:
+                clients[name] = self._shared(model, tested)
+            figures[name] = self._perplexing(plain)
             if clients[name]:
                 figures[name]["local"] = _mean(clients[name].values())
         return _together(figures, clients)
@@ -265,28 +270,32 @@ class Evaluator:
         plain, *masked = self._answers(module, model, self.data.test, masks)
         return _Tested(model, state, plain, dict(zip(masks, masked, strict=True)))
 
-    def _clients(
+    def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
+        """Figures of each client of a common model, on test examples of its own classes."""
+        return {
+            client: _local(tested.plain, tested.masked[present], at)
+            for present, ids in self._classes(model.clients).items()
+            if len(at := self._examples(present))
+            for client in ids
+        }
+
+    def _each(
         self, model: Evaluated, tested: _Tested, kept: Mapping[int, Kept], round: int
-    ) -> dict[int, dict[str, float]]:
-        """Figures of each client of the model, on test examples of its own classes."""
-        if not _personal(model):
-            return {
-                client: _local(tested.plain, tested.masked[present], at)
-                for present, ids in self._classes(model.clients).items()
-                if len(at := self._examples(present))
-                for client in ids
-            }
+    ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+        """Each client's own version: mean over them on all test data, and of each on its own."""
+        everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
         module = module_of(Model(model.graph, tested.state), self.device)
         for client in model.clients:
-            # The windows of a text are not of classes: everybody is tested on all of them.
+            # The windows of a text are not of classes: everybody's are all of them.
             owned = tuple(self._classes([client]))
-            test = self.data.test.subset(self._examples(*owned)) if owned else self.data.test
-            if len(test):
-                load_state(module, self._mine(model, tested.state, kept, client, round))
-                plain, *masked = self._answers(module, model, test, owned)
-                clients[client] = _local(plain, masked[0] if masked else None)
-        return clients
+            load_state(module, self._mine(model, tested.state, kept, client, round))
+            plain, *masked = self._answers(module, model, self.data.test, owned)
+            everywhere.append(plain.summary())
+            at = self._examples(*owned) if owned else slice(None)
+            if isinstance(at, slice) or len(at):
+                clients[client] = _local(plain, masked[0] if masked else None, at)
+        return _mean(everywhere), clients
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; nobody's for text."""

@@ -484,4 +484,5 @@ def execute(
 def _models(world: World) -> dict[str, str]:
     """The architectures as files of the run folder, so that its tensors mean something alone."""
     graphs = {"global": world.graph, **{tier.name: tier.graph for tier in world.tiers}}
+    graphs = {name: graph for name, graph in graphs.items() if graph.nodes}
     return {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()}

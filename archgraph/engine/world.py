@@ -22,7 +22,7 @@ from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
-from archgraph.family import Family, resolve
+from archgraph.family import Family, Member, resolve
 from archgraph.ir import ArchGraph, Ref
 from archgraph.spec import ExperimentSpec, FamilySpec, load_experiment, load_family
 from archgraph.strategy import (
@@ -59,6 +59,14 @@ def prepare(
     strategy = configure(spec.strategy_name, spec.strategy_options)
     device = _device(spec.engine.device)
     family = resolve(_family(spec))
+    if strategy.needs_global and not family.has_global:
+        raise RunError(
+            "the strategy needs a global model",
+            where=f"strategy {spec.strategy_name}",
+            found="a family without one",
+            expected="a model that contains the clients' models",
+            hint="write `model: join` in the family, or name a model file",
+        )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
     data = load_dataset(spec.data.dataset, root, limit=spec.data.limit, bptt=spec.data.bptt)
@@ -67,7 +75,8 @@ def prepare(
     scheme = spec.data.partition.model_dump()
     shares = partition(data.train.targets, clients=count, seed=spec.seed, **scheme)
     for graph in (family.graph, *(member.graph for member in family.clients)):
-        fits(graph, data)
+        if graph.nodes:
+            fits(graph, data)
     attack = spec.attack
     return Experiment(
         world=_world(spec, family, data, shares, device),
@@ -125,12 +134,22 @@ def _world(
         graph=family.graph,
         state=state,
         clients=clients,
-        tiers=tuple(Tier(m.name, m.graph, m.transfer) for m in family.clients),
+        tiers=tuple(_tier(m, family, state, spec.seed) for m in family.clients),
         classes=data.classes,
         rounds=spec.rounds,
         seed=spec.seed,
         device=device,
     )
+
+
+def _tier(member: Member, family: Family, state: State, seed: int) -> Tier:
+    """A kind of client as an offer; without a global model it starts from weights of its own."""
+    if member.state is not None:
+        return Tier(member.name, member.graph, member.transfer, member.state, own=True)
+    if family.has_global:
+        return Tier(member.name, member.graph, member.transfer, state)
+    drawn = initial_state(member.graph, seed)
+    return Tier(member.name, member.graph, member.transfer, drawn, own=True)
 
 
 def _sampled(sample: float | int, clients: int) -> int:
@@ -236,6 +255,7 @@ def _facts(
                 "count": member.count,
                 "graph": member.graph.digest,
                 "transfer": member.transfer.digest,
+                "state": None if member.state is None else _content(member.state),
             }
             for member in family.clients
         },

@@ -65,7 +65,11 @@ class FamilySpec(Base):
 
     archgraph: Literal[1] = 1
     name: str = ""
-    model: ModelSource = Field(description="the global model: a file, or a model in place")
+    model: ModelSource | None = Field(
+        default=None,
+        description="the global model: a file, or a model in place; left out: there is none, and "
+        "every client has a model of its own",
+    )
     choose: dict[str, Natural] = Field(
         default={},
         description="choices of the global model; each one left out is the largest that any client "
@@ -75,6 +79,23 @@ class FamilySpec(Base):
 
     # Where it was read from, so that mistakes found later can still be pointed at.
     _document: Document | None = pydantic.PrivateAttr(None)
+
+    @pydantic.model_validator(mode="after")
+    def _global(self) -> FamilySpec:
+        if self.model is None:
+            if self.choose:
+                raise Mistake(
+                    "has choices of a global model, and none", place=("choose",), expected="a model"
+                )
+            for index, member in enumerate(self.clients):
+                if member.model is None:
+                    raise Mistake(
+                        "has no model",
+                        place=("clients", index),
+                        found=member.name,
+                        expected="a model of its own, since the family has no global one",
+                    )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _unique(self) -> FamilySpec:

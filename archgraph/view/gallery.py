@@ -58,7 +58,7 @@ def draw_family(
         form: `svg`, `png`, `pdf` or `dot`.
 
     Returns:
-        Paths of the pictures, the global one first.
+        Paths of the pictures, the global one first, if there is one.
 
     Raises:
         RunError: If a file cannot be written, or there is no such format.
@@ -66,15 +66,17 @@ def draw_family(
     place = Path(folder)
     total = sum(member.count for member in family.clients)
     name = family.graph.name or "model"
-    paths = [place / f"global.{form}"]
-    draw(
-        family.graph,
-        paths[0],
-        cover=coverage(family),
-        detail=detail,
-        direction=direction,
-        title=f"{name}: fed by {total} clients",
-    )
+    paths = []
+    if family.graph.nodes:  # else clients have nothing but models of their own
+        paths.append(place / f"global.{form}")
+        draw(
+            family.graph,
+            paths[0],
+            cover=coverage(family),
+            detail=detail,
+            direction=direction,
+            title=f"{name}: fed by {total} clients",
+        )
     for member in family.clients:
         paths.append(place / f"{file_name(member.name)}.{form}")
         many = f"{member.count} client{'s' * (member.count != 1)}"

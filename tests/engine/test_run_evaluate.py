@@ -249,6 +249,24 @@ def test_personal_entries_are_tested_on_their_client(world, digits, net):
     assert found["models"]["even"]["local"]["accuracy"] == pytest.approx(share)
 
 
+def test_personal_models_are_averaged_over_their_clients_on_all_test_data(world, digits, net):
+    small = world(clients=2)
+
+    def says(number: int) -> Kept:
+        bias = torch.zeros(10)
+        bias[number] = 1e6
+        return Kept({"5.bias": bias})
+
+    found = evaluator(small, digits)(
+        [Evaluated("even", net, small.state, (0, 1), kept=True)],
+        kept={0: says(3), 1: says(4)},
+        round=1,
+    )
+    shares = [(digits.test.targets == number).double().mean().item() for number in (3, 4)]
+    assert found["models"]["even"]["accuracy"] == pytest.approx(sum(shares) / 2)
+    assert found["worst"]["accuracy"] == pytest.approx(sum(shares) / 2)
+
+
 def test_program_runs_before_the_test_on_the_clients_data(world, digits, net):
     @dataclass(frozen=True)
     class Say:

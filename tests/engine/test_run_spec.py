@@ -262,6 +262,12 @@ def test_model_of_another_shape(write, tmp_path):
         ag.run(file)
 
 
+def test_strategy_that_needs_a_global_model_says_so(write, tmp_path):
+    clients = [{"name": "a", "model": "model.yaml"}, {"name": "b", "model": "model.yaml"}]
+    with pytest.raises(RunError, match=r"strategy heterofl: the strategy needs a global model"):
+        prepare(write(family={"clients": clients}))
+
+
 def test_folder_in_use_is_noticed_before_anything_else(write, tmp_path):
     """Even when the data is missing: what costs no time comes first."""
     (tmp_path / "out").mkdir()

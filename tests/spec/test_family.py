@@ -129,6 +129,52 @@ def test_a_python_model_brings_its_weights(tmp_path: Path) -> None:
     assert torch.equal(found.state["weight"], expected.weight)
 
 
+def test_family_without_a_global_model(tmp_path: Path) -> None:
+    """Everybody has a model of its own: transfers come from nothing and initialise everything."""
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "other.yaml").write_text(
+        "{python: 'torch.nn:Linear', args: {in_features: 4, out_features: 5}, inputs: {input: [4]}}"
+    )
+    file = tmp_path / "family.yaml"
+    file.write_text(
+        "clients: [{name: a, model: net.yaml, width: 0.5}, {name: b, model: other.yaml, count: 2}]"
+    )
+    found = resolve(load_family(file))
+    assert not found.has_global
+    assert not found.graph.state_names
+    a, b = found.clients
+    for member in (a, b):
+        assert member.transfer.source == ()
+        assert signature(member.graph) == member.transfer.target
+        build(member.graph, member.transfer.pull({}))
+    assert a.graph.param["stage1.0.conv.weight"].shape[0] == 4
+    assert a.state is None
+    assert b.state is not None
+    assert b.state.keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "clients: [{name: a, width: 0.5}]",
+            r"clients\[0\]: has no model; found a; expected a mod",
+        ),
+        (
+            "choose: {d: 1}\nclients: [{name: a, model: net.yaml}]",
+            r"choose: has choices of a global model, and none",
+        ),
+    ],
+)
+def test_what_a_family_without_a_global_model_cannot_have(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "family.yaml").write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_family(tmp_path / "family.yaml")
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [

@@ -107,7 +107,7 @@ def make_world(
     seed: int = 0,
 ) -> World:
     """A world of clients by tier name."""
-    offered = {name: Tier(name, r.graph, r.transfer) for name, r in tiers.items()}
+    offered = {name: Tier(name, r.graph, r.transfer, state) for name, r in tiers.items()}
     return World(
         graph=graph,
         state=state,
