@@ -17,8 +17,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
-from archgraph.infer import infer as infer
-from archgraph.infer import infer_node as infer_node
 from archgraph.ir import (
     ArchGraph,
     Atom,

@@ -6,11 +6,12 @@ import functools
 import keyword
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import torch
 
 from archgraph.errors import GraphError
+from archgraph.infer import Types, pattern, result_type, shortened, tensor_types
 from archgraph.ir import (
     ArchGraph,
     Atom,
@@ -31,10 +32,8 @@ from archgraph.ir import (
 )
 from archgraph.limits import LIMITS
 from archgraph.ops import rules
-from archgraph.ops.schema import canonical_args, from_atom, schema, torch_dtype
+from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
-
-Types: TypeAlias = TensorType | tuple[TensorType, ...]
 
 
 def check(graph: ArchGraph) -> None:
@@ -261,7 +260,7 @@ def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
             raise GraphError(
                 f"argument {name!r} has a wrong type",
                 where=where,
-                found=_shortened(show(value)),
+                found=shortened(show(value)),
                 expected=expected[name],
             )
 
@@ -357,10 +356,6 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
     if kind == "Tensor":
         return _is_tensor(value, seen)
     return kind in _PLAIN and _PLAIN[kind](value)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 # -- inputs, outputs, updates -----------------------------------------------------------------
@@ -489,11 +484,11 @@ def _check_types(graph: ArchGraph) -> None:
         for training in (True, False) if moded else (True,):
             if moded and node.name not in runs[training] and node.name in runs[not training]:
                 continue
-            args = tuple((k, _pattern(in_mode(v, training), types)) for k, v in node.args)
+            args = tuple((k, pattern(in_mode(v, training), types)) for k, v in node.args)
             if not computable(node.op) or _walks(node.op, args):
                 continue
             try:
-                found = _infer(node.op, args)
+                found = result_type(node.op, args)
             except GraphError as error:
                 place = f" in {node.scope}" if node.scope else ""
                 raise GraphError(
@@ -508,7 +503,7 @@ def _check_types(graph: ArchGraph) -> None:
 
 def _other_type(node: Node, found: Types) -> NoReturn:
     def shown(types: Types) -> str:
-        return _shortened(
+        return shortened(
             f"({', '.join(map(str, types))})" if isinstance(types, tuple) else str(types)
         )
 
@@ -518,28 +513,6 @@ def _other_type(node: Node, found: Types) -> NoReturn:
         found=shown(node.type),
         expected=shown(found),
     )
-
-
-def _pattern(value: Value, types: Mapping[Ref | Leaf, Types]) -> Any:
-    """A value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
-    match value:
-        case Ref() | Leaf():
-            return types[value]
-        case tuple():
-            return tuple(_pattern(item, types) for item in value)
-        case Batch() | Atom():
-            return value
-        case _:
-            return _Scalar(type(value), value)
-
-
-class _Scalar(tuple[Any, ...]):
-    """A plain value with its class, so that equal numbers of other classes differ."""
-
-    __slots__ = ()
-
-    def __new__(cls, kind: type, value: Value) -> _Scalar:
-        return super().__new__(cls, (kind, value))
 
 
 @functools.cache
@@ -556,107 +529,5 @@ def _walks(op: str, args: tuple[tuple[str, Any], ...]) -> bool:
     """Whether inference would go through a long dimension position by position."""
     if row(op).rule is not rules.opaque:
         return False
-    found = (s for t in _tensors(v for _, v in args) for s in t.shape)
+    found = (s for t in tensor_types(v for _, v in args) for s in t.shape)
     return any(size_at(s, 1) > LIMITS.steps for s in found)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[TensorType]:
-    for value in values:
-        if isinstance(value, TensorType):
-            yield value
-        elif isinstance(value, tuple) and not isinstance(value, _Scalar):
-            yield from _tensors(value)
-
-
-_PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _infer(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
-    """Type of an operator's result; None where it cannot be computed without data.
-
-    Raises:
-        GraphError: If the arguments do not fit.
-    """
-    _check_count(op, args)
-    results = []
-    for batch in _PROBES:
-        try:
-            results.append(_run(op, args, batch))
-        except NotImplementedError:
-            return None
-    return _symbolic(results[0], results[1])
-
-
-def _check_count(op: str, args: tuple[tuple[str, Any], ...]) -> None:
-    """Bound the number of results before they are made: by sizes given, else by the dimension."""
-    if schema(op).returns != -1:
-        return
-    given = dict(args)
-    tensors = list(_tensors(given.values()))
-    dim = given.pop("dim", None)
-    axis = dim[1] if isinstance(dim, _Scalar) else 0
-    listed = [len(v) for v in given.values() if type(v) is tuple]
-    counts = [v[1] for v in given.values() if isinstance(v, _Scalar) and v[0] is int]
-    if tensors and not listed and isinstance(axis, int):
-        shape = tensors[0].shape
-        counts += [size_at(shape[axis], 1)] if -len(shape) <= axis < len(shape) else []
-    if (count := max([*listed, *counts], default=0)) > LIMITS.results:
-        raise GraphError("too many results", found=count, expected=f"at most {LIMITS.results}")
-
-
-def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
-    def lower(value: Any) -> Any:
-        match value:
-            case TensorType():
-                shape = [size_at(s, batch) for s in value.shape]
-                return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
-            case _Scalar():
-                return value[1]
-            case tuple():
-                return [lower(item) for item in value]
-            case Batch():
-                return value.at(batch)
-            case Atom():
-                return from_atom(value)
-            case _:
-                return value
-
-    found = schema(op)
-    try:
-        given = {k: lower(v) for k, v in args}
-        if found.makes_tensor:
-            given["device"] = torch.device("meta")
-        positional, named = found.call_args(given)
-        with torch.no_grad():
-            return found.overload(*positional, **named)
-    except NotImplementedError:
-        raise
-    except Exception as error:  # whatever a kernel says about arguments that do not fit
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        shapes = ", ".join(map(str, _tensors(v for _, v in args)))
-        raise GraphError(
-            f"{op} does not fit its arguments: {lines[0]}", found=_shortened(shapes) or None
-        ) from error
-
-
-def _symbolic(a: Any, b: Any) -> Types:
-    """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
-    if not isinstance(a, (torch.Tensor, list, tuple)):
-        raise GraphError("an operator that gives no tensor", found=type(a).__name__)
-    if not isinstance(a, torch.Tensor):
-        kinds = tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
-        if not all(isinstance(k, TensorType) for k in kinds):
-            raise GraphError("results are no tensors", found=str(kinds))
-        return kinds  # type: ignore[return-value]  # tested on the line before
-    if a.dim() != b.dim():
-        raise GraphError("a number of dimensions depends on the batch size")
-    shape: list[Any] = []
-    for x, y in zip(map(int, a.shape), map(int, b.shape), strict=True):
-        low, high = _PROBES
-        powers = range(1, LIMITS.batch_power + 1)
-        power = 0 if x == y else next((p for p in powers if x * high**p == y * low**p), None)
-        if power is None or x % low**power:
-            raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
-        shape.append(Batch(x // low**power, power) if power else x)
-    return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))

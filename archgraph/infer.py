@@ -6,8 +6,9 @@ Meta tensors have shapes and no memory. Two batch sizes tell a multiple of the b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,26 +25,32 @@ from archgraph.ir import (
     in_mode,
     size_at,
 )
+from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, schema, torch_dtype
+
+Types: TypeAlias = TensorType | tuple[TensorType, ...]
 
 _PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
 
 
+# -- graphs and operators in them --------------------------------------------------------------
+
+
 def infer(graph: ArchGraph) -> ArchGraph:
-    """The graph with every type recomputed from inputs and leaves, on meta tensors.
+    """The graph with every type recomputed from inputs and leaves.
 
     Raises:
         GraphError: Names the operator whose arguments do not fit and their shapes.
     """
-    types = [_infer_at(graph, batch) for batch in _PROBES]
-    nodes = tuple(
-        dataclasses.replace(n, type=_symbolic(types[0][n.name], types[1][n.name]))
-        for n in graph.nodes
-    )
+    types: dict[str, Types] = {}
+    leaves = {p.name: p.type for p in graph.params}
+    for node in graph.nodes:
+        types[node.name] = node.type if node.op == "input" else infer_call(node, types, leaves)
+    nodes = tuple(dataclasses.replace(n, type=types[n.name]) for n in graph.nodes)
     return graph.replace(nodes=nodes)
 
 
-def infer_node(graph: ArchGraph, node: Node) -> TensorType | tuple[TensorType, ...]:
+def infer_node(graph: ArchGraph, node: Node) -> Types:
     """Type of one operator appended to a graph whose types are known.
 
     Raises:
@@ -52,7 +59,7 @@ def infer_node(graph: ArchGraph, node: Node) -> TensorType | tuple[TensorType, .
     # Looked up from the end: on a graph that grows by appending, an index would be made anew each
     # time, which is quadratic in its length.
     missing = set(node.uses())
-    types: dict[str, Any] = {}
+    types: dict[str, Types] = {}
     for other in reversed(graph.nodes):
         if not missing:
             break
@@ -68,102 +75,163 @@ def infer_node(graph: ArchGraph, node: Node) -> TensorType | tuple[TensorType, .
     return infer_call(node, types, leaves)
 
 
-def infer_call(
-    node: Node,
-    results: Mapping[str, TensorType | tuple[TensorType, ...]],
-    leaves: Mapping[str, TensorType],
-) -> TensorType | tuple[TensorType, ...]:
+def infer_call(node: Node, results: Mapping[str, Types], leaves: Mapping[str, TensorType]) -> Types:
     """Type of one operator from the types of what it uses, by name.
 
     Raises:
         GraphError: If its arguments do not fit.
     """
-    found = []
+    types: dict[Ref | Leaf, Types] = {Ref(name): results[name] for name in node.uses()}
+    types |= {Leaf(name): leaves[name] for name in node.leaves()}
+    where = f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
+    args = tuple((k, pattern(in_mode(v, True), types)) for k, v in node.args)
+    if node.op == "getitem":
+        given = dict(args)
+        source, (_, index) = given["source"], given["index"]
+        if type(source) is not tuple or not -len(source) <= index < len(source):
+            raise GraphError("no such result", where=where, found=index)
+        return source[index]  # type: ignore[no-any-return]  # a type among a tuple's
+    try:
+        found = result_type(node.op, args)
+    except GraphError as error:
+        raise GraphError(
+            error.message, where=where, found=error.found, expected=error.expected
+        ) from error
+    if found is None:
+        raise GraphError(f"{node.op} gives no type without data", where=where)
+    return found
+
+
+# -- one operator -----------------------------------------------------------------------------
+
+
+def pattern(value: Value, types: Mapping[Ref | Leaf, Types]) -> Any:
+    """A value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
+    match value:
+        case Ref() | Leaf():
+            return types[value]
+        case tuple():
+            return tuple(pattern(item, types) for item in value)
+        case Batch() | Atom():
+            return value
+        case _:
+            return Scalar(type(value), value)
+
+
+class Scalar(tuple[Any, ...]):
+    """A plain value with its class, so that equal numbers of other classes differ."""
+
+    __slots__ = ()
+
+    def __new__(cls, kind: type, value: Value) -> Scalar:
+        """Of a class and a value."""
+        return super().__new__(cls, (kind, value))
+
+
+def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
+    """The types among patterns."""
+    for value in values:
+        if isinstance(value, TensorType):
+            yield value
+        elif isinstance(value, tuple) and not isinstance(value, Scalar):
+            yield from tensor_types(value)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
+    """Type of an operator's result; None where it cannot be computed without data.
+
+    Args:
+        op: The operator.
+        args: Its arguments by name, as :func:`pattern` makes them.
+
+    Raises:
+        GraphError: If the arguments do not fit.
+    """
+    _check_count(op, args)
+    results = []
     for batch in _PROBES:
-        env = {name: _meta(results[name], batch) for name in node.uses()}
-        found.append(_run_meta(leaves, node, env, batch))
-    return _symbolic(found[0], found[1])
+        try:
+            results.append(_run(op, args, batch))
+        except NotImplementedError:
+            return None
+    return _symbolic(results[0], results[1])
 
 
-def _meta(type_: TensorType | tuple[TensorType, ...], batch: int) -> Any:
-    if isinstance(type_, tuple):
-        return [_meta(t, batch) for t in type_]
-    shape = [size_at(s, batch) for s in type_.shape]
-    return torch.empty(shape, dtype=torch_dtype(type_.dtype), device="meta")
+def shortened(text: str, limit: int = 60) -> str:
+    """A text as an error shows it, at most so many characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _infer_at(graph: ArchGraph, batch: int) -> dict[str, Any]:
-    env: dict[str, Any] = {}
-    leaves = {p.name: p.type for p in graph.params}
-    for node in graph.nodes:
-        if node.op == "input":
-            env[node.name] = _meta(node.type, batch)
-        else:
-            env[node.name] = _run_meta(leaves, node, env, batch)
-    return env
+def _check_count(op: str, args: tuple[tuple[str, Any], ...]) -> None:
+    """Bound the number of results before they are made: by sizes given, else by the dimension."""
+    if schema(op).returns != -1:
+        return
+    given = dict(args)
+    tensors = list(tensor_types(given.values()))
+    dim = given.pop("dim", None)
+    axis = dim[1] if isinstance(dim, Scalar) else 0
+    listed = [len(v) for v in given.values() if type(v) is tuple]
+    counts = [v[1] for v in given.values() if isinstance(v, Scalar) and v[0] is int]
+    if tensors and not listed and isinstance(axis, int):
+        shape = tensors[0].shape
+        counts += [size_at(shape[axis], 1)] if -len(shape) <= axis < len(shape) else []
+    if (count := max([*listed, *counts], default=0)) > LIMITS.results:
+        raise GraphError("too many results", found=count, expected=f"at most {LIMITS.results}")
 
 
-def _run_meta(
-    leaves: Mapping[str, TensorType], node: Node, env: Mapping[str, Any], batch: int
-) -> Any:
-    def lower(value: Value) -> Any:
+def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
+    def lower(value: Any) -> Any:
         match value:
-            case Ref(name):
-                return env[name]
-            case Leaf(name):
-                return _meta(leaves[name], batch)
+            case TensorType():
+                shape = [size_at(s, batch) for s in value.shape]
+                return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
+            case Scalar():
+                return value[1]
+            case tuple():
+                return [lower(item) for item in value]
             case Batch():
                 return value.at(batch)
             case Atom():
                 return from_atom(value)
-            case tuple():
-                return [lower(v) for v in value]
             case _:
                 return value
 
-    given = {k: lower(in_mode(v, True)) for k, v in node.args}
-    if node.op == "getitem":
-        try:
-            return given["source"][given["index"]]
-        except (IndexError, TypeError):
-            raise GraphError(
-                "no such result", where=f"%{node.name}", found=given["index"]
-            ) from None
-    row = schema(node.op)
-    if row.makes_tensor:
-        given["device"] = torch.device("meta")
-    positional, named = row.call_args(given)
+    found = schema(op)
     try:
+        given = {k: lower(v) for k, v in args}
+        if found.makes_tensor:
+            given["device"] = torch.device("meta")
+        positional, named = found.call_args(given)
         with torch.no_grad():
-            return row.overload(*positional, **named)
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        shapes = {
-            k: list(v.shape) if isinstance(v, torch.Tensor) else [list(t.shape) for t in v]
-            for k, v in given.items()
-            if isinstance(v, torch.Tensor)
-            or (isinstance(v, list) and v and all(isinstance(t, torch.Tensor) for t in v))
-        }
+            return found.overload(*positional, **named)
+    except NotImplementedError:
+        raise
+    except Exception as error:  # whatever a kernel says about arguments that do not fit
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
         raise GraphError(
-            f"{node.op} does not fit its arguments: {str(error).splitlines()[0]}",
-            where=f"%{node.name}" + (f" in {node.scope}" if node.scope else ""),
-            found=", ".join(f"{k} {v}" for k, v in shapes.items()),
+            f"{op} does not fit its arguments: {lines[0]}", found=shortened(shapes, 120) or None
         ) from error
 
 
-def _symbolic(a: Any, b: Any) -> Any:
+def _symbolic(a: Any, b: Any) -> Types:
     """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
-    if isinstance(a, (list, tuple)):
-        return tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
+    if not isinstance(a, (torch.Tensor, list, tuple)):
+        raise GraphError("an operator that gives no tensor", found=type(a).__name__)
+    if not isinstance(a, torch.Tensor):
+        kinds = tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
+        if not all(isinstance(k, TensorType) for k in kinds):
+            raise GraphError("results are no tensors", found=str(kinds))
+        return kinds  # type: ignore[return-value]  # tested on the line before
+    if a.dim() != b.dim():
+        raise GraphError("a number of dimensions depends on the batch size")
     shape: list[Any] = []
-    for x, y in zip(a.shape, b.shape, strict=True):
-        if x == y:
-            shape.append(int(x))
-            continue
-        power = next((p for p in (1, 2, 3) if x * _PROBES[1] ** p == y * _PROBES[0] ** p), None)
-        if power is None or x % _PROBES[0] ** power:
+    for x, y in zip(map(int, a.shape), map(int, b.shape), strict=True):
+        low, high = _PROBES
+        powers = range(1, LIMITS.batch_power + 1)
+        power = 0 if x == y else next((p for p in powers if x * high**p == y * low**p), None)
+        if power is None or x % low**power:
             raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
-        shape.append(Batch(int(x) // _PROBES[0] ** power, power))
+        shape.append(Batch(x // low**power, power) if power else x)
     return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))
-
-
-__all__ = ["infer", "infer_call", "infer_node"]

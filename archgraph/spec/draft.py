@@ -10,9 +10,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from archgraph.build import infer_node
 from archgraph.check import check
 from archgraph.errors import GraphError
+from archgraph.infer import infer_node
 from archgraph.ir import (
     ArchGraph,
     Constant,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.structure import structure
-from archgraph.build import infer
 from archgraph.errors import RewriteError
+from archgraph.infer import infer
 from archgraph.ir import ArchGraph
 from tests.nets import image, networks
 from tests.structures import graph_of, models, parts

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import archgraph as ag
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
-from archgraph.build import infer
 from archgraph.errors import RewriteError
+from archgraph.infer import infer
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.widen import refusals
 from tests.nets import image, networks

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.axes import axes, positions, size_after
-from archgraph.build import infer, state_of
+from archgraph.build import state_of
+from archgraph.infer import infer
 from archgraph.layout import AxisRef, leaves
 from archgraph.rewrite.laws import mask_equals_take
 from archgraph.rewrite.width import cut

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
-from archgraph.build import infer
+from archgraph.infer import infer
 from archgraph.layout import AxisRef, leaves
 from archgraph.ops.table import OPAQUE, ROWS, base
 from archgraph.rewrite.laws import mask_equals_take

@@ -36,9 +36,9 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.build import infer_node
 from archgraph.check import computable, pure
 from archgraph.errors import ArchGraphError
+from archgraph.infer import infer_node
 from archgraph.ir import ArchGraph, Atom, Batch, Leaf, Mode, Node, Ref, Value, replace
 from archgraph.ops.rules import unknown
 from archgraph.ops.schema import canonical_args, schema

@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from archgraph.build import build, infer
+from archgraph.build import build
 from archgraph.check import check
+from archgraph.infer import infer
 from archgraph.ir import TRAINING, ArchGraph, Batch, Mode, Record, Ref, size_at
 from archgraph.spec import flat, load_model
 from archgraph.spec.document import parse_document

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.build import infer
+from archgraph.infer import infer
 from archgraph.text import parse
 from archgraph.trace import Traced
 

@@ -23,7 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import archgraph as ag
 from archgraph.analysis.axes import Axis
-from archgraph.build import infer, state_of
+from archgraph.build import state_of
+from archgraph.infer import infer
 from archgraph.layout import AxisRef, leaves
 from archgraph.rewrite.laws import (
     difference,

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
-from archgraph.build import infer
+from archgraph.infer import infer
 from archgraph.ir import ArchGraph
 from archgraph.layout import AxisRef, leaves
 from archgraph.rewrite.laws import (
