@@ -143,7 +143,7 @@ def sources() -> tuple[Source, ...]:
     for name in ("fedfa_digits", "heterofl_fashion"):
         text = (SPECS / "families" / f"{name}.yaml").read_text()
         found.append(Source(name, "family", text))
-    for name in ("fedfa_digits", "heterofl_fashion_attacked"):
+    for name in ("fedfa_digits", "fedfa_digits_attacked"):
         text = (SPECS / "experiments" / f"{name}.yaml").read_text()
         found.append(Source(name, "experiment", text))
     return tuple(found)
