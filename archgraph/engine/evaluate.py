@@ -236,16 +236,15 @@ class Evaluator:
         clients: dict[str, dict[int, dict[str, float]]] = {}
         first: _Tested | None = None
         for model in models:
-            # The largest tier often is the global model, which comes first: tested once.
-            known = first is not None and first.answers_for(model, self._classes(model.clients))
-            tested = first if first is not None and known else self._tested(model)
-            first = first or tested
             name = model.name
-            plain = tested.plain.summary()
             if _personal(model) and model.clients:
-                plain, clients[name] = self._each(model, tested, kept, round)
+                plain, clients[name] = self._each(model, kept, round)
             else:
-                clients[name] = self._shared(model, tested)
+                # The largest tier often is the global model, which comes first: tested once.
+                known = first is not None and first.answers_for(model, self._classes(model.clients))
+                tested = first if first is not None and known else self._tested(model)
+                first = first or tested
+                plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
             figures[name] = self._perplexing(plain)
             if clients[name]:
                 figures[name]["local"] = _mean(clients[name].values())
@@ -253,22 +252,26 @@ class Evaluator:
 
     def _tested(self, model: Evaluated) -> _Tested:
         """The model on all test data, and under the masks that its clients, or all, may ask for."""
-        state = model.state
-        if model.statistics == "recompute":
-            state = recalibrated(
-                model.graph,
-                state,
-                self.data.train,
-                batch=self.batch,
-                examples=self.examples,
-                seed=self.world.seed,
-                device=self.device,
-            )
+        state = self._state(model)
         asked = model.clients or tuple(c.id for c in self.world.clients)
         masks = () if _personal(model) else tuple(self._classes(asked))
         module = module_of(Model(model.graph, state), self.device)
         plain, *masked = self._answers(module, model, self.data.test, masks)
-        return _Tested(model, state, plain, dict(zip(masks, masked, strict=True)))
+        return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
+
+    def _state(self, model: Evaluated) -> State:
+        """Its weights, with the statistics that it is tested with."""
+        if model.statistics == "stored":
+            return model.state
+        return recalibrated(
+            model.graph,
+            model.state,
+            self.data.train,
+            batch=self.batch,
+            examples=self.examples,
+            seed=self.world.seed,
+            device=self.device,
+        )
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""
@@ -280,16 +283,17 @@ class Evaluator:
         }
 
     def _each(
-        self, model: Evaluated, tested: _Tested, kept: Mapping[int, Kept], round: int
+        self, model: Evaluated, kept: Mapping[int, Kept], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
         """Each client's own version: mean over them on all test data, and of each on its own."""
         everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
-        module = module_of(Model(model.graph, tested.state), self.device)
+        state = self._state(model)
+        module = module_of(Model(model.graph, state), self.device)
         for client in model.clients:
             # The windows of a text are not of classes: everybody's are all of them.
             owned = tuple(self._classes([client]))
-            load_state(module, self._mine(model, tested.state, kept, client, round))
+            load_state(module, self._mine(model, state, kept, client, round))
             plain, *masked = self._answers(module, model, self.data.test, owned)
             everywhere.append(plain.summary())
             at = self._examples(*owned) if owned else slice(None)
@@ -367,10 +371,9 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class _Tested:
-    """A model, its state with the statistics it was tested with, and what it answered."""
+    """A model, and what it answered."""
 
     model: Evaluated
-    state: State
     plain: Answers
     masked: Mapping[tuple[bool, ...], Answers]
 
