@@ -1,6 +1,8 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
 # test   everything that CI checks: style, types, layers, tests, doctests
 # zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores)
+# small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
+#        needs data, see README)
 # bench  timings as ratios against baselines measured in the same run
 
 PYTHON ?= python3
@@ -8,8 +10,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 JOBS   ?= 2
+SEEDS  ?= 0 1 2
+SMALL  := $(wildcard specs/experiments/small/*.yaml)
 
-.PHONY: demo test lint zoo bench clean
+.PHONY: demo test lint zoo small bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -26,6 +30,13 @@ lint: $(VENV)/.installed-dev
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
+
+# One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
+small: $(VENV)/.installed
+	for seed in $(SEEDS); do for file in $(SMALL); do echo $$file $$seed; done; done \
+	| OMP_NUM_THREADS=1 xargs -P $(JOBS) -n 2 sh -c 'name=runs/small/$$(basename $$0 .yaml)-$$1; \
+	$(BIN)/archgraph run $$0 --set seed=$$1 --out $$name $$(test -e $$name && echo --resume)'
+	$(BIN)/archgraph compare runs/small/*
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
