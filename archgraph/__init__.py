@@ -12,11 +12,12 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archgraph.align import align
+    from archgraph.align import Alignment, align
     from archgraph.analysis.axes import axes
     from archgraph.analysis.cost import cost
     from archgraph.analysis.structure import structure
     from archgraph.build import build, initial_state, load_state, state_of
+    from archgraph.carry import carry
     from archgraph.check import check
     from archgraph.engine import run
     from archgraph.errors import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from archgraph.family import resolve
     from archgraph.ir import ArchGraph, Node, Param
+    from archgraph.join import join, meet
     from archgraph.merge import Merger
     from archgraph.rewrite.adapters import adapters
     from archgraph.rewrite.deepen import deepen
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 # Public name -> module that defines it; imported on first use, so that ``import archgraph`` is
 # instant and torch is loaded only by what needs it.
 _HOME = {
+    "Alignment": "align",
     "ArchGraph": "ir",
     "ArchGraphError": "errors",
     "AxisError": "errors",
@@ -70,6 +73,7 @@ _HOME = {
     "align": "align",
     "axes": "analysis.axes",
     "build": "build",
+    "carry": "carry",
     "chain": "rewrite.split",
     "check": "check",
     "cost": "analysis.cost",
@@ -79,10 +83,12 @@ _HOME = {
     "explain": "view",
     "graft": "rewrite.depth",
     "initial_state": "build",
+    "join": "join",
     "load": "spec",
     "load_experiment": "spec",
     "load_family": "spec",
     "load_state": "build",
+    "meet": "join",
     "narrow": "rewrite.widen",
     "parse": "text",
     "resolve": "family",
@@ -101,6 +107,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Alignment",
     "ArchGraph",
     "ArchGraphError",
     "AxisError",
@@ -120,6 +127,7 @@ __all__ = [
     "align",
     "axes",
     "build",
+    "carry",
     "chain",
     "check",
     "cost",
@@ -129,10 +137,12 @@ __all__ = [
     "explain",
     "graft",
     "initial_state",
+    "join",
     "load",
     "load_experiment",
     "load_family",
     "load_state",
+    "meet",
     "narrow",
     "parse",
     "resolve",

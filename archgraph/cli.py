@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from archgraph.ir import ArchGraph
     from archgraph.spec import ExperimentSpec
-    from archgraph.transfer import Rewritten
+    from archgraph.spec.family import Rewrites
     from archgraph.view.inspect import Table
 
 BAD_INPUT = 2
@@ -93,6 +93,13 @@ Choose = Annotated[
     typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
+Weighted = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model (YAML), a run folder, or RUN:MODEL.")
+]
+States = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Weights of a model (safetensors). One per model, in order."),
+]
 
 
 class Detail(enum.StrEnum):
@@ -100,6 +107,13 @@ class Detail(enum.StrEnum):
 
     block = "block"
     node = "node"
+
+
+class Matching(enum.StrEnum):
+    """How weight maps are matched."""
+
+    greedy = "greedy"
+    assignment = "assignment"
 
 
 class Direction(enum.StrEnum):
@@ -309,34 +323,87 @@ def rewrite(
             metavar="SECTION=N", help="Repeat a section's last block up to N. Repeatable."
         ),
     ] = None,
+    deepen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION=N", help="Lengthen a section by identity blocks up to N. Repeatable."
+        ),
+    ] = None,
+    narrow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE|AXIS=N",
+            help="As --take, but what stays gets the part of what goes. Repeatable.",
+        ),
+    ] = None,
+    widen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FACTOR|AXIS=N",
+            help="Widen every free axis by a factor (1.5), or some (layer1.*=96), and keep the "
+            "function. Repeatable.",
+        ),
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Give every residual branch a step size.")
+    ] = False,
+    adapters: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Give every residual branch an adapter N wide."),
+    ] = None,
+    exits: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION=N", help="Answer behind a section, too, in N classes. Repeatable."
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--split-after", metavar="BLOCK", help="Cut behind a block or section. Repeatable."
+        ),
+    ] = None,
+    before: Annotated[
+        list[str] | None,
+        typer.Option("--split-before", metavar="BLOCK", help="Cut in front of one. Repeatable."),
+    ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
     choose: Choose = None,
 ) -> None:
     """Make another architecture of a model.
 
-    Leaves out blocks (skip), shortens sections (shallow), repeats blocks (graft) and narrows axes
-    (take), in this order. Without --output it tells what would become of it.
+    Leaves out blocks (skip), shortens and lengthens sections (shallow, graft, deepen), narrows and
+    widens axes (take, narrow, widen), adds step sizes, adapters and exits, in this order; the
+    parts of a split go into numbered files. Without --output it tells what would become of it.
     """
     import archgraph
+    from archgraph.family import rewritten
 
-    graph = _graph(file, choose)
-    chain: list[Callable[[ArchGraph], Rewritten]] = []
-    if skip:
-        chain.append(lambda g: archgraph.skip(g, skip, verify=verify))
-    if shallow:
-        fewer = _numbers(shallow)
-        chain.append(lambda g: archgraph.shallow(g, fewer, verify=verify))
-    if graft:
-        more = _numbers(graft)
-        chain.append(lambda g: archgraph.graft(g, more, verify=verify))
-    if take:
-        kept: Any = _widths(take)
-        chain.append(lambda g: archgraph.take(g, kept, verify=verify))
-    result = archgraph.Rewritten.identity(graph)
-    for step in chain:
-        result = result >> step
+    kept = _widths(take or (), "--take")
+    asked = {
+        "skip": tuple(skip or ()),
+        "shallow": _numbers(shallow or ()),
+        "graft": _numbers(graft or ()),
+        "deepen": _numbers(deepen or ()),
+        "take" if isinstance(kept, dict) else "width": kept,
+        "narrow": _widths(narrow or (), "--narrow"),
+        "widen": _widths(widen or (), "--widen"),
+        "steps": steps,
+        "adapters": adapters,
+        "exits": _numbers(exits or ()),
+    }
+    result = rewritten(_graph(file, choose), _rewrites(asked), verify=verify)
     _say(result.transfer.describe())
-    if output is not None:
+    if after or before:
+        parts = archgraph.split(result.graph, after=after or (), before=before or ())
+        for number, part in enumerate(parts, 1):
+            size = archgraph.cost(part.graph).parameters
+            _say(f"part {number}: {len(part.graph.state_names)} entries, {size:,} parameters")
+            if output is not None:
+                place = output.with_stem(f"{output.stem}-{number}")
+                archgraph.save(part.graph, place)
+                _wrote(place)
+    elif output is not None:
         archgraph.save(result.graph, output)
         _wrote(output)
 
@@ -358,6 +425,24 @@ def diff(
     if found:
         raise typer.Exit(DIFFERENT)
     _say("the same architecture")
+
+
+@command()
+def align(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Which parts of two models belong together, whatever their names.
+
+    Block by block, with the reason for each part without a counterpart.
+    """
+    from archgraph.align import align as aligned
+    from archgraph.view.alignment import alignment_tables
+
+    for number, table in enumerate(alignment_tables(aligned(_graph(a), _graph(b)))):
+        if number:
+            _say("")
+        _table(table)
 
 
 @command()
@@ -491,6 +576,94 @@ def compare(
 
 
 @command()
+def similarity(
+    model: Weighted,
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[OTHER]", help="Another one; default: blocks of the first."),
+    ] = None,
+    state: States = None,
+    section: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this section. Repeatable.")
+    ] = None,
+    matching: Annotated[
+        Matching, typer.Option(help="How maps and filters are matched: as published, or at best.")
+    ] = Matching.greedy,
+    filters: Annotated[
+        int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
+    ] = 32,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    output: Output = None,
+) -> None:
+    """How alike the weights of blocks are.
+
+    Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
+    blocks of each section, or between two models. Random weights reach more than half: chance is
+    told beside.
+    """
+    from archgraph.analysis.similarity import block_similarity
+    from archgraph.view.plots import save
+    from archgraph.view.weights import heat, similarity_tables
+
+    names = [model] if other is None else [model, other]
+    (graph, weights), *second = [_one(name, data, s) for name, s in _with_states(names, state)]
+    found = block_similarity(
+        graph,
+        weights,
+        second[0] if second else None,
+        matching=matching.value,
+        filters=filters or None,
+        sections=section or (),
+    )
+    if not found:
+        raise SpecError(
+            "no blocks to compare",
+            where=" and ".join(names),
+            expected="a section with two blocks whose weights have the same shapes",
+        )
+    for number, table in enumerate(similarity_tables(found)):
+        if number:
+            _say("")
+        _table(table)
+    if output is not None:
+        _wrote(save(heat(found, title=" and ".join(Path(n).name for n in names)), output))
+
+
+@command()
+def scales(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL…", help="Models (YAML), a run folder, or RUN:MODEL."),
+    ],
+    state: States = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What to compare with; default: the smallest."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    output: Output = None,
+) -> None:
+    """How the scale of weights differs between models.
+
+    Average magnitude of each layer's weight maps, and their average distance, on the filters that
+    two models have in common (FedFA, appendix F).
+    """
+    from archgraph.analysis.similarity import scale_variation
+    from archgraph.view.plots import save
+    from archgraph.view.weights import scale_plot, scale_table
+
+    found: dict[str, Any] = {}
+    for name, file in _with_states(models, state):
+        for key, weighted in _models(name, data, file).items():
+            inside = key and len(models) > 1 and not name.endswith(f":{key}")
+            found[key if len(models) == 1 else f"{name}:{key}" if inside else name] = weighted
+    compared = scale_variation(found, baseline)
+    _table(scale_table(compared))
+    if output is not None:
+        _wrote(save(scale_plot(compared), output))
+
+
+@command()
 def schema(
     kind: Annotated[Kind, typer.Argument(help="Kind of file.")],
     output: Output = None,
@@ -541,6 +714,58 @@ def _graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
     return archgraph.load(file, _numbers(choose or ()) or None)
 
 
+def _with_states(
+    names: Sequence[str], files: Sequence[Path] | None
+) -> Iterable[tuple[str, Path | None]]:
+    """Models and the files of their weights, one each in the order of the models."""
+    given = list(files or ())
+    if len(given) > len(names):
+        raise SpecError("is one too many", where="--state", found=str(given[len(names)]))
+    return zip(names, [*given, *[None] * (len(names) - len(given))], strict=True)
+
+
+def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
+    """Architectures with weights: all of a run folder, one of it (RUN:MODEL), or a model file's.
+
+    A model without a file of weights has its own, if it is written in Python, else untrained ones.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    import archgraph
+    from archgraph.engine.trained import trained
+    from archgraph.merge import check_update
+    from archgraph.spec import load_model
+    from archgraph.spec.document import read_document
+
+    folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
+    if Path(folder or name).is_dir():
+        found: dict[str, Any] = dict(trained(folder or name, data_root=data))
+        if not mark:
+            return found
+        if chosen not in found:
+            raise SpecError("no such model", where=name, found=chosen, expected=", ".join(found))
+        return {chosen: found[chosen]}
+    graph, state = load_model(read_document(name))
+    if file is not None:
+        try:
+            state = load_file(file)
+        except SafetensorError as error:
+            raise SpecError("is no safetensors file", where=str(file), found=error) from error
+        check_update(graph, state, finite=False)
+    return {"": (graph, state or archgraph.initial_state(graph, 0))}
+
+
+def _one(name: str, data: Path | None, file: Path | None) -> Any:
+    """An architecture with weights; of a run folder its global model."""
+    found = _models(name, data, file)
+    if len(found) > 1 and "global" not in found:
+        raise SpecError(
+            "holds several models", where=name, found=", ".join(found), expected=f"{name}:MODEL"
+        )
+    return found.get("global") or next(iter(found.values()))
+
+
 def _family(file: Path) -> Any:
     """The family in a file, resolved; None if the file holds no family."""
     import archgraph
@@ -569,18 +794,32 @@ def _numbers(texts: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def _widths(texts: Sequence[str]) -> float | dict[str, Any]:
+def _rewrites(asked: dict[str, Any]) -> Rewrites:
+    """Rewrites as a file would ask for them; a mistake names the option."""
+    from archgraph.spec.document import Document
+    from archgraph.spec.family import Rewrites
+
+    try:
+        with _spoken("rewrite", "--"):
+            return Document("rewrite", asked, dict.fromkeys(_places(asked), 1)).validate(Rewrites)
+    except SpecError as error:
+        # One option for what a file tells apart.
+        error.where = (error.where or "").replace("--width", "--take")
+        raise
+
+
+def _widths(texts: Sequence[str], option: str) -> float | dict[str, Any]:
     """`0.5` for all axes, or `axis=0.5`, `axis=32`, `axis=0,2,5` by axis."""
 
-    def choice(text: str) -> float | int | list[int]:
+    def choice(text: str) -> float | int | tuple[int, ...]:
         try:
             if "," in text:
-                return [int(part) for part in text.split(",") if part.strip()]
+                return tuple(int(part) for part in text.split(",") if part.strip())
             return int(text) if text.isdecimal() else float(text)
         except ValueError:
             raise SpecError(
                 "is no share, size or list of positions",
-                where="--take",
+                where=option,
                 found=repr(text),
                 expected="0.5, 32 or 0,2,5",
             ) from None
@@ -590,7 +829,7 @@ def _widths(texts: Sequence[str]) -> float | dict[str, Any]:
         if isinstance(share, float):
             return share
         raise SpecError(
-            "needs an axis", where="--take", found=texts[0], expected="a share like 0.5, or axis=32"
+            "needs an axis", where=option, found=texts[0], expected="a share like 0.5, or axis=32"
         )
     return {key: choice(value) for key, value in map(_pair, texts)}
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archgraph.align import align
-from archgraph.analysis.axes import Axis
-from archgraph.errors import ArchGraphError
+from archgraph.analysis.structure import structure
+from archgraph.errors import ArchGraphError, RewriteError
 from archgraph.ir import ArchGraph
-from archgraph.rewrite.depth import shallow, skip
+from archgraph.join import join
+from archgraph.rewrite.adapters import adapters
+from archgraph.rewrite.deepen import deepen
+from archgraph.rewrite.depth import graft, shallow, skip
+from archgraph.rewrite.exits import exits
 from archgraph.rewrite.insert import initialised
+from archgraph.rewrite.steps import steps
+from archgraph.rewrite.widen import narrow, widen
 from archgraph.rewrite.width import take
 from archgraph.spec import FamilySpec, load_model
 from archgraph.spec.document import Document, Place, read_document
-from archgraph.spec.family import MemberSpec
+from archgraph.spec.family import MemberSpec, Rewrites
 from archgraph.spec.lower import written_choices
 from archgraph.spec.model import AuthoredModel
 from archgraph.transfer import Rewritten, State, Transfer
@@ -67,18 +73,86 @@ class Family:
 _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 
-def _take(graph: ArchGraph, member: MemberSpec) -> Rewritten:
-    kept: dict[str | Axis, float | int | Sequence[int]] = dict(member.take.items())
-    return take(graph, kept)
+# What may be done to an architecture, by the key of a file, in this order.
+_CHAIN: Mapping[str, Callable[[ArchGraph, Any, bool], Rewritten]] = {
+    "skip": lambda g, blocks, verify: skip(g, blocks, verify=verify),
+    "keep": lambda g, flags, verify: skip(
+        g, _left_out(g, flags), keep_projection=True, verify=verify
+    ),
+    "shallow": lambda g, depths, verify: shallow(g, depths, verify=verify),
+    "graft": lambda g, depths, verify: graft(g, depths, verify=verify),
+    "deepen": lambda g, depths, verify: deepen(g, depths, verify=verify),
+    "width": lambda g, share, verify: take(g, share, verify=verify),
+    "take": lambda g, kept, verify: take(g, kept, verify=verify),
+    # Without a law to run: the function changes, and no mask says how.
+    "narrow": lambda g, sizes, verify: narrow(g, sizes),
+    "widen": lambda g, sizes, verify: widen(g, sizes, verify=verify),
+    "steps": lambda g, blocks, verify: steps(g, _blocks(blocks), verify=verify),
+    "adapters": lambda g, size, verify: adapters(g, size, verify=verify),
+    "exits": lambda g, heads, verify: exits(g, heads, verify=verify),
+}
 
 
-# What a member does to the architecture that it starts from, in this order.
-_CHAIN: tuple[tuple[str, Callable[[ArchGraph, MemberSpec], Rewritten | None]], ...] = (
-    ("skip", lambda g, m: skip(g, m.skip) if m.skip else None),
-    ("shallow", lambda g, m: shallow(g, m.shallow) if m.shallow else None),
-    ("width", lambda g, m: take(g, m.width) if m.width is not None else None),
-    ("take", lambda g, m: _take(g, m) if m.take else None),
-)
+def _blocks(chosen: bool | Sequence[str]) -> Sequence[str] | None:
+    return None if chosen is True else chosen or ()
+
+
+def _left_out(graph: ArchGraph, kept: Mapping[str, Sequence[int]]) -> list[str]:
+    """Names of the blocks whose flag is 0."""
+    found = structure(graph)
+    gone = []
+    for name, flags in kept.items():
+        blocks = [block.name for block in found.section(name).blocks]
+        if len(flags) != len(blocks):
+            raise RewriteError(
+                "flags for another number of blocks",
+                where=name,
+                found=len(flags),
+                expected=f"{len(blocks)}, for {blocks[0]} to {blocks[-1]}",
+            )
+        gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
+    return gone
+
+
+def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> Rewritten:
+    """An architecture after the rewrites that a file or a command line asks for.
+
+    Args:
+        graph: The architecture.
+        rewrites: What to do; the order is that of its keys.
+        verify: Run the law of each rewrite that has one.
+
+    Raises:
+        RewriteError: If a rewrite cannot be applied.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> small = rewritten(trace(net, torch.zeros(1, 3)).graph, Rewrites(width=0.5))
+        >>> small.graph.param["0.weight"].shape
+        (2, 3)
+    """
+    done = Rewritten.identity(graph)
+    for _, change in _asked(rewrites, verify):
+        done = done >> change
+    return done
+
+
+def _asked(
+    rewrites: Rewrites, verify: bool = False
+) -> Iterator[tuple[str, Callable[[ArchGraph], Rewritten]]]:
+    """The rewrites that are asked for, each with its key."""
+    for key, rewrite in _CHAIN.items():
+        value = getattr(rewrites, key)
+        if value not in (None, False, (), {}):
+            yield key, _bound(rewrite, value, verify)
+
+
+def _bound(
+    rewrite: Callable[[ArchGraph, Any, bool], Rewritten], value: Any, verify: bool
+) -> Callable[[ArchGraph], Rewritten]:
+    return lambda graph: rewrite(graph, value, verify)
 
 
 def resolve(spec: FamilySpec) -> Family:
@@ -100,10 +174,17 @@ class _Resolver:
         data = spec.model_dump(by_alias=True, exclude_unset=True)
         self.document = spec._document or Document("family", data, {})
         self.read: dict[str, Document] = {}
+        self.models: dict[str, tuple[ArchGraph, State | None]] = {}  # of members, by source
 
     def family(self) -> Family:
-        model = None if self.spec.model is None else self.source(self.spec.model, ("model",))
-        graph, state = (_NOTHING, None) if model is None else load_model(model, self.choices(model))
+        given = self.spec.model
+        model = None if given in (None, "join") else self.source(given, ("model",))
+        graph: ArchGraph = _NOTHING
+        state: State | None = None
+        if given == "join":
+            graph = self.located(("model",), self.joined)
+        elif model is not None:
+            graph, state = self.changed(*load_model(model, self.choices(model)))
         made: dict[str, tuple[Rewritten, State | None]] = {}
         members = []
         for index, member in enumerate(self.spec.clients):
@@ -125,12 +206,21 @@ class _Resolver:
         start, own = self.start(member, model, place)
         if start is None:
             lead = Rewritten.identity(graph)
-        elif model is None:
+        elif self.spec.model is None:
             lead = initialised(graph, start)
         else:
-            lead = Rewritten(start, self.located(place, functools.partial(align, start, graph)))
+            transfer = self.located(place, lambda: align(start, graph).transfer)
+            lead = Rewritten(start, transfer)
         change = self.chain(member, lead.graph, place)
         return lead >> change, None if own is None else change.transfer.pull(own)
+
+    def joined(self) -> ArchGraph:
+        """The least architecture that contains every member's model."""
+        starts = (
+            self.start(member, None, ("clients", index))[0]
+            for index, member in enumerate(self.spec.clients)
+        )
+        return join(start for start in starts if start is not None).graph
 
     def source(self, source: str | dict[str, Any], place: Place) -> Document:
         """A model file, or a model written in place."""
@@ -155,18 +245,26 @@ class _Resolver:
     ) -> tuple[ArchGraph | None, State | None]:
         """The architecture that a member starts from, None: the global one; weights it brings."""
         if member.model is not None:
-            return load_model(self.source(member.model, (*place, "model")))
+            source = repr(member.model)
+            if source not in self.models:
+                document = self.source(member.model, (*place, "model"))
+                self.models[source] = load_model(document)
+            return self.models[source]
         if member.choose is None or model is None:
             return None, None
-        return self.located((*place, "choose"), lambda: load_model(model, member.choose)[0]), None
+        chosen = self.located((*place, "choose"), lambda: load_model(model, member.choose)[0])
+        return self.changed(chosen, None)
 
-    def chain(self, member: MemberSpec, graph: ArchGraph, place: Place) -> Rewritten:
-        """A member's rewrites, one after the other."""
+    def changed(self, graph: ArchGraph, state: State | None) -> tuple[ArchGraph, State | None]:
+        """The family's model after what is done to it first."""
+        change = self.chain(self.spec.change, graph, ("change",))
+        return change.graph, None if state is None else change.transfer.pull(state)
+
+    def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
+        """Rewrites, one after the other."""
         done = Rewritten.identity(graph)
-        for key, rewrite in _CHAIN:
-            step = self.located((*place, key), functools.partial(rewrite, done.graph, member))
-            if step is not None:
-                done = done >> step
+        for key, change in _asked(rewrites):
+            done = done >> self.located((*place, key), functools.partial(change, done.graph))
         return done
 
     def located(self, place: Place, make: Callable[[], Any]) -> Any:

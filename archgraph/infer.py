@@ -90,7 +90,7 @@ def infer_call(node: Node, results: Mapping[str, Types], leaves: Mapping[str, Te
         source, (_, index) = given["source"], given["index"]
         if type(source) is not tuple or not -len(source) <= index < len(source):
             raise GraphError("no such result", where=where, found=index)
-        return source[index]  # type: ignore[no-any-return]  # a type among a tuple's
+        return source[index]
     try:
         found = result_type(node.op, args)
     except GraphError as error:

@@ -35,15 +35,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.layers import Layer as Layer
+from archgraph.analysis.layers import layers as layers
 from archgraph.build import build
 from archgraph.build import state_of as detached_state
 from archgraph.errors import RejectedUpdate, RunError, SpecError
 from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
-from archgraph.layout import AxisRef, Layout
+from archgraph.layout import AxisRef, Layout, Prod, Sum
 from archgraph.ops.table import normalisation, row, statistics
 from archgraph.transfer import Transfer, signature
 
@@ -232,6 +236,10 @@ class LocalOptions:
         weight_decay: L2 coefficient.
         milestones: Rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls.
         decay: Factor of each fall.
+        schedule: ``steps``: the rate falls at the milestones. ``cosine``: it falls along half a
+            cosine towards 0 (Loshchilov and Hutter, *SGDR*, ICLR 2017, Eq. 5).
+        warmup: Rounds (≥ 1) or a fraction of all rounds (< 1) in which the rate rises in equal
+            steps to what it then falls from.
         clip: Largest norm of the gradient; None: any.
         fraction: Share of the local data that is used in a round (FedADP: 0.2).
 
@@ -239,6 +247,9 @@ class LocalOptions:
         >>> options = LocalOptions(lr=0.1, milestones=(0.5, 75))
         >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51, 76)]
         [0.1, 0.1, 0.01, 0.001]
+        >>> options = LocalOptions(lr=0.1, schedule="cosine", warmup=2)
+        >>> [round(options.lr_at(t, 10), 6) for t in (1, 2, 3, 7, 10)]
+        [0.05, 0.1, 0.1, 0.05, 0.003806]
     """
 
     epochs: int = 1
@@ -249,11 +260,19 @@ class LocalOptions:
     weight_decay: float = 0.0
     milestones: tuple[float, ...] = ()
     decay: float = 0.1
+    schedule: Literal["steps", "cosine"] = "steps"
+    warmup: float = 0.0
     clip: float | None = None
     fraction: float = 1.0
 
     def lr_at(self, round: int, rounds: int) -> float:
         """Learning rate in a round (counted from 1)."""
+        rise = self.warmup * rounds if self.warmup < 1 else self.warmup
+        if round <= rise:
+            return self.lr * round / math.ceil(rise)
+        if self.schedule == "cosine":
+            done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
+            return self.lr * (1 + math.cos(math.pi * done)) / 2
         passed = sum(round > (m * rounds if m < 1 else m) for m in self.milestones)
         return self.lr * self.decay**passed
 
@@ -370,6 +389,7 @@ class Task:
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are no weights.
         values: Plain values.
+        tier: Which architecture this is, for the record; empty: the client's own.
     """
 
     client: int
@@ -380,6 +400,7 @@ class Task:
     others: Mapping[str, Model] = field(default_factory=dict)
     extras: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
+    tier: str = ""
 
 
 @dataclass(frozen=True)
@@ -775,6 +796,56 @@ def outline(graph: ArchGraph) -> Outline:
     for leaf in places:
         tell(leaf)
     return Outline(tuple(lines), tuple(places))
+
+
+def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
+    """How many positions of each axis a transfer keeps, by axis name.
+
+    Read off its dimension maps, so that it does not matter how the narrow architecture was made.
+    Axes of which nothing is taken (those of blocks left out) are not among them.
+
+    Args:
+        graph: The architecture that the transfer starts at.
+        transfer: From its state to a narrower one's.
+
+    Example:
+        >>> from archgraph.rewrite.width import take
+        >>> from archgraph.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> widths(graph, take(graph, {"0.out": 3}).transfer)["0.out"]
+        3
+    """
+    solved = axes(graph)
+    found: dict[str, int] = {}
+    for entry in transfer.entries.values():
+        if entry.source is not None:
+            for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
+                for name, count in _parts(layout, None if taken is None else taken.positions):
+                    found[name] = max(found.get(name, 0), count)
+    return found
+
+
+def _parts(layout: Layout, taken: npt.NDArray[np.int64] | None) -> Iterator[tuple[str, int]]:
+    """Axes of a layout, and how many positions of each are among those taken (None: all)."""
+    match layout:
+        case AxisRef(name, size):
+            yield name, size if taken is None else len(np.unique(taken))
+        case Prod(factors):
+            for factor in reversed(factors):
+                assert isinstance(factor.size, int)
+                yield from _parts(factor, None if taken is None else taken % factor.size)
+                taken = None if taken is None else taken // factor.size
+        case Sum(terms):
+            begin = 0
+            for term in terms:
+                assert isinstance(term.size, int)
+                inside = taken
+                if taken is not None:
+                    inside = taken[(taken >= begin) & (taken < begin + term.size)] - begin
+                    begin += term.size
+                if inside is None or len(inside):
+                    yield from _parts(term, inside)
 
 
 @dataclass(frozen=True)

@@ -636,8 +636,9 @@ class Transfer:
 
         Args:
             moments: By parameter name; parameters that the optimiser does not know may be missing.
-            order: 1 for momentum and Adam's ``exp_avg``; 2 for ``exp_avg_sq``; 0 for what has no
-                axes of the parameter (``step``), copied.
+            order: 1 for momentum and Adam's ``exp_avg``; 2 for ``exp_avg_sq``; 0 for what a factor
+                on the gradient leaves as it is: a mean over what an entry is made of, or, without
+                axes of the parameter (``step``), a copy.
 
         Returns:
             By target name; zeros for an initialised parameter.
@@ -654,10 +655,16 @@ class Transfer:
                 continue
             if entry.source not in moments:
                 continue
-            if order == 0:
+            if order == 0 and moments[entry.source].shape != self._source_shapes[entry.source]:
                 result[slot.name] = moments[entry.source].clone()
                 continue
             value = self._entry(moments, entry.source, self._source_shapes)
+            if order == 0:
+                weights = entry.magnitude()
+                total = weights.pull(torch.ones_like(value))
+                mean = weights.pull(value) / total
+                result[slot.name] = torch.where(total > 0, mean, 0)
+                continue
             if entry.source not in inverse:
                 covered = self.coverage[entry.source].to(value)
                 inverse[entry.source] = torch.where(covered > 0, 1 / covered, 0)

@@ -168,6 +168,7 @@ class FedFA(Strategy):
             state=fit.down.pull(state.group("global")),
             program=Train(CrossEntropy(mask_absent=self.mask_absent)),
             kept=NormPolicy(self.norm).kept(fit.graph),
+            tier=state.values["tiers"][client],
         )
 
     def receive(

@@ -126,6 +126,7 @@ class HeteroFL(Strategy):
             state=tier.transfer.pull(state.group("global")),
             program=Train(CrossEntropy(mask_absent=self.mask_absent)),
             kept=NormPolicy(self.norm).kept(graph),
+            tier=tier.name,
         )
 
     def receive(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
+
+from archgraph.ir import ArchGraph, Leaf, Value, replace
 
 SIZE = 6  # pixels of the random networks' images
 
@@ -218,3 +222,33 @@ FOREIGN: dict[str, Callable[[], Foreign]] = {
     "bert": _bert,
     "vit": _vit,
 }
+
+
+def renamed(graph: ArchGraph, random: Random) -> ArchGraph:
+    """The same network as someone else would have written it: other names, in another order."""
+    modules = sorted({part for p in graph.params for part in p.name.split(".")[:-1]})
+    words = dict(
+        zip(modules, random.sample([f"m{i}" for i in range(99)], len(modules)), strict=True)
+    )
+
+    def path(name: str) -> str:
+        return ".".join(words.get(part, part) for part in name.split("."))
+
+    def leaf(name: str) -> str:
+        prefix, _, last = name.rpartition(".")
+        return f"{path(prefix)}.{last}" if prefix else last
+
+    def change(value: Value) -> Value:
+        return Leaf(leaf(value.name)) if isinstance(value, Leaf) else value
+
+    params = [dataclasses.replace(p, name=leaf(p.name)) for p in graph.params]
+    random.shuffle(params)
+    nodes = tuple(
+        dataclasses.replace(
+            n, args=tuple((k, replace(v, change)) for k, v in n.args), scope=path(n.scope)
+        )
+        for n in graph.nodes
+    )
+    updates = tuple((leaf(k), replace(v, change)) for k, v in graph.updates)
+    outputs = replace(graph.outputs, change)
+    return graph.replace(params=tuple(params), nodes=nodes, updates=updates, outputs=outputs)

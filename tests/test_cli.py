@@ -92,7 +92,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in "trace show explain draw rewrite diff check run report schema demo".split():
+    for name in "trace show explain draw rewrite diff check run report compare schema demo".split():
         assert f"\n  {name} " in done.stdout
         assert call(name, "--help").exit_code == 0
 
@@ -218,6 +218,43 @@ def test_rewrite_makes_another_model(here: Path):
     assert told.exit_code == 0 and "dropped: " in told.output
 
 
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["--widen", "1.5"], lambda g: archgraph.widen(g, 1.5)),
+        (["--widen", "channels=6"], lambda g: archgraph.widen(g, {"channels": 6})),
+        (["--deepen", "body=4"], lambda g: archgraph.deepen(g, {"body": 4})),
+        (["--narrow", "0.5"], lambda g: archgraph.narrow(g, 0.5)),
+        (["--narrow", "channels=3"], lambda g: archgraph.narrow(g, {"channels": 3})),
+        (["--steps"], archgraph.steps),
+        (["--adapters", "2"], lambda g: archgraph.adapters(g, 2)),
+        (["--exits", "body=10"], lambda g: archgraph.exits(g, {"body": 10})),
+        (["--take", "channels=0,2"], lambda g: archgraph.take(g, {"channels": [0, 2]})),
+    ],
+)
+def test_every_rewrite_has_an_option(here: Path, words: list[str], made):
+    expected = made(archgraph.load("model.yaml"))
+    result = call("rewrite", "model.yaml", *words, "--verify", "-o", "other.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert archgraph.load("other.yaml") == expected.graph
+    assert result.output.startswith(expected.transfer.describe())
+
+
+def test_parts_of_a_split_go_into_numbered_files(here: Path):
+    cuts = ["--split-after", "stem", "--split-before", "head"]
+    result = call("rewrite", "model.yaml", "--take", "0.5", *cuts, "-o", "part.yaml")
+    assert result.exit_code == 0, result.stderr
+    names = ["part-1.yaml", "part-2.yaml", "part-3.yaml"]
+    assert sorted(p.name for p in here.glob("part*")) == names
+    half = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
+    parts = archgraph.split(half, after="stem", before="head")
+    assert [archgraph.load(n) for n in names] == [part.graph for part in parts]
+    assert (
+        "part 3: 2 entries, 30 parameters"
+        in call("rewrite", "model.yaml", "--take", "0.5", *cuts).output
+    )
+
+
 def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
     (here / "kept.yaml").write_text("kept")
     for wrong, words in (
@@ -227,7 +264,12 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
         (["--take", "8"], ["--take", "needs an axis"]),
         (["--shallow", "body"], ["'body'", "key=value"]),
         (["--shallow", "body=0.5"], ["is no number"]),
-        (["--take", "0.0"], ["0"]),
+        (["--take", "0.0"], ["--take", "0"]),
+        (["--take", "1.5"], ["--take", "1.5"]),
+        (["--widen", "0.5"], ["--widen", "0.5"]),
+        (["--narrow", "body=1,2"], ["--narrow"]),
+        (["--deepen", "body=1"], ["body", "impossible depth"]),
+        (["--split-after", "nobody"], ["nobody"]),
     ):
         refused(call("rewrite", "model.yaml", *wrong, "-o", "kept.yaml"), *words)
         assert (here / "kept.yaml").read_text() == "kept"
@@ -352,6 +394,25 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: no run folder")
+
+
+def test_compare_puts_seeds_together(here: Path):
+    for seed in (0, 1):
+        call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
+    shown = call("compare", "runs", "-o", "curves.png")
+    assert shown.exit_code == 0, shown.stderr
+    assert " ± " in shown.output and "wrote curves.png" in shown.output
+    assert (here / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (group,) = json.loads(call("compare", "runs", "--json").output)["groups"]
+    assert (group["label"], group["strategy"], group["seeds"]) == ("quick", "heterofl", [0, 1])
+    assert 0 <= group["figures"]["worst_accuracy"]["mean"] <= 1
+    assert call("compare", "runs/0", "runs/1", "--csv").output.startswith("experiment,strategy,")
+    assert call("compare", "runs/0", "--markdown").output.startswith("| experiment | strategy |")
+    call("run", "experiment.yaml", "--out", "longer", "--set", "rounds=3")
+    differ = call("compare", "runs", "longer").output
+    assert "What they differ in" in differ and "quick (rounds=3)" in differ
+    refused(call("compare", "runs", "--json", "--csv"), "can be one only")
+    refused(call("compare", "nowhere"), "nowhere: no run folder")
 
 
 def test_settings_are_checked_like_the_file(here: Path):

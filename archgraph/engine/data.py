@@ -381,13 +381,16 @@ class _RestrictedUnpickler(pickle.Unpickler):
             raise _Refused(f"{module}.{name}") from None
 
 
-def read_cifar_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+def read_cifar_batch(
+    content: bytes, where: str, classes: str = "labels"
+) -> tuple[np.ndarray, np.ndarray]:
     """Decode one CIFAR batch: a pickled dict with `data` and `labels`.
 
     Args:
         content: The decompressed pickle. Nothing in it is executed: names other than numpy's array
             constructors are refused.
         where: Name of the file, for errors.
+        classes: What the labels are called.
 
     Returns:
         Images, uint8 `[example, channel, height, width]` = `[n, 3, 32, 32]`, and labels, int64
@@ -416,7 +419,7 @@ def read_cifar_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray
         ) from error
     entries = batch if isinstance(batch, dict) else {}
     data = entries.get(b"data", entries.get("data"))
-    labels = entries.get(b"labels", entries.get("labels"))
+    labels = entries.get(classes.encode(), entries.get(classes))
     if (
         not isinstance(data, np.ndarray)
         or data.dtype != np.uint8
@@ -520,6 +523,17 @@ def _read_cifar10(name: str, files: Mapping[str, _File], limit: int | None, bptt
 
     train = gather(f"data_batch_{i}" for i in range(1, 6))
     return _images(name, train, gather(["test_batch"]), _CIFAR, limit)
+
+
+def _read_cifar100(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+    """CIFAR-100 by its fine labels: one file of train examples and one of test examples."""
+
+    def part(file: _File) -> tuple[Tensor, Tensor]:
+        images, labels = read_cifar_batch(file.read(), str(file.path), "fine_labels")
+        _check_range(labels, len(_CIFAR_FINE), str(file.path))
+        return torch.from_numpy(images), torch.from_numpy(labels)
+
+    return _images(name, part(files["train"]), part(files["test"]), _CIFAR_FINE, limit)
 
 
 def _read_wikitext(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
@@ -632,6 +646,18 @@ _CIFAR = (
     "ship",
     "truck",
 )
+_CIFAR_FINE = tuple(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -650,7 +676,7 @@ class _Source:
 
 
 # Checksums are of the decompressed content, so that it does not matter how a file is stored. Those
-# of CIFAR-10 and WikiText-2 are published as such; those of the IDX files were taken from the
+# of CIFAR and WikiText-2 are published as such; those of the IDX files were taken from the
 # content of .gz files whose own published MD5 (in tests/engine/test_data.py) was checked first.
 _SOURCES: Mapping[str, _Source] = {
     "digits": _Source((), {}, _read_digits),
@@ -685,6 +711,14 @@ _SOURCES: Mapping[str, _Source] = {
             "test_batch": _Published(31035526, "40351d587109b95175f43aff81a1287e"),
         },
         _read_cifar10,
+    ),
+    "cifar100": _Source(
+        ("cifar-100-python", "cifar100", "CIFAR100", "cifar100/cifar-100-python"),
+        {
+            "train": _Published(155249918, "16019d7e3df5f24257cddd939b257f8d"),
+            "test": _Published(31049859, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        },
+        _read_cifar100,
     ),
     "wikitext2": _Source(
         ("wikitext-2", "wikitext2", "WikiText2"),

@@ -162,7 +162,7 @@ class Turn:
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
         for task in tasks:
-            name = self.experiment.world.clients[task.client].name
+            name = task.tier or self.experiment.world.clients[task.client].name
             self.watch.client(name)
             who: dict[str, Json] = {"client": task.client, "name": name}
             began = time.perf_counter()

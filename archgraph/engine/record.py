@@ -168,6 +168,21 @@ class Record:
             raise
         return record, checkpoint, lines
 
+    @classmethod
+    def last(cls, folder: Path, facts: Json) -> Checkpoint:
+        """The last checkpoint of a run, which may still be going on.
+
+        Raises:
+            RunError: If there is none, or it is damaged or of another experiment.
+        """
+        record = cls(folder, digest(facts), keep=1)
+        rounds = record._rounds()
+        if not rounds:
+            raise RunError(
+                "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
+            )
+        return record._load(rounds[-1])
+
     def line(self, values: Mapping[str, Json]) -> None:
         """Append the line of one round to ``metrics.jsonl`` and flush it."""
         assert self._metrics is not None

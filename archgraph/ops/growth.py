@@ -27,10 +27,12 @@ class Growth:
     Attributes:
         scales: When its result is multiplied by what its operands are: ``all`` of them, exactly
             ``one`` of them (a product), the ``first`` (a quotient), or never.
-        pointwise: Its operands broadcast against each other.
+        pointwise: Its operands' dimensions are its result's, counted from the last.
         moves: It only moves positions of its one operand about (or leaves some out).
         affine: Leaves, by argument, that multiply its result position by position, with the
-            dimension that has the result's channels.
+            dimension that has the result's channels; the weight first.
+        bilinear: It multiplies and sums operands: whatever one of them is multiplied by, its result
+            is too.
         repeats: Whether it gives the same over an axis whose positions are repeated: ``any`` how,
             ``uniform``: all equally often, or ``never``.
         identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
@@ -43,11 +45,16 @@ class Growth:
     pointwise: bool = False
     moves: bool = False
     affine: Mapping[str, int] = field(default_factory=dict)
+    bilinear: bool = False
     repeats: Repeats = "never"
     identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
     idempotent: bool = False
     keeps_zero: bool = False
     picks: bool = False
+
+    def weight(self, node: Node) -> Value:
+        """The argument of a node that is its weight."""
+        return node.arg(next(iter(self.affine), "weight"))
 
 
 def growth(op: str) -> Growth:
@@ -127,24 +134,15 @@ def _plain(_graph: ArchGraph, _node: Node) -> Mapping[str, Start] | str:
 
 _NOTHING = Growth()
 _ALL = Growth(scales="all", repeats="any", picks=True)
+_ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
 _MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 _OUT = {"weight": 0, "bias": 0}
 
 _GROWTH: dict[str, Growth] = {
     **dict.fromkeys(("add", "sub", "neg"), Growth("all", pointwise=True, repeats="any")),
-    **dict.fromkeys(
-        (
-            "cat",
-            "stack",
-            "expand",
-            "expand_as",
-            "repeat",
-            "repeat_interleave",
-            "detach",
-        ),
-        _ALL,
-    ),
-    **dict.fromkeys(("pad", "constant_pad_nd"), Growth("all", repeats="any")),
+    **dict.fromkeys(("stack", "repeat_interleave"), _ALL),
+    **dict.fromkeys(("cat", "expand", "expand_as", "repeat", "detach"), _ALIGNED),
+    **dict.fromkeys(("pad", "constant_pad_nd"), Growth("all", pointwise=True, repeats="any")),
     **dict.fromkeys(
         (
             "reshape",
@@ -154,6 +152,7 @@ _GROWTH: dict[str, Growth] = {
             "permute",
             "transpose",
             "mT",
+            "numpy_T",
             "t",
             "matrix_H",
             "movedim",
@@ -174,7 +173,7 @@ _GROWTH: dict[str, Growth] = {
     ),
     **dict.fromkeys(
         ("clone", "contiguous", "to", "_to_copy", "dropout", "feature_dropout", "alpha_dropout"),
-        Growth(scales="all", repeats="any", identity=_plain, picks=True),
+        Growth(scales="all", pointwise=True, repeats="any", identity=_plain, picks=True),
     ),
     "mul": Growth(scales="one", pointwise=True),
     "div": Growth(scales="first", pointwise=True),
@@ -187,6 +186,8 @@ _GROWTH: dict[str, Growth] = {
         Growth(affine={"weight": 1, "bias": 0}),
     ),
     "linear": Growth(affine=_OUT, identity=_linear),
+    "addmm": Growth(affine={"mat2": 1, "self": 0}),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "einsum"), Growth(bilinear=True)),
     "embedding": Growth(affine={"weight": 1}),
     "batch_norm": Growth(affine=_OUT, repeats="any", identity=_batch_norm),
     "instance_norm": Growth(affine=_OUT, repeats="any"),

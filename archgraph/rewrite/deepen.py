@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
-from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Leaf, Node, Ref, in_mode, walk
+from archgraph.errors import GraphError, RewriteError
+from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.growth import Start, growth, offset
-from archgraph.rewrite.depth import graft
+from archgraph.rewrite.depth import graft, skip
+from archgraph.rewrite.insert import initialised
 from archgraph.transfer import Entry, Rewritten, Transfer
 
 
@@ -23,9 +24,11 @@ def deepen(
 ) -> Rewritten:
     """Lengthen sections by blocks that, to begin with, return what they take.
 
-    A new block has the form of the section's last one. In a residual block the last layer of every
-    branch starts at zero; in a chain each layer starts as the identity (a one on the diagonal or in
-    the kernel's centre), which needs an activation that changes nothing when it is applied twice.
+    A new block has the form of the section's last one, or of ``like``'s own where the section has
+    none that can be repeated and the graph is ``like`` without some blocks. In a residual block the
+    last layer of every branch starts at zero; in a chain each layer starts as the identity (a one
+    on the diagonal or in the kernel's centre), which needs an activation that changes nothing when
+    it is applied twice.
 
     Args:
         graph: The architecture.
@@ -51,8 +54,15 @@ def deepen(
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
     """
-    deep = graft(graph, depths, like=like)
     known = {b.name for b in structure(graph).blocks}
+    try:
+        deep = graft(graph, depths, like=like)
+    except (GraphError, RewriteError):
+        restored = None if like is None else _restored(graph, depths, like)
+        if restored is None:
+            raise
+        deep, new = restored
+        known = {b.name for b in structure(deep.graph).blocks} - set(new)
     starts: dict[str, Start] = {}
     for block in structure(deep.graph).blocks:
         if block.name not in known:
@@ -68,6 +78,43 @@ def deepen(
 
         same_function(graph, rewritten)
     return rewritten
+
+
+def _restored(
+    graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
+) -> tuple[Rewritten, list[str]] | None:
+    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and their names.
+
+    None where it is not ``like`` without some of its blocks.
+    """
+    found = structure(like)
+    wanted: list[str] = []
+    others: list[str] = []
+    for section in found.sections:
+        gone = [b.name for b in section.blocks if _lacks(graph, like, b)]
+        add = depths.get(section.name, 0) - (len(section.blocks) - len(gone))
+        wanted += gone[: max(add, 0)]
+        others += gone[max(add, 0) :]
+        if section.name in depths and not 0 <= add <= len(gone):
+            return None
+    if not wanted or not all(any(s.name == name for s in found.sections) for name in depths):
+        return None
+    try:
+        model = skip(like, others).graph if others else like
+        before = skip(model, wanted).graph
+    except (GraphError, RewriteError):
+        return None
+    same = before.replace(sections=()) == graph.replace(sections=())
+    # What a dense block appends is part of the layers behind it, too.
+    fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
+    return (initialised(graph, model), wanted) if same and fits else None
+
+
+def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
+    """Whether a graph has none of the leaves of another's block."""
+    used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
+    held = {leaf for leaf in used if like.param[leaf].role != "constant"}
+    return bool(held) and not any(leaf in graph.param for leaf in held)
 
 
 class _Identity:
@@ -118,23 +165,33 @@ class _Identity:
         node = self.graph.node[name]
         fact = growth(node.op)
         given = [v for a in fact.affine if (v := node.arg(a)) is not None]
-        names = [v.name for v in given if isinstance(v, Leaf)]
-        if given:
-            shared = any(self.graph.leaf_users[n] != (node.name,) for n in names)
-            if len(names) != len(given) or shared:
-                self._refuse(f"shares the weights of {node.op} %{name}")
-            return {n: ("zeros", {}) for n in names}
+        if given and isinstance(fact.weight(node), Leaf):
+            return {k: how for v in given for k, how in self._nothing(node, v).items()}
         operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
-        refs = [i.name for i in operands if isinstance(i, Ref)]
-        leaves = [i.name for i in operands if isinstance(i, Leaf)]
-        if fact.scales == "one" and len(refs) == len(leaves) == 1:  # a layer scale, a step size
-            return {leaves[0]: ("zeros", {})}
-        if fact.scales == "all" and not leaves and not offset(node):
-            return {leaf: how for ref in refs for leaf, how in self._zero(ref).items()}
-        kept = fact.keeps_zero or fact.scales in ("one", "first")
-        if not refs or not kept or (leaves and fact.scales != "first"):
-            self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
-        return self._zero(refs[0])
+        items = [i for i in operands if isinstance(i, (Ref, Leaf))]
+        if fact.scales == "all" and not offset(node):
+            return {k: how for i in items for k, how in self._nothing(node, i).items()}
+        if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
+            for item in sorted(items, key=lambda i: isinstance(i, Ref)):
+                try:
+                    return self._nothing(node, item)
+                except RewriteError:
+                    continue
+        elif items and isinstance(items[0], Ref) and (fact.scales == "first" or fact.keeps_zero):
+            return self._zero(items[0].name)
+        self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
+
+    def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
+        """How an operand of an operator starts at zero: a leaf of its own, or what makes it."""
+        if isinstance(value, Ref):
+            return self._zero(value.name)
+        if (
+            not isinstance(value, Leaf)
+            or self.graph.leaf_users[value.name] != (node.name,)
+            or self.graph.param[value.name].role != "parameter"
+        ):
+            self._refuse(f"shares the weights of {node.op} %{node.name}")
+        return {value.name: ("zeros", {})}
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
         """Operators from an entry to a result, each of them the identity."""

@@ -217,7 +217,7 @@ def mask_equals_take(
     return gap
 
 
-def _wide(transfer: Transfer) -> Transfer:
+def to_float64(transfer: Transfer) -> Transfer:
     """The transfer between float64 states: what it initialises is as exact."""
     source, target = (
         tuple(s._replace(dtype="float64") if s.dtype in _FLOATS else s for s in slots)
@@ -240,7 +240,7 @@ def same_function(
     before, after = in_float64(graph), in_float64(rewritten.graph)
     state, inputs = random_state(before, seed), random_inputs(before, seed=seed)
     expected = outputs(build(before, state).eval(), inputs)
-    found = outputs(build(after, _wide(rewritten.transfer).pull(state)).eval(), inputs)
+    found = outputs(build(after, to_float64(rewritten.transfer).pull(state)).eval(), inputs)
     gap = difference(found, expected)
     if not gap <= tolerance:
         raise RewriteError(

@@ -33,6 +33,8 @@ class Parts(Sequence[Rewritten]):
     Attributes:
         parts: Each part's graph, and the transfer from the whole state to its own.
         leaves: Names of the whole architecture's leaves, in its order.
+        inputs: Its arguments, in its order.
+        heads: The nodes that stand for them, in its order.
         updates: Names of the buffers that the whole architecture assigns, in its order.
         name: Of the whole architecture.
         sections: The whole architecture's own sections.
@@ -40,6 +42,8 @@ class Parts(Sequence[Rewritten]):
 
     parts: tuple[Rewritten, ...]
     leaves: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     name: str = ""
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -104,6 +108,8 @@ def split(
     return Parts(
         tuple(_part(graph, part_of, k, len(bounds)) for k in range(len(bounds) + 1)),
         tuple(p.name for p in graph.params),
+        tuple(k for k, _ in graph.inputs),
+        tuple(n.name for n in graph.nodes if n.op == "input"),
         tuple(k for k, _ in graph.updates),
         graph.name,
         graph.sections,
@@ -147,7 +153,13 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
         used |= set(refs(graph.outputs))
     taken = _crossing(graph, part_of, k - 1)
     given = _crossing(graph, part_of, k)
-    arguments = tuple((key, v) for key, v in graph.inputs if used & set(refs(v)))
+    somewhere = {u for n in graph.nodes for u in n.uses()} | set(refs(graph.outputs))
+    somewhere |= {r for _, v in graph.updates for r in refs(v)}
+    arguments = tuple(  # one that nothing uses goes with the last part
+        (key, v)
+        for key, v in graph.inputs
+        if used & set(refs(v)) or (k == last and not somewhere & set(refs(v)))
+    )
     held = {r for _, v in arguments for r in refs(v)}
     nodes: list[Node] = [n for n in graph.nodes if n.name in held]
     for name in taken:
@@ -282,17 +294,20 @@ def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
         updates += [(key, replace(value, follow)) for key, value in graph.updates]
         before = replace(graph.outputs, follow)
     ordered, changed, label = list(params.values()), updates, graphs[-1].name
+    arguments, taken = list(inputs.items()), list(heads.values())
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
     if isinstance(parts, Parts):
         turn = {name: i for i, name in enumerate(parts.leaves)}
         ordered.sort(key=lambda p: turn[p.name])
+        arguments.sort(key=lambda a: parts.inputs.index(a[0]))
+        taken.sort(key=lambda n: parts.heads.index(n.name))
         place = {name: i for i, name in enumerate(parts.updates)}
         changed.sort(key=lambda u: place[u[0]])
         label, sections = parts.name, parts.sections
     whole = ArchGraph(
-        tuple(inputs.items()),
+        tuple(arguments),
         tuple(ordered),
-        (*heads.values(), *nodes),
+        (*taken, *nodes),
         before,
         tuple(changed),
         sections,

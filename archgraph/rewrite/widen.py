@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -336,23 +336,8 @@ class _Compensation:
             self.factors[name, dim] = part
         return held is None or np.array_equal(held, part)
 
-    def _moved(
-        self, start: str, dim: int, part: npt.NDArray[np.float64], ends: set[str]
-    ) -> Sources | str | None:
-        """What to divide of a layer's result that, only moved about, becomes an operand.
-
-        Numbered positions are sent along the way: packed queries, keys and values share a layer,
-        and only one of them is to be divided.
-
-        Args:
-            start: The operand.
-            dim: Its dimension that is summed over.
-            part: The factor of each position there.
-            ends: Operators that may use the operand.
-
-        Returns:
-            None where the operand is more than moved, factors, or the reason against them.
-        """
+    def _path(self, start: str) -> tuple[list[Node], Node] | None:
+        """Operators that only move a layer's result about until it is this one, and the layer."""
         path = [self.graph.node[start]]
         while growth(path[-1].op).moves:
             operands = [i for _, v in path[-1].args for i in walk(v) if isinstance(i, (Ref, Leaf))]
@@ -361,31 +346,70 @@ class _Compensation:
             path.append(self.graph.node[operands[0].name])
         source = path.pop()
         fact = growth(source.op)
-        if not fact.affine or not path or not isinstance(source.arg("weight"), Leaf):
-            return None
-        given = [v for a in fact.affine if (v := source.arg(a)) is not None]
-        weights = [v.name for v in given if isinstance(v, Leaf)]
-        layout = self.solved.of(weights[0])[fact.affine["weight"]]
-        at = [i for i, d in enumerate(self.solved.value[source.name][0]) if d == layout]
-        alone = all(self.graph.leaf_users[name] == (source.name,) for name in weights)
-        if len(at) != 1 or len(weights) != len(given) or not alone:
-            return f"{source.op} %{source.name} shares its weights"
-        size = len(positions(layout, self.copies))
-        whole = self._numbered(source.name, at[0], size)
-        sent: Sent = whole
-        for node in path[::-1]:
-            sent = _sent(self.wide.node[node.name], sent)
-        assert isinstance(sent, torch.Tensor)
-        numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
-        factor = np.ones(size)
-        for column, share in zip(numbers.T.numpy(), part, strict=True):
-            factor[column] = share
-        used = set(numbers.reshape(-1).tolist())
-        on = {n.name for n in path}
-        if any(used & other for other in self._others(source.name, whole, on, ends)):
-            return f"%{start} is also used elsewhere"
-        leaves_by = ((source.arg(a), d) for a, d in fact.affine.items())
-        return {(v.name, d): factor for v, d in leaves_by if isinstance(v, Leaf)}
+        return (path, source) if path and isinstance(fact.weight(source), Leaf) else None
+
+    def _moved(
+        self,
+        starts: Mapping[str, int],
+        share: Mapping[str, npt.NDArray[np.float64]],
+        ends: set[str],
+    ) -> Sources | str:
+        """What to divide of layers' results that, only moved about, become operands.
+
+        Numbered positions are sent along the way: packed queries, keys and values share a layer,
+        and only one of them is to be divided.
+
+        Args:
+            starts: Results, with the dimension that is to be divided.
+            share: The factor of each new position, by axis.
+            ends: Operators that may use them.
+
+        Returns:
+            Factors, or the reason against them.
+        """
+        sources: Sources = {}
+        on: set[str] = set()
+        used: dict[str, tuple[torch.Tensor, set[int]]] = {}
+        for start, dim in starts.items():
+            found = self._path(start)
+            assert found is not None
+            path, source = found
+            on |= {n.name for n in path}
+            fact = growth(source.op)
+            given = [v for a in fact.affine if (v := source.arg(a)) is not None]
+            weight = fact.weight(source)
+            assert isinstance(weight, Leaf)
+            layout = self.solved.of(weight.name)[next(iter(fact.affine.values()))]
+            at = [i for i, d in enumerate(self.solved.value[source.name][0]) if d == layout]
+            alone = all(
+                isinstance(v, Leaf) and self.graph.leaf_users[v.name] == (source.name,)
+                for v in given
+            )
+            if len(at) != 1 or not alone:
+                return f"{source.op} %{source.name} shares its weights"
+            size = len(positions(layout, self.copies))
+            whole = self._numbered(source.name, at[0], size)
+            sent: Sent = whole
+            for node in path[::-1]:
+                sent = _sent(self.wide.node[node.name], sent)
+            assert isinstance(sent, torch.Tensor)
+            part = shares(self.solved.value[start][0][dim], self.copies, share)
+            factor = np.ones(size)
+            if sent.numel():
+                numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
+                for column, value in zip(numbers.T.numpy(), part, strict=True):
+                    factor[column] = value
+            used.setdefault(source.name, (whole, set()))[1].update(sent.reshape(-1).tolist())
+            for argument, d in fact.affine.items():
+                if isinstance(leaf := source.arg(argument), Leaf):
+                    held = sources.get((leaf.name, d), np.ones(size))
+                    if ((held != 1) & (factor != 1) & (held != factor)).any():
+                        return f"{source.op} %{source.name} takes a position twice"
+                    sources[leaf.name, d] = np.where(factor == 1, held, factor)
+        for name, (whole, own) in used.items():
+            if any(own & other for other in self._others(name, whole, on, ends)):
+                return f"%{next(iter(starts))} is also used elsewhere"
+        return sources
 
     @functools.cached_property
     def wide(self) -> ArchGraph:
@@ -425,28 +449,22 @@ class _Compensation:
             for leaf in leaves(contraction.layout)
             if isinstance(leaf, AxisRef) and leaf.name in self.copies
         }
-        part = self.layout(contraction.layout)
+        share = {k: v for k, v in self.share.items() if k in wanted}
         inside: set[str] = set()
-        moved: set[str] = set()
-        sources: dict[tuple[str, int], npt.NDArray[np.float64]] = {}
+        moved: dict[str, int] = {}
+        sources: Sources = {}
         pending: list[tuple[str, int | None]] = [(start, dim)]
         while pending:
             name, at = pending.pop()
-            if name in inside | moved:
+            if name in inside or name in moved:
                 continue
             node = self.graph.node[name]
             fact = growth(node.op)
-            if fact.moves and at is not None:
-                found = self._moved(name, at, part, inside or {contraction.node})
-                if isinstance(found, str):
-                    return found
-                if found is not None:
-                    moved.add(name)
-                    for key, factor in found.items():
-                        sources[key] = sources.get(key, np.ones(len(factor))) * factor
-                    continue
+            if fact.moves and at is not None and self._path(name):
+                moved[name] = at
+                continue
             inside.add(name)
-            if fact.affine and isinstance(node.arg("weight"), Leaf):
+            if fact.affine and isinstance(fact.weight(node), Leaf):
                 problem = self._source(node, fact.affine, wanted, sources)
                 if problem:
                     return problem
@@ -461,6 +479,8 @@ class _Compensation:
                 if len(fed) > 1:
                     return f"{node.op} %{name} multiplies two results"
                 follow = list(fed or given[:1])
+            elif fact.bilinear and len(makers := self._makers(node, given, wanted)) == 1:
+                follow, at = makers, None
             else:
                 return f"{node.op} %{name} does not hand on a factor"
             for item in follow:
@@ -468,9 +488,16 @@ class _Compensation:
                     if not self._added(node, item.name, wanted, sources):
                         return f"{node.op} %{name} takes {item.name}"
                     continue
-                rank = len(self.graph.node[item.name].shape)
-                same = fact.pointwise and at is not None
-                pending.append((item.name, at - len(node.shape) + rank if same else None))  # type: ignore[operator]  # an int where same
+                place = None
+                if fact.pointwise and at is not None:  # None where the operand lacks the dimension
+                    place = at - len(node.shape) + len(self.graph.node[item.name].shape)
+                pending.append((item.name, None if place is None or place < 0 else place))
+        if moved:
+            found = self._moved(moved, share, inside | {contraction.node})
+            if isinstance(found, str):
+                return found
+            for key, factor in found.items():
+                sources[key] = sources.get(key, np.ones(len(factor))) * factor
         users = {u for n in inside for u in self.graph.users[n]} - inside
         if users - {contraction.node} or inside & set(self.graph.output_refs()):
             other = sorted(users - {contraction.node}) or ["the output"]
@@ -480,6 +507,23 @@ class _Compensation:
         if len(both) != 1:
             return f"{node.op} %{node.name} takes %{start} twice"
         return self._settle(sources)
+
+    def _makers(
+        self, node: Node, given: Sequence[Ref | Leaf], wanted: set[str]
+    ) -> list[Ref | Leaf]:
+        """Operands of a product that bring axes into its result: it does not sum over them."""
+
+        def has(layouts: Iterable[Layout]) -> bool:
+            found = (leaf for layout in layouts for leaf in leaves(layout))
+            return any(isinstance(leaf, AxisRef) and leaf.name in wanted for leaf in found)
+
+        if has(c.layout for c in self.summed.get(node.name, ())):
+            return []
+        return [
+            i
+            for i in given
+            if has(self.solved.of(i.name) if isinstance(i, Leaf) else self.solved.value[i.name][0])
+        ]
 
     def _settle(self, sources: Sources) -> str:
         """Take factors over, unless the same positions make up for something else."""

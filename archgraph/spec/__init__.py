@@ -140,7 +140,7 @@ def load_experiment(path: Path_) -> ExperimentSpec:
     document = read_document(path)
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
-        file = _beside(document, spec.family, ("family",))
+        file = beside(document, spec.family, ("family",))
         family = load_family(file)
     else:
         family = _family(document.sub(("family",)))
@@ -152,7 +152,9 @@ def _family(document: Document) -> FamilySpec:
     spec = document.validate(FamilySpec)
     spec = spec.model_copy(
         update={
-            "model": _source(document, spec.model, ("model",)),
+            "model": spec.model
+            if spec.model == "join"
+            else _source(document, spec.model, ("model",)),
             "clients": tuple(
                 member.model_copy(
                     update={"model": _source(document, member.model, ("clients", i, "model"))}
@@ -166,10 +168,10 @@ def _family(document: Document) -> FamilySpec:
 
 
 def _source(document: Document, source: object, place: tuple[str | int, ...]) -> object:
-    return str(_beside(document, source, place)) if isinstance(source, str) else source
+    return str(beside(document, source, place)) if isinstance(source, str) else source
 
 
-def _beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
+def beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
     """A file named relative to the file that names it."""
     path = Path(document.file).parent / name
     try:

@@ -15,25 +15,26 @@ ModelSource = str | dict[str, Json]
 Positions = Share | Count | tuple[Natural, ...]
 
 
-class MemberSpec(Base):
-    """One kind of client: how its architecture comes from the global one.
+Widths = Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)] | Count]
 
-    Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
-    the family's model with other choices; with ``model`` from a model of its own. What it starts
-    from is then changed by ``skip``, ``shallow``, ``width``, ``take``, in this order.
-    """
 
-    name: Name
-    count: Count = Field(default=1, description="number of clients of this kind")
-    model: ModelSource | None = Field(
-        default=None, description="a model of its own, aligned to the global"
-    )
-    choose: dict[str, Natural] | None = Field(
-        default=None, description="choices of the family's model; {}: those that it has written"
-    )
+class Rewrites(Base):
+    """What is done to an architecture, in the order of the keys."""
+
     skip: tuple[str, ...] = Field(default=(), description="blocks left out")
+    keep: dict[str, Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]] = Field(
+        default={},
+        description="section → 1 for each of its blocks that stays, 0 for each one left out; of a "
+        "block that changes the shape the projection stays (NeFL)",
+    )
     shallow: dict[str, Count] = Field(
         default={}, description="section → number of its first blocks kept"
+    )
+    graft: dict[str, Count] = Field(
+        default={}, description="section → number of blocks, the last one repeated"
+    )
+    deepen: dict[str, Count] = Field(
+        default={}, description="section → number of blocks, new ones begin as the identity"
     )
     width: Share | None = Field(
         default=None, description="share of every free axis kept, rounded up"
@@ -42,15 +43,29 @@ class MemberSpec(Base):
         default={},
         description="axis, role or pattern → share, number of first positions, or positions",
     )
+    narrow: Share | dict[str, Share | Count] = Field(
+        default={},
+        description="as width, or axis, role or pattern → share or size; what is left out is "
+        "shared out among what stays",
+    )
+    widen: Widths = Field(
+        default={},
+        description="factor of every free axis, or axis, role or pattern → factor or size; the "
+        "function stays",
+    )
+    steps: bool | tuple[str, ...] = Field(
+        default=(),
+        description="residual blocks whose branches get a step size each; true: all of them",
+    )
+    adapters: Count | None = Field(
+        default=None, description="width of an adapter on the branch of every residual block"
+    )
+    exits: dict[str, Count] = Field(
+        default={}, description="section or block → classes of a further classifier behind it"
+    )
 
     @pydantic.model_validator(mode="after")
-    def _one_start(self) -> MemberSpec:
-        if self.model is not None and self.choose is not None:
-            raise Mistake(
-                "has both a model and choices",
-                place=("choose",),
-                hint="choices belong to one model",
-            )
+    def _one_width(self) -> Rewrites:
         if self.width is not None and self.take:
             raise Mistake(
                 "has both a width and axes to take",
@@ -60,20 +75,55 @@ class MemberSpec(Base):
         return self
 
 
+class _Client(Base):
+    name: Name
+    count: Count = Field(default=1, description="number of clients of this kind")
+    model: ModelSource | None = Field(
+        default=None, description="a model of its own, aligned to the global"
+    )
+    choose: dict[str, Natural] | None = Field(
+        default=None, description="choices of the family's model; {}: those that it has written"
+    )
+
+
+class MemberSpec(Rewrites, _Client):
+    """One kind of client: how its architecture comes from the global one.
+
+    Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
+    the family's model with other choices; with ``model`` from a model of its own. What it starts
+    from is then rewritten.
+    """
+
+    @pydantic.model_validator(mode="after")
+    def _one_start(self) -> MemberSpec:
+        if self.model is not None and self.choose is not None:
+            raise Mistake(
+                "has both a model and choices",
+                place=("choose",),
+                hint="choices belong to one model",
+            )
+        return self
+
+
 class FamilySpec(Base):
     """A global model and the architectures of its clients."""
 
     archgraph: Literal[1] = 1
     name: str = ""
-    model: ModelSource | None = Field(
+    model: Literal["join"] | ModelSource | None = Field(
         default=None,
-        description="the global model: a file, or a model in place; left out: there is none, and "
-        "every client has a model of its own",
+        description="the global model: a file, or a model in place; join: the least architecture "
+        "that contains every client's model; left out: there is none. With the last two every "
+        "client has a model of its own",
     )
     choose: dict[str, Natural] = Field(
         default={},
         description="choices of the global model; each one left out is the largest that any client "
         "makes, so that the global model contains all",
+    )
+    change: Rewrites = Field(
+        default=Rewrites(),
+        description="what is done to the global model, and to it with a client's choices, first",
     )
     clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)]
 
@@ -82,10 +132,16 @@ class FamilySpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _global(self) -> FamilySpec:
-        if self.model is None:
+        if self.model in (None, "join"):
             if self.choose:
                 raise Mistake(
                     "has choices of a global model, and none", place=("choose",), expected="a model"
+                )
+            if self.change != Rewrites():
+                raise Mistake(
+                    "changes a global model, and none is given",
+                    place=("change",),
+                    expected="a model",
                 )
             for index, member in enumerate(self.clients):
                 if member.model is None:
@@ -93,7 +149,8 @@ class FamilySpec(Base):
                         "has no model",
                         place=("clients", index),
                         found=member.name,
-                        expected="a model of its own, since the family has no global one",
+                        expected="a model of its own, since the family "
+                        + ("has no global one" if self.model is None else "is their join"),
                     )
         return self
 
@@ -143,7 +200,9 @@ PartitionSpec = Annotated[IidSpec | DirichletSpec | ClassesSpec, Field(discrimin
 class DataSpec(Base):
     """Which data, and who owns what of it."""
 
-    dataset: str = Field(description="digits, mnist, fashion_mnist, cifar10, wikitext2, …")
+    dataset: str = Field(
+        description="digits, mnist, fashion_mnist, cifar10, cifar100, wikitext2, …"
+    )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
     )
@@ -166,6 +225,12 @@ class LocalSpec(Base):
         description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
     )
     decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
+    schedule: Literal["steps", "cosine"] = Field(
+        default="steps", description="the rate falls at the milestones, or along half a cosine"
+    )
+    warmup: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="rounds (≥ 1) or a fraction of all rounds in which the rate rises"
+    )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest gradient norm"
     )

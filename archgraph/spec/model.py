@@ -214,7 +214,20 @@ class AuthoredModel(Base):
     )
 
 
-class PythonModel(Base):
+class Made(Base):
+    """A value that a Python callable makes: a configuration, say."""
+
+    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
+        description="package.module:callable"
+    )
+    args: dict[str, Json] = Field(
+        default={},
+        description="arguments of the callable; one that is made in Python, too, is written as "
+        "{python: …, args: …}",
+    )
+
+
+class PythonModel(Made):
     """A model written in Python. The only place where a file imports code of the user's."""
 
     archgraph: Literal[1] = 1
@@ -222,7 +235,6 @@ class PythonModel(Base):
     python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
         description="package.module:callable, which returns an nn.Module"
     )
-    args: dict[str, Json] = Field(default={}, description="arguments of the callable")
     inputs: Inputs
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")

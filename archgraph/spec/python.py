@@ -6,13 +6,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import pydantic
 import torch
 
 from archgraph.errors import SpecError
 from archgraph.ir import ArchGraph
 from archgraph.ops.schema import torch_dtype
 from archgraph.spec.document import Document
-from archgraph.spec.model import PythonModel
+from archgraph.spec.model import Made, PythonModel
 from archgraph.trace import trace
 
 
@@ -23,24 +24,10 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         SpecError: If it cannot be imported or constructed.
         TraceError: If it cannot be captured.
     """
-    module_name, _, path = spec.python.partition(":")
     where = document.where(("python",))
-    try:
-        made: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            made = getattr(made, part)
-    except (ImportError, AttributeError) as error:
-        raise SpecError("cannot be imported", where=where, found=str(error)) from error
-    if not callable(made):
-        raise SpecError("is not callable", where=where, found=type(made).__name__)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        try:
-            model = made(**{k: _plain(v) for k, v in spec.args.items()})
-        except Exception as error:  # whatever the user's constructor raises
-            raise SpecError(
-                "cannot be constructed", where=where, found=f"{type(error).__name__}: {error}"
-            ) from error
+        model = _made(spec.python, spec.args, where)
         if not isinstance(model, torch.nn.Module):
             raise SpecError(
                 "makes no model",
@@ -58,10 +45,46 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
     return graph, traced.state
 
 
-def _plain(value: Any) -> Any:
-    """Sequences as lists, as YAML readers give them to everybody else."""
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
+def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
+    """What a callable makes of its arguments."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise SpecError("cannot be imported", where=where, found=str(error)) from error
+    except Exception as error:  # whatever the module runs when it is imported
+        raise SpecError(
+            "cannot be imported", where=where, found=f"{type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise SpecError("is not callable", where=where, found=type(found).__name__)
+    given = {key: _argument(value, where) for key, value in args.items()}
+    try:
+        return found(**given)
+    except Exception as error:  # whatever the user's constructor raises
+        raise SpecError(
+            "cannot be constructed", where=where, found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _argument(value: Any, where: str) -> Any:
+    """An argument: a plain value, or what another callable makes, written like a model."""
+    if isinstance(value, tuple | list):
+        # Sequences as lists, as YAML readers give them to everybody else.
+        return [_argument(v, where) for v in value]
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        if "python" in value:
+            try:
+                nested = Made.model_validate(dict(value))
+            except pydantic.ValidationError as error:
+                raise SpecError(
+                    "is no value made in Python",
+                    where=where,
+                    found=", ".join(map(str, value)),
+                    expected="python: package.module:callable, and args",
+                ) from error
+            return _made(nested.python, nested.args, where)
+        return {k: _argument(v, where) for k, v in value.items()}
     return value

@@ -10,13 +10,14 @@ from pydantic.json_schema import models_json_schema
 from archgraph.errors import SpecError
 from archgraph.spec.document import nearest
 from archgraph.spec.family import ExperimentSpec, FamilySpec
+from archgraph.spec.figures import FiguresSpec
 from archgraph.spec.flat import FlatModel
 from archgraph.spec.lower import BlockOptions
 from archgraph.spec.model import AuthoredModel, PythonModel
 from archgraph.spec.steps import STEPS, Options, RawOptions
 
-Kind = Literal["model", "family", "experiment"]
-KINDS: tuple[Kind, ...] = ("model", "family", "experiment")
+Kind = Literal["model", "family", "experiment", "figures"]
+KINDS: tuple[Kind, ...] = ("model", "family", "experiment", "figures")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SCALAR = {"type": ["integer", "number", "string", "boolean", "null"]}
@@ -26,7 +27,7 @@ def schema(kind: Kind) -> dict[str, Any]:
     """JSON schema of a kind of file.
 
     Args:
-        kind: ``model``, ``family`` or ``experiment``.
+        kind: ``model``, ``family``, ``experiment`` or ``figures``.
 
     Raises:
         SpecError: If there is no such kind.
@@ -44,6 +45,8 @@ def schema(kind: Kind) -> dict[str, Any]:
             found = FamilySpec.model_json_schema()
         case "experiment":
             found = ExperimentSpec.model_json_schema()
+        case "figures":
+            found = FiguresSpec.model_json_schema()
         case _:
             raise SpecError(
                 "is no kind of file",

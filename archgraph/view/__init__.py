@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from archgraph.view.page import report
     from archgraph.view.picture import draw, render
     from archgraph.view.plots import compare, curves
+    from archgraph.view.published import figures, figures_table
     from archgraph.view.runs import read_run
 
 # No submodule has the name of an exported function: it would hide it.
@@ -26,6 +27,8 @@ _HOME = {
     "draw": "picture",
     "draw_family": "gallery",
     "explain": "inspect",
+    "figures": "published",
+    "figures_table": "published",
     "read_run": "runs",
     "render": "picture",
     "report": "page",
@@ -40,6 +43,8 @@ __all__ = [
     "draw",
     "draw_family",
     "explain",
+    "figures",
+    "figures_table",
     "read_run",
     "render",
     "report",

@@ -185,7 +185,7 @@ def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> dict[str, floa
         parts = [(graphs.get(name), many) for name, many in counts.items()]
         return coverage(
             [
-                (align(graph, whole), many)
+                (align(graph, whole).transfer, many)
                 for graph, many in parts
                 if not isinstance(graph, str | None) and not isinstance(whole, str | None)
             ]

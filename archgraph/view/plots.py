@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
 from archgraph.view import colours
 from archgraph.view.files import write
-from archgraph.view.runs import Line, figure_of, models, seconds, series
+from archgraph.view.runs import Line, figure_of, models, seconds, series, submodels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
+# Signs that fit side by side below one panel.
+BESIDE = 45
 PURPOSES = {
     "local": "local training",
     "server": "server work",
@@ -77,6 +80,38 @@ def compare(runs: Mapping[str, Sequence[Line]], *, title: str = "") -> Figure:
         axes[0].legend(frameon=False, fontsize=9)
     if timed:
         _time(axes[2], runs)
+    return figure
+
+
+def spread(groups: Mapping[str, Sequence[Sequence[Line]]], *, title: str = "") -> Figure:
+    """Groups of runs that differ in the seed only: means as lines, standard deviations as bands.
+
+    Args:
+        groups: The lines of `metrics.jsonl` of each run, by the name of the group.
+        title: Heading.
+
+    Raises:
+        RunError: If there is no run.
+    """
+    runs = {name: [line for rounds in many for line in rounds] for name, many in groups.items()}
+    if not any(runs.values()):
+        raise RunError("no runs to compare", expected="at least one")
+    what = figure_of([line for lines in runs.values() for line in lines])
+    worst = max if what == "perplexity" else min
+    timed = any(seconds(lines) for lines in runs.values())
+    figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
+    for number, (name, many) in enumerate(groups.items()):
+        _band(axes[0], [_reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
+        _band(axes[1], [_reduced(rounds, what, worst) for rounds in many], name, number)
+    _scale(axes[0], what, f"average submodel: {what}")
+    _scale(axes[1], what, f"worst submodel: {what}")
+    if len(groups) > 1:
+        axes[0].legend(frameon=False, fontsize=9)
+    if timed:
+        _time(axes[2], runs)
+        if sum(map(len, runs)) > BESIDE:
+            for text in axes[2].get_xticklabels():
+                text.set(rotation=25, horizontalalignment="right")
     return figure
 
 
@@ -148,6 +183,36 @@ def _line(
         marker=MARKERS[number % len(MARKERS)] if len(points[0]) <= 25 else None,
         markersize=4,
     )
+
+
+def _reduced(
+    rounds: Sequence[Line], what: str, reduce: Callable[[Iterable[float]], float]
+) -> dict[int, float]:
+    """One figure of all submodels together, by round."""
+    found = {}
+    for line in rounds:
+        values = [row.get(what) for row in submodels(line)]
+        if values and None not in values:
+            found[int(line["round"])] = reduce(v for v in values if v is not None)
+    return found
+
+
+def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: int) -> None:
+    """The mean of runs as a line, from round to round that all of them tested."""
+    common = sorted(set.intersection(*map(set, runs)))
+    values = [[run[at] for run in runs] for at in common]
+    means = [statistics.fmean(row) for row in values]
+    _line(panel, (common, means), name, number)
+    if len(runs) > 1 and common:
+        stds = [statistics.stdev(row) for row in values]
+        panel.fill_between(
+            common,
+            [m - s for m, s in zip(means, stds, strict=True)],
+            [m + s for m, s in zip(means, stds, strict=True)],
+            color=colours.SERIES[number % len(colours.SERIES)],
+            alpha=0.18,
+            linewidth=0,
+        )
 
 
 def _scale(panel: Axes, what: str, title: str) -> None:

@@ -96,6 +96,12 @@ def models(rounds: Sequence[Line]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def submodels(line: Line) -> list[Mapping[str, Any]]:
+    """Figures of what the clients use; of the global model where there is nothing else."""
+    named = _evaluation(line).get("models", {})
+    return [row for name, row in named.items() if name != "global"] or list(named.values())
+
+
 def seconds(rounds: Sequence[Line]) -> dict[str, float]:
     """Seconds of all rounds together, by purpose; `other` is what is left of their total.
 

@@ -13,7 +13,7 @@ from archgraph.errors import ArchGraphError, SpecError
 if TYPE_CHECKING:
     from archgraph.spec import FamilySpec
 
-Kind = Literal["model", "family", "experiment", "file"]
+Kind = Literal["model", "family", "experiment", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
 
 
@@ -61,7 +61,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         [False]
     """
     made: dict[Path, ArchGraphError | str] = {}
-    for path in list(_files(paths)):
+    for path in list(files(paths)):
         kind: Kind = "file"
         try:
             kind = _kind(path)
@@ -70,7 +70,8 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
             yield Verdict(path, kind, error)
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """The given files, and the YAML files in the given folders, each once."""
     seen: set[Path] = set()
     for given in paths:
         path = Path(given)
@@ -96,6 +97,8 @@ def _kind(path: Path) -> Kind:
     keys = set(data) if isinstance(data, dict) else set()
     if keys & {"family", "strategy", "rounds"}:
         return "experiment"
+    if "figures" in keys:
+        return "figures"
     return "family" if "clients" in keys else "model"
 
 
@@ -103,6 +106,7 @@ def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphErr
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import check, load, load_experiment, load_family
     from archgraph.spec.document import read_document
+    from archgraph.spec.figures import FiguresSpec
     from archgraph.spec.model import PythonModel
     from archgraph.view.scene import count
 
@@ -114,6 +118,9 @@ def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphErr
         check(graph)
         size = sum(_numel(p.shape) for p in graph.params if p.role == "parameter")
         return f"{len(graph.nodes)} operators, {count(size)} parameters"
+    if kind == "figures":
+        paper = read_document(path).validate(FiguresSpec)
+        return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), python, made)
     from archgraph.strategy import configure
@@ -136,7 +143,7 @@ def _family(
         many = sum(member.count for member in spec.clients)
         text = f"{many} clients on {len(spec.clients)} architectures"
         try:
-            if not python and any(map(_names_code, (spec.model, *(m.model for m in spec.clients)))):
+            if not python and any(map(names_code, (spec.model, *(m.model for m in spec.clients)))):
                 made[place] = f"{text}; Python model not imported"
             else:
                 resolve(spec)
@@ -149,7 +156,7 @@ def _family(
     return result
 
 
-def _names_code(source: Any) -> bool:
+def names_code(source: Any) -> bool:
     """Whether a model source is written in Python."""
     from archgraph.spec.document import read_document
 

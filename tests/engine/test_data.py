@@ -54,9 +54,9 @@ def mnist_files(seed: int = 0) -> dict[str, bytes]:
     return files
 
 
-def cifar_batch(count: int = 4) -> bytes:
+def cifar_batch(count: int = 4, *, classes: int = 10, labels: bytes = b"labels") -> bytes:
     pixels = np.arange(count * 3072, dtype=np.int64).astype(np.uint8).reshape(count, 3072)
-    return pickle.dumps({b"data": pixels, b"labels": [i % 10 for i in range(count)]}, protocol=4)
+    return pickle.dumps({b"data": pixels, labels: [i % classes for i in range(count)]}, protocol=4)
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
@@ -356,7 +356,7 @@ def test_an_unreadable_file_is_an_error_of_ours(mnist, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(DataError, match=r"'fashion-mnist'.*did you mean 'fashion_mnist'"):
         load_dataset("fashion-mnist")
-    assert DATASETS == ("digits", "mnist", "fashion_mnist", "cifar10", "wikitext2")
+    assert DATASETS == ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "wikitext2")
 
 
 @pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": -3}, {"bptt": 0}])
@@ -466,6 +466,24 @@ def test_every_truncation_of_a_batch_is_refused():
 def test_a_pickle_of_something_else_is_refused(content):
     with pytest.raises(DataError, match="batch: CIFAR batch without"):
         read_cifar_batch(content, "batch")
+
+
+def test_cifar100_goes_by_its_fine_labels(tmp_path, monkeypatch):
+    fine = b"fine_labels"
+    files = {
+        "train": cifar_batch(120, classes=100, labels=fine),
+        "test": cifar_batch(5, labels=fine),
+    }
+    publish(monkeypatch, "cifar100", files)
+    for file, content in files.items():
+        store(tmp_path / "cifar-100-python" / file, content, ".xz")
+    cifar = load_dataset("cifar100", tmp_path, limit=110)
+    assert cifar.train.targets.tolist() == [*range(100), *range(10)]
+    assert (cifar.classes, cifar.shape, len(cifar.test)) == (100, (3, 32, 32), 5)
+    assert len(set(cifar.labels)) == 100 and list(cifar.labels) == sorted(cifar.labels)
+    store(tmp_path / "cifar-100-python" / "test", cifar_batch(5), ".xz")
+    with pytest.raises(DataError, match="without labels"):
+        load_dataset("cifar100", tmp_path, verify=False)
 
 
 def test_cifar10_gathers_its_batches_in_order_and_stops_at_the_limit(tmp_path, monkeypatch):

@@ -89,6 +89,14 @@ def test_run_writes_what_it_returns(write, tmp_path):
     assert [c.name for c in run.experiment.world.clients] == ["half"] * 3 + ["whole"] * 2
 
 
+def test_record_names_the_architecture_that_ran(write):
+    found = ag.run(write(strategy={"heterofl": {"mode": "dynamic"}}), progress=False)
+    tiers = found.server.values["tiers"]
+    ran = {c["client"]: c["name"] for c in found.rounds[-1]["clients"]}
+    assert ran == {c: tiers[c] for c in ran}
+    assert ran != {c.id: c.name for c in found.experiment.world.clients}
+
+
 def test_run_without_a_folder_writes_nothing(write, tmp_path, monkeypatch):
     file = write()
     before = sorted(tmp_path.rglob("*"))

@@ -118,7 +118,7 @@ def test_alignment_of_a_cut_is_its_transfer(net):
     graph, state = ag.trace(net, image(), train=False)
     small = ag.take(graph, 0.5)
     try:
-        aligned = ag.align(small.graph, graph)
+        aligned = ag.align(small.graph, graph).transfer
     except ag.RewriteError as error:  # a product of two axes cut to a size that tells nothing
         assert "several cuts" in str(error)
         return

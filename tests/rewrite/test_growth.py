@@ -336,3 +336,91 @@ def test_step_sizes_are_finite_numbers(start):
 def test_nonsense_to_take_is_one_message(spec):
     with pytest.raises(RewriteError, match=r"found"):
         ag.take(traced(mlp(), torch.zeros(1, 3)).graph, spec)
+
+
+# -- what real models have --------------------------------------------------------------------
+
+
+class Transposed(nn.Module):
+    """Layers written as products with a transposed weight, and with the bias first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
+        self.bias, self.last = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        y = nn.functional.gelu(x @ self.up.T) @ self.down.T
+        return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
+
+
+def test_products_with_transposed_weights_widen():
+    graph = traced(Transposed(), torch.randn(3, 4)).graph
+    free = [a.name for a in ag.axes(graph).free]
+    assert len(free) >= 2 and refusals(graph) == {}
+    for name in free:
+        ag.widen(graph, {name: 1.5}, verify=True)
+    ag.widen(graph, 1.5, verify=True)
+
+
+class Rotated(nn.Module):
+    """Packed queries, keys and values; the first two turned by halves (rotary positions)."""
+
+    def __init__(self, shared=False) -> None:
+        super().__init__()
+        self.qkv, self.out, self.shared = nn.Linear(6, 48), nn.Linear(16, 6), shared
+        self.angle: torch.Tensor
+        self.register_buffer("angle", torch.randn(5, 4).repeat(1, 2))
+
+    def turned(self, x):
+        half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+        return x * self.angle.cos() + half * self.angle.sin()
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        scores = self.turned(q) @ self.turned(k).transpose(-2, -1)
+        if self.shared:  # queries are wanted elsewhere too
+            scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
+        y = scores.softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
+
+
+def test_rotated_packed_queries_widen():
+    graph = traced(Rotated(), torch.randn(2, 5, 6)).graph
+    assert refusals(graph) == {}
+    assert same_function(graph, ag.widen(graph, 1.5), tolerance=1e-12) <= 1e-12
+    reasons = refusals(traced(Rotated(shared=True), torch.randn(2, 5, 6)).graph)
+    assert any("head_dim" in axis for axis in reasons)
+
+
+class Scaled(nn.Module):
+    """A residual branch behind a scale that is reshaped on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(4, 4, 1), nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        return x + self.scale.unsqueeze(-1).unsqueeze(-1) * self.conv(x).sigmoid()
+
+
+def test_a_reshaped_scale_starts_at_zero():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), *(Scaled() for _ in range(3)), nn.Conv2d(4, 2, 1))
+    _, deep = deepened(net, torch.randn(2, 3, 4, 4))
+    zero = [k for k, e in deep.transfer.entries.items() if e.init is not None]
+    assert len(zero) == 2 and all(k.endswith("scale") for k in zero)
+
+
+def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, late, unused, early):
+            return self.b(self.a(early).relu()) + late
+
+    graph = traced(Late(), torch.zeros(2, 4), torch.zeros(2, 3), torch.zeros(2, 4)).graph
+    parts = ag.split(graph, after="a")
+    assert [k for k, _ in parts[0].graph.inputs] == ["early"]
+    assert ag.chain(parts) == graph

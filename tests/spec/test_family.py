@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.ops import MLP
 
+import archgraph as ag
 from archgraph.build import build, initial_state
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.family import Family, resolve
@@ -93,6 +95,76 @@ def test_rewrites_follow_one_another(family) -> None:
     assert "stage2.1.conv.weight" not in narrow.param
     assert "stage1.1.conv.weight" not in found.clients[1].graph.param
     assert_transfers(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "make"),
+    [
+        ("graft: {stage2: 4}", lambda g: ag.graft(g, {"stage2": 4})),
+        ("deepen: {stage1: 3}", lambda g: ag.deepen(g, {"stage1": 3})),
+        ("narrow: 0.5", lambda g: ag.narrow(g, 0.5)),
+        ("narrow: {stage2.*: 4}", lambda g: ag.narrow(g, {"stage2.*": 4})),
+        ("widen: 1.5", lambda g: ag.widen(g, 1.5)),
+        ("widen: {stage2.*: 24}", lambda g: ag.widen(g, {"stage2.*": 24})),
+        ("steps: true", ag.steps),
+        ("steps: [stage1.1]", lambda g: ag.steps(g, "stage1.1")),
+        ("adapters: 2", lambda g: ag.adapters(g, 2)),
+        ("exits: {stage1: 5}", lambda g: ag.exits(g, {"stage1": 5})),
+    ],
+)
+def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None:
+    """For a client, and for the global model before anything else; both ways of one map."""
+    (client,) = family(f"{{name: a, {key}}}").clients
+    expected = make(load(tmp_path / "net.yaml"))
+    assert client.graph == expected.graph
+    assert client.transfer == expected.transfer
+    build(client.graph, client.transfer.pull(initial_state(load(tmp_path / "net.yaml"))))
+    changed = family("{name: a}, {name: b, width: 0.5}", f"change: {{{key}}}")
+    assert changed.graph == expected.graph
+    assert changed.clients[0].transfer == type(client.transfer).identity(expected.graph)
+    assert changed.clients[1].transfer.source == signature(expected.graph)
+
+
+def test_what_changes_the_global_model_changes_it_with_a_clients_choices(family) -> None:
+    found = family(
+        "{name: a, choose: {stage2.depth: 1}}, {name: b, choose: {stage2.depth: 2}}",
+        "change: {adapters: 2, width: 0.5}",
+    )
+    small, large = (member.graph for member in found.clients)
+    assert small.param["stage1.1.adapter.up.weight"].shape == (4, 2, 1, 1)
+    assert "stage2.1.adapter.up.weight" not in small.param
+    assert large == found.graph
+    assert_transfers(found)
+
+
+def test_weights_that_a_model_brings_go_through_its_changes(tmp_path: Path) -> None:
+    (tmp_path / "family.yaml").write_text(
+        "model: {python: 'torchvision.ops:MLP', inputs: {input: [4]}, "
+        "args: {in_channels: 4, hidden_channels: [6, 3]}}\n"
+        "change: {take: {'0.out': [1, 3, 4]}}\n"
+        "clients: [{name: a}]\n"
+    )
+    found = resolve(load_family(tmp_path / "family.yaml"))
+    torch.manual_seed(0)
+    weight = MLP(4, [6, 3])[0].weight
+    assert found.state is not None
+    assert torch.equal(found.state["0.weight"], weight[[1, 3, 4]])
+
+
+def test_changes_need_a_model_to_change(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "family.yaml").write_text(
+        "clients: [{name: a, model: net.yaml}]\nchange: {width: 0.5}\n"
+    )
+    with pytest.raises(SpecError, match=r"change: changes a global model, and none is given"):
+        load_family(tmp_path / "family.yaml")
+
+
+def test_mistakes_in_a_rewrite_point_at_its_line(family) -> None:
+    with pytest.raises(ArchGraphError, match=r"family\.yaml:3: clients\[0\]\.deepen: .*stage2"):
+        family("{name: a, deepen: {stage2: 1}}")
+    with pytest.raises(ArchGraphError, match=r"family\.yaml:4: change\.skip: .*stage9"):
+        family("{name: a}", "change: {skip: [stage9]}")
 
 
 def test_a_model_of_its_own_is_aligned(family, tmp_path: Path) -> None:
@@ -197,3 +269,60 @@ def test_shipped_families_resolve(name: str) -> None:
     found = resolve(load_family(SPECS / "families" / f"{name}.yaml"))
     assert len({m.graph for m in found.clients}) >= 3
     assert_transfers(found)
+
+
+def test_the_global_model_can_be_the_join_of_the_clients(tmp_path: Path) -> None:
+    deep = MODEL.replace("stage2, block: b, depth: 2", "stage2, block: b, depth: 3")
+    wide = MODEL.replace("stage1", "first").replace("width: 8", "width: 10")
+    for name, text in {"deep": deep, "wide": wide}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    file = tmp_path / "family.yaml"
+    file.write_text(
+        "archgraph: 1\nmodel: join\n"
+        "clients: [{name: a, model: deep.yaml}, {name: b, model: wide.yaml, width: 0.5}]\n"
+    )
+    found = resolve(load_family(file))
+    both = deep.replace("width: 8", "width: 10")
+    (tmp_path / "both.yaml").write_text(both)
+    expected = load(tmp_path / "both.yaml")
+    assert {p.name: p.shape for p in found.graph.params} == {
+        p.name: p.shape for p in expected.params
+    }
+    assert found.state is None
+    assert found.clients[0].graph == load(tmp_path / "deep.yaml")
+    assert found.clients[1].graph.param["first.0.conv.weight"].shape[0] == 5
+    assert found.clients[1].transfer.entries["first.0.conv.weight"].source == "stage1.0.conv.weight"
+    assert_pulls(found)
+
+
+def assert_pulls(found: Family) -> None:
+    state = initial_state(found.graph, seed=1)
+    for member in found.clients:
+        assert member.transfer.source == signature(found.graph)
+        build(member.graph, member.transfer.pull(state))(torch.ones(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model: join\nclients: [{name: a}]",
+            r"family\.yaml:3: clients\[0\]: has no model; found a; "
+            r"expected a model of its own, since the family is their join",
+        ),
+        (
+            "model: join\nclients: [{name: a, model: net.yaml}, {name: b, model: other.yaml}]",
+            r"family\.yaml:2: model: .*: graphs cannot be joined; no block of the other graph",
+        ),
+        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "has choices of"),
+    ],
+)
+def test_mistakes_of_a_join_are_located(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "other.yaml").write_text(
+        MODEL.replace("conv: {out: 4}", "conv: {out: 4, kernel: 5}")
+    )
+    file = tmp_path / "family.yaml"
+    file.write_text(f"archgraph: 1\n{text}\n")
+    with pytest.raises(ArchGraphError, match=message):
+        resolve(load_family(file))

@@ -20,7 +20,12 @@ from tests.spec.test_flat import TINY
 from tests.spec.test_lower import REFERENCES, models
 
 SPECS = Path(__file__).parents[2] / "specs"
-FOLDERS = {"model": "models", "family": "families", "experiment": "experiments"}
+FOLDERS = {
+    "model": "models",
+    "family": "families",
+    "experiment": "experiments",
+    "figures": "papers",
+}
 
 
 def validator(kind: Any) -> Any:
@@ -40,7 +45,7 @@ def test_schemas_are_schemas(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shipped_files_are_valid(kind: Any) -> None:
-    files = sorted((SPECS / FOLDERS[kind]).glob("*.yaml"))
+    files = sorted((SPECS / FOLDERS[kind]).rglob("*.yaml"))
     assert files
     for file in files:
         assert not [e.message for e in validator(kind).iter_errors(plain(file.read_text()))], file
@@ -118,6 +123,7 @@ def test_other_kinds_are_unknown() -> None:
     with pytest.raises(SpecError) as error:
         schema(unknown)
     assert str(error.value) == (
-        "is no kind of file; found 'modle'; expected one of model, family, experiment; "
+        "is no kind of file; found 'modle'; expected one of model, family, experiment, "
+        "figures; "
         "did you mean 'model'?"
     )

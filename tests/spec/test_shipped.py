@@ -18,7 +18,12 @@ from archgraph.spec.model import AuthoredModel
 from tests.spec.test_lower import assert_lawful, assert_traces_to_itself
 
 SPECS = Path(__file__).parents[2] / "specs"
-MODELS = sorted((SPECS / "models").glob("*.yaml"))
+# Those that are Python callables are captured where their figures are compared (tests/papers).
+MODELS = [
+    file
+    for file in sorted((SPECS / "models").glob("*.yaml"))
+    if "python" not in read_document(file).data
+]
 
 
 def parameters(graph: ArchGraph) -> int:
@@ -133,7 +138,8 @@ CANDIDATES = {
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_candidates_are_those_of_table_5(name: str) -> None:
     model = read_document(SPECS / "models" / f"{name}.yaml").validate(AuthoredModel)
-    assert model.choices == CANDIDATES[name]
+    # How many words there are is the data's choice, not the paper's.
+    assert {k: v for k, v in model.choices.items() if k != "vocabulary"} == CANDIDATES[name]
 
 
 @pytest.mark.parametrize("file", sorted((SPECS / "families").glob("*.yaml")), ids=lambda f: f.stem)

@@ -57,7 +57,7 @@ def table(found: Found, level: str, models: int) -> str:
         rows = [_row(e, r) for e, r in found if e.group == group]
         if rows:
             rule = "|" + "---|" * len(_COLUMNS)
-            parts.append("\n".join([f"## {group}\n", _cells(_COLUMNS), rule, *rows]))
+            parts.append("\n".join([f"## {group}\n", cells(_COLUMNS), rule, *rows]))
     failed = [(e, r) for e, r in found if not r.ok]
     if failed:
         parts.append("## Failures\n\n" + "\n".join(_failures(e, r) for e, r in failed))
@@ -67,21 +67,21 @@ def table(found: Found, level: str, models: int) -> str:
         for text in (*(f"no {check}: {reason}" for check, reason in r.left_out), *r.notes)
     ]
     if notes:
-        parts.append("## Left out and noted\n\n" + "\n".join(_escaped(n) for n in notes))
+        parts.append("## Left out and noted\n\n" + "\n".join(escaped(n) for n in notes))
     return "\n\n".join(parts) + "\n"
 
 
 def summary(found: Found) -> str:
     """Pass rate and median share by group."""
-    rows = [_cells(("group", "models", "pass", "rate", "median share")), "|---|---|---|---|---|"]
+    rows = [cells(("group", "models", "pass", "rate", "median share")), "|---|---|---|---|---|"]
     for group in (*GROUPS, "all"):
         own = [r for e, r in found if group in (e.group, "all")]
         if own:
             passed = sum(r.ok for r in own)
             shares = [r.share for r in own if r.share is not None]
             share = f"{statistics.median(shares):.2%}" if shares else ""
-            cells = (group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share)
-            rows.append(_cells(cells))
+            row = (group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share)
+            rows.append(cells(row))
     return "\n".join(rows)
 
 
@@ -90,7 +90,7 @@ def _row(entry: Entry, report: Report) -> str:
         return f"{report.seconds[check]:.{digits}f}" if check in report.seconds else ""
 
     gap = "" if report.gap is None else f"{report.gap:.0e}" if report.gap else "0"
-    return _cells(
+    return cells(
         (
             entry.name,
             f"{report.parameters:,}",
@@ -109,12 +109,14 @@ def _row(entry: Entry, report: Report) -> str:
 
 def _failures(entry: Entry, report: Report) -> str:
     heads = [f"- {entry.group}/{entry.name}"]
-    return "\n".join([*heads, *(_escaped(f"  - {f.check}: {f.error}") for f in report.failures)])
+    return "\n".join([*heads, *(escaped(f"  - {f.check}: {f.error}") for f in report.failures)])
 
 
-def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_escaped(c) for c in cells)} |"
+def cells(texts: Sequence[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(escaped(t) for t in texts)} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text that Markdown leaves as it is."""
     return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,308 @@
+"""Forms: what a part of a graph computes, names and widths aside.
+
+Two parts of one form are the same network up to the sizes of their axes: their operators and their
+leaves, each in the form's order, belong together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.structure import Structure, structure
+from archgraph.ir import (
+    ArchGraph,
+    Atom,
+    Batch,
+    Leaf,
+    Node,
+    Ref,
+    Value,
+    in_mode,
+    per_graph,
+    walk,
+)
+from archgraph.ops.growth import growth
+from archgraph.ops.table import base, row
+
+_WORDS = 8  # operators of a form that are named in full
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a part of a graph computes, and with which operators and leaves.
+
+    Attributes:
+        lines: One for each operator, in an order that does not depend on how the graph was written.
+        nodes: The operators, in this order.
+        leaves: The leaves, in order of use.
+        far: Results from elsewhere in the stream that it takes, in order of use.
+    """
+
+    lines: tuple[str, ...]
+    nodes: tuple[str, ...]
+    leaves: tuple[str, ...]
+    far: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the operators in order."""
+        found = (line.partition("(")[0] for line in self.lines)
+        return tuple(word for word in found if word not in ("input", "return"))
+
+    def __str__(self) -> str:
+        words = self.words
+        if len(words) > _WORDS:
+            words = (*words[: _WORDS - 1], f"… {len(words) - _WORDS + 1} more")
+        return " > ".join(words) or "nothing"
+
+
+def differ(a: Form, b: Form) -> str:
+    """In what two forms differ, for messages."""
+    if a.words != b.words:
+        return " vs ".join(_apart(a.words, b.words))
+    if len(a.lines) != len(b.lines):
+        return f"only one makes an output: {a}"
+    for x, y in zip(a.lines, b.lines, strict=True):
+        if x != y:
+            word, _, mine = x.partition("(")
+            theirs = y.partition("(")[2]
+            left, right = _parts(mine), _parts(theirs)
+            only = [p for p in left if p not in right], [p for p in right if p not in left]
+            one, other = (", ".join(p) or "default" for p in only)
+            return f"{word} with {one} vs {other}"
+    return "nothing"
+
+
+def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
+    """Two lists of words; of long ones what lies around their difference."""
+    pairs = list(zip(a, b, strict=False))
+    begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
+    begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
+    for words in (a, b):
+        shown = words[begin : begin + _WORDS]
+        before, after = ["…"] * (begin > 0), ["…"] * (begin + _WORDS < len(words))
+        yield " > ".join([*before, *shown, *after]) or "nothing"
+
+
+def _parts(text: str) -> list[str]:
+    return text.removesuffix(")").split("; ")
+
+
+def nearest(form: Form, others: Sequence[Form]) -> Form | None:
+    """The form of the others that has most operators in common."""
+
+    def alike(other: Form) -> tuple[bool, float]:
+        matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
+        return form.words == other.words, matcher.ratio()
+
+    return max(others, key=alike, default=None)
+
+
+class Forms:
+    """The forms of one graph's parts.
+
+    Attributes:
+        graph: The graph.
+        structure: Its blocks and sections.
+    """
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.structure: Structure = structure(graph)
+        self._sizes = axes(graph).attributes
+        self._at = {n.name: i for i, n in enumerate(graph.nodes)}
+        outputs = (i for i in walk(in_mode(graph.outputs, False)) if isinstance(i, Ref))
+        self.outputs = tuple(dict.fromkeys(self.through(i.name) for i in outputs))
+        self._inputs = [n.name for n in graph.nodes if n.op == "input"]
+        self._behind: set[str] = {b.exit for b in self.structure.blocks} - set(self._inputs)
+        for node in graph.nodes:
+            if any(used in self._behind for used in node.uses()):
+                self._behind.add(node.name)
+        self._known: dict[tuple[str, str], Form] = {}
+        self._whole: Form | None = None
+
+    def part(self, entry: str, end: str) -> Form:
+        """Form of what lies between two results of the stream."""
+        entry, end = self.through(entry), self.through(end)
+        if (entry, end) not in self._known:
+            inside: set[str] = {entry}
+            for node in self.graph.nodes[self._at[entry] : self._at[end] + 1]:
+                if any(used in inside for used in node.uses()):
+                    inside.add(node.name)
+            far = self._behind - inside - {end}
+            self._known[entry, end] = _Reading(self, entry, (end,), far).form()
+        return self._known[entry, end]
+
+    @property
+    def whole(self) -> Form:
+        """Form of the graph."""
+        if self._whole is None:
+            self._whole = _Reading(self, "", self.outputs, set()).form()
+        return self._whole
+
+    def through(self, name: str) -> str:
+        """What an operator that acts in training alone hands on."""
+        node = self.graph.node[name]
+        fact = row(node.op)
+        while fact.training_flag and not fact.normalises and len(node.types) == 1:
+            name = next(i.name for _, v in node.args for i in walk(v) if isinstance(i, Ref))
+            node = self.graph.node[name]
+            fact = row(node.op)
+        return name
+
+    def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
+        """Arguments in evaluation, and whether each states sizes of axes."""
+        for key, value in node.args:
+            yield key, in_mode(value, False), (node.name, key) in self._sizes
+
+
+@per_graph
+def forms(graph: ArchGraph) -> Forms:
+    """The forms of a graph's parts, cached with the graph.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> print(forms(trace(net, torch.zeros(1, 3)).graph).whole)
+        linear > relu > linear
+    """
+    return Forms(graph)
+
+
+class _Reading:
+    """A part of a graph while its form is read off."""
+
+    def __init__(self, of: Forms, entry: str, ends: Sequence[str], far: set[str]) -> None:
+        self.of, self.graph, self.entry, self.far = of, of.graph, entry, far
+        self.ends = [of.through(end) for end in ends]
+        region: set[str] = set()
+        pending = list(self.ends)
+        while pending:
+            name = pending.pop()
+            if name != entry and name not in far and name not in region:
+                region.add(name)
+                pending += self._uses(name)
+        self.region = sorted(region, key=of._at.__getitem__)
+        self.key: dict[str, str] = {}  # of equal keys for equal computations
+        for name in self.region:
+            text = self._line(name, self._keyed, lambda leaf: "")
+            self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def form(self) -> Form:
+        """The form."""
+        number: dict[str, int] = {}
+        leaf: dict[str, int] = {}
+        far: dict[str, None] = {}
+        lines = []
+
+        def ref(name: str) -> str:
+            if name in number:
+                return f"%{number[name]}"
+            if name != self.entry:
+                far.setdefault(name)
+            return self._keyed(name)
+
+        def numbered(name: str) -> str:
+            return str(leaf.setdefault(name, len(leaf)))
+
+        for name in self._order():
+            lines.append(self._line(name, ref, numbered))
+            number[name] = len(number)
+        # Whether it makes an output of the graph: the last layer is like no hidden one.
+        made = [i for i, name in enumerate(self.of.outputs) if name in self.ends]
+        if made:
+            lines.append(f"return({'; '.join(map(str, made))})")
+        return Form(tuple(lines), tuple(number), tuple(leaf), tuple(far))
+
+    def _keyed(self, name: str) -> str:
+        if name == self.entry:
+            return "the model's input" if name in self.of._inputs else "the block before"
+        return self.key.get(name, "far")
+
+    def _order(self) -> Iterator[str]:
+        """Operators, each after what it uses, operands in the order of their keys or arguments."""
+        seen: set[str] = set()
+        for end in self.ends:
+            stack = [(end, iter(self._operands(end)))] if end in self.key else []
+            seen.update(name for name, _ in stack)
+            while stack:
+                name, rest = stack[-1]
+                used = next((u for u in rest if u in self.key and u not in seen), None)
+                if used is None:
+                    yield name
+                    stack.pop()
+                else:
+                    seen.add(used)
+                    stack.append((used, iter(self._operands(used))))
+
+    def _uses(self, name: str) -> list[str]:
+        node = self.graph.node[name]
+        given = (i for _, v, _ in self.of._args(node) for i in walk(v) if isinstance(i, Ref))
+        return [self.of.through(i.name) for i in given]
+
+    def _operands(self, name: str) -> list[str]:
+        found = (i for _, v, _ in self._sorted(name) for i in walk(v) if isinstance(i, Ref))
+        return [self.of.through(i.name) for i in found]
+
+    def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
+        """Arguments; those of a sum or product in the order of their keys."""
+        node = self.graph.node[name]
+        args = list(self.of._args(node))
+        if row(node.op).merges or growth(node.op).scales == "one":
+            places = [i for i, (_, v, _) in enumerate(args) if isinstance(v, (Ref, Leaf))]
+            values = sorted((args[i][1] for i in places), key=self._rank)
+            for i, value in zip(places, values, strict=True):
+                args[i] = (args[i][0], value, args[i][2])
+        return args
+
+    def _rank(self, value: Value) -> str:
+        if isinstance(value, Ref):
+            return self._keyed(self.of.through(value.name))
+        return "" if isinstance(value, Leaf) else "~"
+
+    def _line(self, name: str, ref: Callable[[str], str], leaf: Callable[[str], str]) -> str:
+        node = self.graph.node[name]
+        if node.op == "input":
+            rank = len(node.shape)
+            return f"input({self.of._inputs.index(name)}; {node.dtype}; {rank} dimensions)"
+        shown = []
+        for key, value, sizes in self._sorted(name):
+            if sizes and isinstance(value, (int, Batch)):  # a number of groups, which may be one
+                continue
+            text = self._show(value, sizes, ref, leaf)
+            if text:
+                shown.append(f"{key}={text}")
+        return f"{base(node.op)}({'; '.join(shown)})"
+
+    def _show(
+        self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
+    ) -> str:
+        """An argument: widths of axes and rates are left out, for they are no part of the form."""
+        match value:
+            case Ref(name):
+                return ref(self.of.through(name))
+            case Leaf(name):
+                param = self.graph.param[name]
+                return f"{param.role} {leaf(name)} of rank {len(param.shape)}"
+            case bool() | str() | Atom():
+                return str(value)
+            case int() | Batch() if sizes:
+                return "n"
+            case int():
+                return str(value)
+            case Batch():
+                return "batch"
+            case tuple():
+                items = [self._show(v, sizes, ref, leaf) for v in value]
+                # A list of what dense blocks made before is as long as the network is deep.
+                runs = (list(run) for _, run in itertools.groupby(items))
+                shown = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
+                return f"({', '.join(shown)})"
+            case _:
+                return ""

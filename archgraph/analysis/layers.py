@@ -1,0 +1,74 @@
+"""The layers of a graph in order: operators with the entries of the state that they use first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """An operator with weights.
+
+    Attributes:
+        node: The operator; empty for entries that no operator uses.
+        kind: What it is but for names: operator, arguments, roles and types of its leaves. Leaves
+            of earlier layers (tied weights) stand as numbers in the order of first use.
+        entries: State entries that no earlier layer uses, in argument order.
+    """
+
+    node: str
+    kind: str
+    entries: tuple[str, ...]
+
+
+@per_graph
+def layers(graph: ArchGraph) -> tuple[Layer, ...]:
+    """Layers in topological order; every entry of the state belongs to exactly one.
+
+    Args:
+        graph: The architecture.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+        >>> for layer in layers(trace(net, zeros(1, 3)).graph):
+        ...     print(layer.entries)
+        ('0.weight', '0.bias')
+        ('2.weight',)
+    """
+    number: dict[str, int] = {}
+    found = []
+    for node in graph.nodes:
+        known = len(number)
+        fresh = [leaf for leaf in dict.fromkeys(node.leaves()) if leaf not in number]
+        number.update(zip(fresh, range(known, known + len(fresh)), strict=True))
+        entries = tuple(name for name in fresh if graph.param[name].role != "constant")
+        if entries:
+            found.append(Layer(node.name, _kind(graph, node, number, known), entries))
+    rest = tuple(name for name in graph.state_names if name not in number)
+    if rest:
+        kinds = ", ".join(_leaf(graph, name) for name in rest)
+        found.append(Layer("", f"unused({kinds})", rest))
+    return tuple(found)
+
+
+def _kind(graph: ArchGraph, node: Node, number: Mapping[str, int], known: int) -> str:
+    def anonymous(value: Value) -> Value:
+        if isinstance(value, Ref):
+            return Ref("")
+        if isinstance(value, Leaf):
+            place = number[value.name]
+            return Ref(str(place) if place < known else _leaf(graph, value.name))
+        return value
+
+    args = ", ".join(f"{name}={show(replace(value, anonymous))}" for name, value in node.args)
+    return f"{node.op}({args})"
+
+
+def _leaf(graph: ArchGraph, name: str) -> str:
+    param = graph.param[name]
+    return f"{param.role} {param.type}"

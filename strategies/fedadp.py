@@ -1,0 +1,494 @@
+r"""FedADP: every client's model is grown to the global architecture, then all are averaged.
+
+Wang, Lv, Liu: *FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model
+Architectures* (text in §III, Algorithms 1-3); growth: Chen, Goodfellow, Shlens: *Net2Net*, ICLR
+2016.
+
+==========================  =============================================================
+symbol                      here
+==========================  =============================================================
+``ω^t``                     group ``global`` of the server state
+``ω_k``                     ``Result.state``
+``W_k = n_k / n``           ``Result.examples`` over their sum
+NetChange(``ω^t, ω_k``)     :meth:`Fit.sent`: To-Shallower, then To-Narrower (Algorithm 3)
+NetChange(``ω_k, ω^t``)     :meth:`Fit.grown`: To-Wider (Algorithm 2), then To-Deeper
+``M_i``                     :func:`copies`: which unit each new one copies
+==========================  =============================================================
+
+The work is done in the global architecture's own terms. ``G`` is that architecture, ``g`` is ``G``
+at the client's widths, ``c`` is ``g`` without the blocks that the client lacks, and the client's
+own model is ``c`` under other names:
+
+    G ──narrow──▶ g ──skip──▶ c ═══ client ═══ c ──deepen──▶ g ──widen──▶ G
+
+Leaving out and narrowing commute (but in dense blocks, whose outputs are parts of an axis); in this
+order a block whose width changes in ``G`` alone can be left out, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+import archgraph as ag
+from archgraph.strategy import (
+    CrossEntropy,
+    Evaluated,
+    Json,
+    NormPolicy,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Train,
+    World,
+    seeded,
+    widths,
+)
+
+Mode = Literal["paper", "net2net"]
+Lacks = Mapping[str, Sequence[str]]  # blocks by section
+
+
+@dataclass(frozen=True)
+class FedADP(Strategy):
+    """Options of FedADP.
+
+    Attributes:
+        narrow: ``paper``: the first units stay, and each is given an equal part of the others' sum
+            (Algorithm 3), which changes the function. ``net2net``: units that widening has copied
+            are merged again, which undoes it.
+        redraw: Draw the copies anew in every round instead of once per architecture.
+        approximate: Where a client's model cannot be grown without changing its function, widen it
+            all the same, and take blocks that have no form of the identity from the old global
+            model. Otherwise such a family is refused.
+        weights: Weight of a client: its number of examples (Eq. 2), or 1.
+        norm: What becomes of running statistics.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+
+    Example:
+        >>> FedADP(narrow="net2net").norm
+        'averaged'
+    """
+
+    narrow: Mode = "paper"
+    redraw: bool = False
+    approximate: bool = False
+    weights: Literal["examples", "uniform"] = "examples"
+    norm: Literal["averaged", "local", "static"] = "averaged"
+    mask_absent: bool = False
+
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "paper": {},
+        "net2net": {"narrow": "net2net"},
+    }
+
+    def init(self, world: World) -> ServerState:
+        """``ω^0`` (Algorithm 1, line 2).
+
+        Raises:
+            RunError: If a client's architecture is no part of the global one, or cannot be grown
+                to it without changing its function.
+        """
+        for tier in world.tiers:
+            self.fit(world, tier)
+        return ServerState().with_group("global", world.state).with_values(drawn=0)
+
+    def begin(
+        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
+    ) -> ServerState:
+        """Each architecture of the round is made once, however many clients run it."""
+        weights = state.group("global")
+        for name in dict.fromkeys(world.clients[c].name for c in sampled):
+            fit = self.fit(world, world.tier(name), state.values["drawn"])
+            state = state.with_group(f"sent/{name}", fit.sent(weights))
+        return state
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
+        name = world.clients[client].name
+        fit = self.fit(world, world.tier(name), state.values["drawn"])
+        return Task(
+            client=client,
+            graph=fit.graph,
+            state=state.group(f"sent/{name}") or fit.sent(state.group("global")),
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            kept=NormPolicy(self.norm).kept(fit.graph),
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
+
+        Merging copies again goes by those that the sum was made with: ``drawn`` says in which round
+        they were.
+        """
+        drawn = round if self.redraw else 0
+        state = state.with_group("sent", {})
+        merged, coverage = self.merged(world, state.group("global"), results, drawn)
+        if not coverage:
+            return state
+        return state.with_group("global", merged).with_values(drawn=drawn)
+
+    def merged(
+        self, world: World, old: State, results: Iterable[Result], drawn: int = 0
+    ) -> tuple[State, Mapping[str, Tensor]]:
+        """The mean of the grown models, and what it covers; nothing without results.
+
+        Growing is linear but for what it initialises, and weights add up to one: the mean of grown
+        models is the grown mean. So an architecture is grown once, however many clients run it.
+        """
+        policy = NormPolicy(self.norm)
+        means: dict[Fit, ag.Merger] = {}
+        totals: dict[Fit, float] = {}
+        for result in results:
+            fit = self.fit(world, world.tier(world.clients[result.client].name), drawn)
+            weight = result.examples if self.weights == "examples" else 1
+            if fit not in means:
+                means[fit], totals[fit] = ag.Merger(fit.graph, fit.blank), 0.0
+            means[fit].add(
+                fit.same,
+                policy.filled(fit.graph, result.state),
+                weight=weight,
+                skip=policy.left_out(fit.graph),
+                trusted=True,
+            )
+            totals[fit] += weight
+        if not totals:
+            return old, {}
+        merger = ag.Merger(world.graph, old)
+        for fit in list(means):
+            mean, _ = means.pop(fit).result()
+            merger.add(
+                ag.Transfer.identity(world.graph),
+                fit.grown(mean, old),
+                weight=totals[fit],
+                skip=policy.left_out(world.graph),
+                trusted=True,
+            )
+        return merger.result()
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model, and each architecture's on the data of the clients that run it."""
+        policy = NormPolicy(self.norm)
+        weights = state.group("global")
+        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
+        for tier in world.tiers:
+            clients = tuple(c.id for c in world.clients if c.name == tier.name)
+            if clients:
+                fit = self.fit(world, tier, state.values["drawn"])
+                yield Evaluated(
+                    name=tier.name,
+                    graph=fit.graph,
+                    state=fit.sent(weights),
+                    clients=clients,
+                    statistics=policy.evaluation,
+                    kept=policy.name == "local",
+                )
+
+    def fit(self, world: World, tier: Tier, drawn: int = 0) -> Fit:
+        """How a tier is reached from the global model, and the global model from it.
+
+        Raises:
+            RunError: As in :meth:`init`; names the tier.
+        """
+        # Equal architectures share their copies, tiers or not.
+        draw = seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)
+        seed = int(torch.randint(2**62, (), generator=draw))
+        try:
+            return fit(world.graph, tier.graph, tier.transfer, self.narrow, seed, self.approximate)
+        except ag.ArchGraphError as error:
+            where = f"tier {tier.name}"
+            raise ag.RunError(
+                error.message,
+                where=f"{where}: {error.where}" if error.where else where,
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """How an architecture relates to the global one.
+
+    Attributes:
+        graph: What the client runs.
+        down: Global state → the client's, by Algorithm 3; None: widening is undone instead.
+        shorter: ``g`` → the client's state.
+        deepened: The client's state → ``g``, or as much of it as can be filled with identities.
+        widened: That → as much of the global state (Algorithm 2).
+        reached: Global state → as much of it.
+    """
+
+    graph: ag.ArchGraph
+    down: ag.Transfer | None
+    shorter: ag.Transfer
+    deepened: ag.Transfer
+    widened: ag.Transfer
+    reached: ag.Transfer
+
+    def sent(self, whole: State) -> State:
+        """The client's state from the global one."""
+        if self.down is not None:
+            return self.down.pull(whole)
+        wide = whole if _plain(self.reached) else self.reached.pull(whole)
+        sums, covered = self.widened.push(wide)
+        for name, entry in self.widened.entries.items():
+            origin = str(entry.source)
+            if entry.unchanged:
+                sums[origin] = wide[name]
+            else:  # ΣA y / ΣA² of a replica is what was replicated
+                mean = sums[origin].div_(covered[origin].to(sums[origin]))
+                sums[origin] = mean.to(wide[name].dtype)
+        return self.shorter.pull(sums)
+
+    def grown(self, own: State, old: State) -> State:
+        """The global state from the client's; what cannot be made of it is the old global's."""
+        if _plain(self.up):
+            grown = {name: own[str(entry.source)] for name, entry in self.up.entries.items()}
+        else:
+            grown = self.up.pull(own)
+        if _plain(self.reached) and len(grown) == len(old):
+            return grown
+        values, covered = self.reached.push(grown)
+        return {
+            name: torch.where(covered[name].to(value.device) > 0, values[name].to(value), value)
+            for name, value in old.items()
+        }
+
+    @functools.cached_property
+    def up(self) -> ag.Transfer:
+        """The client's state → what is reached of the global one."""
+        return self.deepened >> self.widened
+
+    @functools.cached_property
+    def same(self) -> ag.Transfer:
+        """The client's state → itself."""
+        return ag.Transfer.identity(self.graph)
+
+    @functools.cached_property
+    def blank(self) -> State:
+        """A state of the client's shapes that takes no memory: what nobody gives is not merged."""
+        return {
+            s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in self.same.target
+        }
+
+
+@functools.lru_cache(maxsize=64)
+def fit(
+    whole: ag.ArchGraph,
+    own: ag.ArchGraph,
+    down: ag.Transfer,
+    mode: Mode,
+    seed: int,
+    approximate: bool = False,
+) -> Fit:
+    """How an architecture is reached from the global one and back.
+
+    Of the family's transfer only what it takes matters: which entries, and how many positions of
+    each axis. NetChange keeps first positions.
+
+    Args:
+        whole: The global architecture.
+        own: The client's.
+        down: Global state → the client's.
+        mode: How it is narrowed.
+        seed: Of the copies.
+        approximate: Whether the function may change where it cannot be kept.
+
+    Raises:
+        RewriteError: If the client's architecture is no part of the global one, or cannot be grown
+            to it exactly.
+    """
+    frame = _frame(whole, own, down, approximate)
+    wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
+    small = {axis.name: axis.size for axis in slim}
+    index = {
+        axis.name: copies(small[axis.name], axis.size, seeded(seed, axis.name))
+        for axis in wide
+        if small.get(axis.name, axis.size) < axis.size
+    }
+    try:
+        widened = ag.widen(frame.filled, index, approximate=approximate).transfer
+    except ag.ArchGraphError as error:
+        raise _advised(error) from error
+    if widened.target != frame.reached.transfer.target:
+        single = [axis.name for axis in wide if axis.name not in small]
+        raise ag.RewriteError(
+            "cannot be widened",
+            where=single[0] if single else None,
+            found="a single position, which is no axis any more",
+            expected="two or more",
+        )
+    return Fit(
+        graph=own,
+        down=frame.down if mode == "paper" else None,
+        shorter=frame.shorter,
+        deepened=frame.deepened,
+        widened=widened,
+        reached=frame.reached.transfer,
+    )
+
+
+def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
+    """Which unit each one of a wider layer is: the old ones, then random copies (Algorithm 2).
+
+    All are copied equally often where that can be, so that norms over them see no difference.
+
+    Args:
+        size: Units before.
+        wide: Units after.
+        draw: Source of the copies.
+
+    Example:
+        >>> copies(3, 5, torch.Generator().manual_seed(0))[:3]
+        [0, 1, 2]
+        >>> sorted(copies(2, 6, torch.Generator().manual_seed(0)))
+        [0, 0, 0, 1, 1, 1]
+    """
+    if wide % size == 0:
+        more = torch.randperm(wide - size, generator=draw) % size
+    else:
+        more = torch.randint(size, (wide - size,), generator=draw)
+    return [*range(size), *more.tolist()]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What of a fit does not depend on the copies.
+
+    Attributes:
+        down: Global state → the client's, by Algorithm 3.
+        shorter: What is filled → the client's state.
+        deepened: The client's state → what is filled.
+        filled: ``g``, or as much of it as can be filled with identities.
+        reached: The global architecture, or as much of it.
+    """
+
+    down: ag.Transfer
+    shorter: ag.Transfer
+    deepened: ag.Transfer
+    filled: ag.ArchGraph
+    reached: ag.Rewritten
+
+
+@functools.lru_cache(maxsize=64)
+def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximate: bool) -> _Frame:
+    names = {name: str(e.source) for name, e in down.entries.items() if e.source is not None}
+    for name in down.entries:
+        if name not in names:
+            raise ag.RewriteError("entry has no counterpart in the global model", where=name)
+    free = {axis.name for axis in ag.axes(whole).free}
+    sizes = {name: size for name, size in widths(whole, down).items() if name in free}
+    narrowed = ag.narrow(whole, dict(sizes.items()))
+    lacks, bodies = _lacking(narrowed.graph, set(names.values()))
+    short = _without(narrowed.graph, lacks, bodies)
+    held = set(short.graph.state_names)
+    if held != set(names.values()) or len(held) < len(names):
+        odd = sorted(held ^ set(names.values()))
+        raise ag.RewriteError(
+            "is no part of the global model",
+            where=odd[0] if odd else None,
+            found=f"{len(odd)} entries that only one of them has" if odd else "entries taken twice",
+            expected="the global model without some of its blocks, and narrower",
+        )
+    filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)
+    same, shape = ag.Transfer.identity(own), short.transfer.target
+    own_of = {k: dataclasses.replace(e, source=names[k]) for k, e in same.entries.items()}
+    to_own = ag.Transfer(shape, same.target, own_of)
+    from_own = ag.Transfer(same.source, shape, {names[k]: e for k, e in same.entries.items()})
+    missing = {name: blocks for name, blocks in lacks.items() if name not in left}
+    return _Frame(
+        down=narrowed.transfer >> short.transfer >> to_own,
+        shorter=_without(filled.graph, missing, bodies).transfer >> to_own,
+        deepened=from_own >> filled.transfer,
+        filled=filled.graph,
+        reached=_without(whole, left, bodies),
+    )
+
+
+def _lacking(graph: ag.ArchGraph, taken: Set[str]) -> tuple[Lacks, frozenset[str]]:
+    """Blocks of which a client has nothing, by section, and those of which it has a projection."""
+    lacks: dict[str, list[str]] = {}
+    bodies: set[str] = set()
+    for block in ag.structure(graph).blocks:
+        inside = set(block.nodes)
+        held = {
+            leaf
+            for node in block.nodes
+            for leaf in graph.node[node].leaves()
+            if graph.param[leaf].role != "constant" and inside.issuperset(graph.leaf_users[leaf])
+        }
+        body = bool(held & taken) and block.shortcut not in ("", block.entry)
+        if held - taken and (body or not held & taken):
+            lacks.setdefault(block.section, []).append(block.name)
+            bodies |= {block.name} if body else set()
+    return lacks, frozenset(bodies)
+
+
+def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.Rewritten:
+    """The architecture without blocks, or without all of them but the projection."""
+    names = [name for blocks in lacks.values() for name in blocks]
+    shorter = ag.Rewritten.identity(graph)
+    if gone := [name for name in names if name not in bodies]:
+        shorter >>= ag.skip(graph, gone)
+    if gone := [name for name in names if name in bodies]:
+        shorter >>= ag.skip(shorter.graph, gone, keep_projection=True)
+    return shorter
+
+
+def _deepened(
+    whole: ag.ArchGraph,
+    graph: ag.ArchGraph,
+    lacks: Lacks,
+    bodies: Collection[str],
+    approximate: bool,
+) -> tuple[ag.Rewritten, Lacks]:
+    """An architecture with the blocks of another, and the sections that did not get theirs.
+
+    What is inside a new block may be as wide as in the blocks beside it.
+
+    Raises:
+        RewriteError: If a missing block cannot be the identity, and nothing else is wanted.
+    """
+    depths = {section.name: len(section.blocks) for section in ag.structure(whole).sections}
+    deep, left = ag.Rewritten.identity(graph), dict(lacks)
+    for section in lacks:
+        rest = {name: blocks for name, blocks in left.items() if name != section}
+        try:
+            longer = ag.deepen(deep.graph, {section: depths[section]}, like=whole)
+            if longer.graph.state_names != _without(whole, rest, bodies).graph.state_names:
+                raise ag.RewriteError("deepening does not lead to the global", where=section)
+        except ag.ArchGraphError as error:
+            if not approximate:
+                raise _advised(error) from error
+        else:
+            deep, left = deep >> longer, rest
+    return deep, left
+
+
+def _advised(error: ag.ArchGraphError) -> ag.RewriteError:
+    """The error with what to do about it."""
+    return ag.RewriteError(
+        error.message,
+        where=error.where,
+        found=error.found,
+        expected=error.expected,
+        hint="with approximate: true the model is grown all the same, and what has no form of "
+        "the identity is the old global model's",
+    )
+
+
+def _plain(transfer: ag.Transfer) -> bool:
+    """Whether entries are only renamed or left out."""
+    return all(entry.unchanged for entry in transfer.entries.values())

@@ -1,0 +1,715 @@
+r"""FedIN: clients share a model's ends, and train what lies between on one another's features.
+
+Chan, Jiang, Deng, Ngai: *FedIN: Federated Intermediate Layers Learning for Model Heterogeneity*
+(Algorithm 1, Eqs. 4-16, ablations of Fig. 7).
+
+=============================  ================================================================
+symbol                         here
+=============================  ================================================================
+``w_e``, ``w_c``               group ``shared`` of the server state, by the first tier's names
+``w_in,k``                     ``Cut.own``: entries that client k keeps
+``(s_in^k, s_out^k)``          ``Result.extras``: ``in/0``, ``out/0``, one row per example
+server dataset                 groups ``store/k``, bounded (:func:`reservoir`)
+``S``                          group ``sample``, from ``begin`` to ``receive``
+``l_local``, ``l_IN``          Eq. 6, Eq. 10: the objective; :meth:`Chain.distance`
+``G_local``, ``G_IN``          gradients of both at ``w_in,k``
+``Z``                          :func:`summed` (Eq. 16), :func:`projected` (Eq. 15)
+``λ``                          ``multiplier``
+=============================  ================================================================
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import archgraph as ag
+from archgraph.strategy import (
+    CrossEntropy,
+    Evaluated,
+    Examples,
+    Model,
+    NormPolicy,
+    Objective,
+    Outcome,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Work,
+    World,
+    descend,
+    module_of,
+    outline,
+    seeded,
+    state_of,
+)
+
+Step = Literal["sum", "projection", "sequential"]
+Place = str | Mapping[str, str] | None
+PARTS = ("extractor", "intermediate layers", "classifier")
+
+
+@dataclass(frozen=True)
+class FedIN(Strategy):
+    """Options of FedIN.
+
+    Attributes:
+        after: Section or block that ends the extractor, for all tiers or by tier; None: the first
+            section (see :func:`cut`).
+        before: Section or block that begins the classifier; None: the last block that holds
+            parameters, with the pooling before it.
+        step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
+            ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
+        multiplier: λ of Eq. 16.
+        aggregate: Average extractors and classifiers; off: clients keep theirs (Fig. 7b).
+        in_training: Exchange features and train on them; off: local training only (Fig. 7c).
+        upload: Pairs of features that a client sends each round, the latest it saw; None: as many
+            as a minibatch has examples.
+        capacity: Pairs that the server holds of each client.
+        sample: Pairs that it sends to the clients of a round.
+        weights: Weight of a client in the average: 1 (Eqs. 4-5), or its number of examples.
+        norm: What becomes of the extractor's and the classifier's running statistics; those of
+            intermediate layers stay with the client.
+
+    Example:
+        >>> FedIN(step="projection").multiplier
+        2.0
+    """
+
+    after: Place = None
+    before: Place = None
+    step: Step = "sum"
+    multiplier: float = 2.0
+    aggregate: bool = True
+    in_training: bool = True
+    upload: int | None = None
+    capacity: int = 64
+    sample: int = 64
+    weights: Literal["uniform", "examples"] = "uniform"
+    norm: Literal["averaged", "local"] = "averaged"
+
+    needs_global: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for option, least in (("upload", 1), ("capacity", 1), ("sample", 2)):
+            value = getattr(self, option)
+            if value is not None and value < least:
+                raise ag.SpecError(
+                    "too few pairs", where=option, found=value, expected=f"{least} or more"
+                )
+        if not self.multiplier >= 0:
+            raise ag.SpecError(
+                "no multiplier", where="multiplier", found=self.multiplier, expected="0 or more"
+            )
+
+    def init(self, world: World) -> ServerState:
+        """``w_e`` and ``w_c`` of the first tier; an empty server dataset.
+
+        Raises:
+            RunError: If a tier cannot be cut, or tiers differ in extractor or classifier; names the
+                tier and the first difference.
+        """
+        for names in (self.after, self.before):
+            for name in names if isinstance(names, Mapping) else ():
+                world.tier(name)
+        first, *others = world.tiers
+        cut = self._cut(first)
+        for tier in others:
+            _agree(first.name, cut, tier.name, self._cut(tier))
+        initial = first.state
+        return (
+            ServerState()
+            .with_group("shared", {name: initial[name] for name in self._shared(cut)})
+            .with_values(seen=[0] * len(world.clients), started=[False] * len(world.clients))
+        )
+
+    def begin(
+        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
+    ) -> ServerState:
+        """Draw ``S`` from the server dataset (line 6)."""
+        held = [min(seen, self.capacity) for seen in state.values["seen"]]
+        # Batch statistics need two.
+        if not self.in_training or sum(held) < 2:
+            return state
+        ends = torch.tensor(held).cumsum(0)
+        draw = seeded(world.seed, "fedin sample", round)
+        drawn = torch.randperm(int(ends[-1]), generator=draw)[: self.sample].sort().values
+        owner = torch.searchsorted(ends, drawn, right=True)
+        sample: dict[str, Tensor] = {}
+        for client in owner.unique().tolist():
+            at = owner == client
+            rows, first = drawn[at] - (ends[client] - held[client]), int(at.nonzero()[0])
+            for name, tensor in state.group(f"store/{client}").items():
+                if name not in sample:
+                    sample[name] = tensor.new_empty((len(drawn), *tensor.shape[1:]))
+                part = sample[name][first : first + len(rows)]
+                torch.index_select(tensor, 0, rows, out=part)
+        return state.with_group("sample", sample)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``(S, w_e, w_c)`` to client k (line 7); before it has weights of its own, those too."""
+        tier = world.tier(world.clients[client].name)
+        cut = self._cut(tier)
+        shared = self._mapped(world, cut)
+        weights = state.group("shared")
+        return Task(
+            client=client,
+            graph=tier.graph,
+            state=({} if state.values["started"][client] else dict(tier.state))
+            | {own: weights[name] for name, own in shared.items()},
+            program=InTraining(
+                *self._places(tier),
+                self.step,
+                self.multiplier,
+                self.upload if self.in_training else 0,
+            ),
+            kept=frozenset(tier.graph.state_names) - set(shared.values()),
+            extras=state.group("sample"),
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
+        shared = state.group("shared")
+        same = _same(world.tiers[0].graph, tuple(shared))
+        merger = ag.Merger(same.source, shared)
+        seen, started = list(state.values["seen"]), list(state.values["started"])
+        tensors = {k: v for k, v in state.tensors.items() if not k.startswith("sample/")}
+        for result in results:
+            client = world.clients[result.client]
+            cut = self._cut(world.tier(client.name))
+            new = self._features(cut, result)
+            weight = 1 if self.weights == "uniform" else result.examples
+            names = self._mapped(world, cut)
+            merger.add(same, {n: result.state[o] for n, o in names.items()}, weight, trusted=True)
+            started[client.id] = True
+            if new:
+                draw = seeded(world.seed, "fedin store", round, client.id)
+                old, count = state.group(f"store/{client.id}"), len(next(iter(new.values())))
+                stored = reservoir(old, new, seen[client.id], self.capacity, draw)
+                tensors |= {f"store/{client.id}/{name}": v for name, v in stored.items()}
+                seen[client.id] += count
+        merged, _ = merger.result()
+        return (
+            ServerState(tensors, state.values)
+            .with_group("shared", merged)
+            .with_values(seen=seen, started=started)
+        )
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Each tier with the intermediate layers of the clients that run it."""
+        weights = state.group("shared")
+        for tier in world.tiers:
+            names = self._mapped(world, self._cut(tier))
+            yield Evaluated(
+                name=tier.name,
+                graph=tier.graph,
+                state=dict(tier.state) | {own: weights[name] for name, own in names.items()},
+                clients=tuple(c.id for c in world.clients if c.name == tier.name),
+                kept=True,
+            )
+
+    def _places(self, tier: Tier) -> tuple[str | None, str | None]:
+        """Where a tier is cut, as far as the options say."""
+        after, before = (
+            names.get(tier.name) if isinstance(names, Mapping) else names
+            for names in (self.after, self.before)
+        )
+        return after, before
+
+    def _cut(self, tier: Tier) -> Cut:
+        """A tier's architecture in three parts."""
+        try:
+            return cut(tier.graph, *self._places(tier))
+        except ag.ArchGraphError as error:
+            inside = f": {error.where}" if error.where else ""
+            raise ag.RunError(
+                error.message,
+                where=f"tier {tier.name}{inside}",
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint or "say where extractor and classifier end: after, before",
+            ) from error
+
+    def _shared(self, cut: Cut) -> tuple[str, ...]:
+        """Entries that the server averages, by a tier's own names."""
+        if not self.aggregate:
+            return ()
+        local = NormPolicy(self.norm).kept(cut.graph)
+        return tuple(name for name in cut.ends if name not in local)
+
+    def _mapped(self, world: World, cut: Cut) -> dict[str, str]:
+        """The first tier's name of each shared entry → this tier's."""
+        return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
+
+    def _features(self, cut: Cut, result: Result) -> dict[str, Tensor]:
+        """What a client sends of its features, if it is what it was asked for.
+
+        Raises:
+            RejectedUpdate: Names the client and the tensor.
+        """
+        if not self.in_training:
+            return {}
+        rows = {len(tensor) if tensor.dim() else 0 for tensor in result.extras.values()}
+        for name, (shape, dtype) in cut.features.items():
+            tensor = result.extras.get(name)
+            found = None if tensor is None else (tuple(tensor.shape[1:]), tensor.dtype)
+            if found != (shape, dtype) or len(rows) != 1 or 0 in rows:
+                raise ag.RejectedUpdate(
+                    "no features of this cut",
+                    where=f"client {result.client}: {name}",
+                    found=found,
+                    expected=(shape, dtype),
+                )
+        return {name: result.extras[name] for name in cut.features}
+
+
+@functools.lru_cache(maxsize=64)
+def _same(graph: ag.ArchGraph, names: tuple[str, ...]) -> ag.Transfer:
+    """The identity on some entries of an architecture."""
+    slots = {slot.name: slot for slot in ag.Transfer.identity(graph).source}
+    return ag.Transfer.identity(tuple(slots[name] for name in names))
+
+
+# ---------------------------------------------------------------- three parts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An architecture in three parts.
+
+    Attributes:
+        graph: The whole.
+        parts: Extractor, intermediate layers, classifier.
+        after: Section or block that ends the extractor.
+        before: Section or block that begins the classifier.
+        ends: Entries of the extractor, then the classifier, in order of their first use: at one
+            place stands the same entry in every architecture that agrees in both.
+        features: Shape of one example's and dtype of what enters (``in/0``) and leaves
+            (``out/0``) the intermediate layers.
+    """
+
+    graph: ag.ArchGraph
+    parts: tuple[ag.ArchGraph, ag.ArchGraph, ag.ArchGraph]
+    after: str
+    before: str
+    ends: tuple[str, ...]
+    features: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = field(repr=False)
+
+    @property
+    def own(self) -> frozenset[str]:
+        """Entries of the intermediate layers that neither end has."""
+        return frozenset(self.graph.state_names) - set(self.ends)
+
+
+@functools.lru_cache(maxsize=256)
+def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None) -> Cut:
+    """Cut an architecture behind its extractor and in front of its classifier (§IV).
+
+    Args:
+        graph: Any architecture.
+        after: Section or block that ends the extractor; None: the first section. Of a section that
+            leaves nothing in front of the classifier, the block that gives it its name, the first.
+        before: Section or block that begins the classifier; None: the last block that holds
+            parameters.
+
+    Raises:
+        RewriteError: If a part would be empty, nothing between the cuts can be trained, or what
+            crosses them does not belong to examples one by one.
+        GraphError: For a section or block that does not exist.
+    """
+    found = ag.structure(graph)
+    before = before or next(
+        block.name
+        for block in reversed(found.blocks)
+        if any(
+            graph.param[leaf].role == "parameter"
+            for node in block.nodes
+            for leaf in graph.node[node].leaves()
+        )
+    )
+    last = found.nodes(before)[0]
+    inside = list(itertools.takewhile(lambda block: last not in block.nodes, found.blocks))
+    first = [block for block in inside if block.section == (after or found.sections[0].name)]
+    if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
+        after = first[0].name
+        split = ag.split(graph, before=(first[1].name, before))
+    else:
+        after = after or found.sections[0].name
+        split = ag.split(graph, after=after, before=before)
+    parts = [part.graph for part in split]
+    if len(parts) != 3:
+        raise ag.RewriteError(
+            "both cuts are one", found=f"after {after}, before {before}", expected="two cuts"
+        )
+    extractor, middle, classifier = parts
+    states = [p for part in (extractor, classifier) for p in outline(part).leaves]
+    ends = tuple(dict.fromkeys(name for name in states if graph.param[name].role != "constant"))
+    trained = [p.name for p in middle.params if p.trainable and p.name not in ends]
+    if not trained:
+        raise ag.RewriteError(
+            "nothing between the cuts can be trained", found=f"after {after}, before {before}"
+        )
+    batch = {node.shape[:1] for node in graph.nodes if node.op == "input"}
+    features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    names = [key for key, _ in middle.inputs]
+    for side, taken in (("in", names), ("out", _made(middle, classifier))):
+        for place, name in enumerate(taken):
+            node = graph.node.get(name)
+            if node is None or node.shape[:1] not in batch or len(node.types) != 1:
+                raise ag.RewriteError(
+                    "what crosses a cut has no row per example",
+                    where=f"%{name}",
+                    found="no tensor" if node is None else str(node.type),
+                    hint="cut at another block",
+                )
+            shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
+            if len(shape) != len(node.shape) - 1:
+                raise ag.RewriteError(
+                    "what crosses a cut mixes examples", where=f"%{name}", found=str(node.type)
+                )
+            features[f"{side}/{place}"] = (shape, getattr(torch, node.dtype))
+    return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
+
+
+def _made(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
+    """Names under which a part's results enter the next one."""
+    count = len(part.outputs) if isinstance(part.outputs, tuple) else 1
+    return [key for key, _ in following.inputs[:count]]
+
+
+def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
+    """Refuse tiers that differ in more than their intermediate layers."""
+    for place in (0, 2):
+        a, b = outline(first.parts[place]), outline(cut.parts[place])
+        for expected, found in itertools.zip_longest(a.lines, b.lines):
+            if expected != found:
+                raise ag.RunError(
+                    f"the {PARTS[place]} differs from that of tier {one}",
+                    where=f"tier {other}",
+                    found="nothing more" if found is None else found[:200],
+                    expected="nothing more" if expected is None else expected[:200],
+                    hint=f"cut elsewhere; now {_told(other, cut)}, {_told(one, first)}",
+                )
+    if first.features != cut.features:
+        raise ag.RunError(
+            f"other features enter or leave the {PARTS[1]} than in tier {one}",
+            where=f"tier {other}",
+            found=dict(cut.features),
+            expected=dict(first.features),
+            hint=f"cut elsewhere; now {_told(other, cut)}, {_told(one, first)}",
+        )
+    # Leaves that one tier ties and the other does not are not the same leaves.
+    pairs = [
+        pair
+        for place in (0, 2)
+        for pair in zip(
+            outline(first.parts[place]).leaves, outline(cut.parts[place]).leaves, strict=True
+        )
+    ]
+    for side in (0, 1):
+        partner: dict[str, tuple[str, str]] = {}
+        for pair in pairs:
+            if partner.setdefault(pair[side], pair) != pair:
+                raise ag.RunError(
+                    f"extractor and classifier share other weights than in tier {one}",
+                    where=f"tier {other}",
+                    found=pair[1],
+                    expected=pair[0],
+                )
+
+
+def _told(tier: str, cut: Cut) -> str:
+    return f"{tier} after {cut.after} and before {cut.before}"
+
+
+# ---------------------------------------------------------------- the server dataset
+
+
+def reservoir(
+    old: State, new: State, seen: int, capacity: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """A uniform sample of at most ``capacity`` of all rows that ever came (Vitter, algorithm R).
+
+    Args:
+        old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
+        new: Rows that arrive.
+        seen: Rows that came before.
+        capacity: Rows to hold at most.
+        generator: Source of chance.
+
+    Example:
+        >>> rows = reservoir({}, {"in/0": torch.arange(3.0)}, 0, 8, seeded(0, "store"))
+        >>> rows["in/0"].tolist()
+        [0.0, 1.0, 2.0]
+    """
+    count = len(next(iter(new.values())))
+    numbers = torch.arange(seen, seen + count)
+    chance = torch.rand(count, generator=generator, dtype=torch.float64)
+    drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
+    # Of rows that fall into one slot the last one stays.
+    slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
+    filled, size = min(seen, capacity), min(seen + count, capacity)
+    at = torch.tensor(list(slots), dtype=torch.int64)
+    rows = torch.tensor(list(slots.values()), dtype=torch.int64)
+    result = {}
+    for name, arrived in new.items():
+        if not slots:
+            result[name] = old[name]
+            continue
+        result[name] = arrived.new_empty((size, *arrived.shape[1:]))
+        if filled:
+            result[name][:filled] = old[name]
+        result[name].index_copy_(0, at, arrived.index_select(0, rows))
+    return result
+
+
+# ---------------------------------------------------------------- both gradients
+
+
+def summed(
+    g_in: Sequence[Tensor], g_local: Sequence[Tensor], multiplier: float = 2.0
+) -> list[Tensor]:
+    """``Z = G_IN + λ/2 · G_local`` (Eq. 16).
+
+    Example:
+        >>> summed([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -1.0])])
+        [tensor([4., 1.])]
+    """
+    return [a.add(b, alpha=multiplier / 2) for a, b in zip(g_in, g_local, strict=True)]
+
+
+def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
+    """The ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
+
+    All intermediate weights together are one matrix: the inner product runs over all of them.
+
+    Example:
+        >>> projected([torch.tensor([1.0, -2.0])], [torch.tensor([0.0, 1.0])])
+        [tensor([1., 0.])]
+    """
+    largest = max((float(g.abs().max()) for g in g_local if g.numel()), default=0.0)
+    if largest == 0:
+        return list(g_in)
+    # In units of the largest entry no square is too large or too small a number.
+    local = [g.double() / largest for g in g_local]
+    a, b = inner(local, local), inner(local, g_in)
+    if b >= 0:
+        return list(g_in)
+    return [x.double().sub(y, alpha=b / a).to(x.dtype) for x, y in zip(g_in, local, strict=True)]
+
+
+def inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """``tr(AᵀB)`` over all tensors, in double precision."""
+    return sum(
+        float(torch.dot(x.flatten().double(), y.flatten().double()))
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+# ---------------------------------------------------------------- at the client
+
+
+@dataclass(frozen=True)
+class InTraining:
+    """Local and IN training of one client (Algorithm 1, lines 8-20).
+
+    Without features from the server it is local training. Features are taken as they arise in
+    training, and IN training runs in training mode, too: batch statistics there are those of the
+    features of others, and running ones follow both.
+
+    Attributes:
+        after: Section or block that ends the extractor, as in :func:`cut`.
+        before: Section or block that begins the classifier.
+        step: How both gradients become one step.
+        multiplier: λ of Eq. 16.
+        upload: Pairs to return, the latest; None: as many as a minibatch has.
+        objective: ``l_local``.
+    """
+
+    after: str | None = None
+    before: str | None = None
+    step: Step = "sum"
+    multiplier: float = 2.0
+    upload: int | None = None
+    objective: Objective = field(default_factory=CrossEntropy)
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train, and return the state and the latest features."""
+        chain = Chain.of(cut(work.graph, self.after, self.before), work)
+        own = {name: p for name, p in chain.own.items() if p.requires_grad}
+        received = {k: v.to(work.device) for k, v in work.extras.items()}
+        count = len(next(iter(received.values()), ()))
+        wanted = work.local.batch if self.upload is None else self.upload
+        latest: collections.deque[Mapping[str, Tensor]] = collections.deque()
+        distances: list[Tensor] = []
+        conflicts = 0
+
+        def local(examples: Examples) -> Tensor:
+            features, outputs = chain(*examples.inputs)
+            if wanted:
+                latest.append(features)
+                while sum(map(_rows, latest)) - _rows(latest[0]) >= wanted:
+                    latest.popleft()
+            return self.objective(outputs, examples, work)
+
+        def distance(rows: Tensor) -> Tensor:
+            at = rows.to(work.device)
+            value = chain.distance({k: v.index_select(0, at) for k, v in received.items()})
+            distances.append(value.detach())
+            return value
+
+        def revise(parameters: Mapping[str, nn.Parameter]) -> None:
+            nonlocal conflicts
+            rows = torch.randperm(count, generator=work.generator)[: work.local.batch]
+            leaves = list(own.values())
+            g_in = torch.autograd.grad(distance(rows), leaves, materialize_grads=True)
+            g_local = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
+            if self.step == "projection":
+                conflicts += inner(g_in, g_local) < 0
+                step = projected(g_in, g_local)
+            else:
+                step = summed(g_in, g_local, self.multiplier)
+            for parameter, gradient in zip(leaves, step, strict=True):
+                parameter.grad = gradient
+
+        together = count > 0 and self.step != "sequential"
+        metrics = descend(work, chain.parameters, local, revise=revise if together else None)
+        if count > 0 and self.step == "sequential":
+            pairs = Pairs(count)
+            options = dataclasses.replace(work.local, fraction=1.0)
+            descend(
+                dataclasses.replace(work, data=pairs, local=options),
+                own,
+                lambda examples: distance(examples.ids),
+            )
+        if distances:
+            metrics["in_loss"] = float(torch.stack(distances).mean())
+        if together and self.step == "projection":
+            metrics["conflicts"] = conflicts / max(len(distances), 1)
+        return Outcome(
+            state=chain.state(), keep=work.keep, extras=_latest(latest, wanted), metrics=metrics
+        )
+
+
+def _rows(features: Mapping[str, Tensor]) -> int:
+    return len(next(iter(features.values())))
+
+
+def _latest(batches: Iterable[Mapping[str, Tensor]], wanted: int) -> dict[str, Tensor]:
+    """The last rows of minibatches of features, as they travel."""
+    parts: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for name, tensor in batch.items():
+            parts.setdefault(name, []).append(tensor)
+    return {name: torch.cat(p)[-wanted:].cpu().clone() for name, p in parts.items()}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Numbers of pairs as training data: what is trained on is looked up by them.
+
+    Attributes:
+        examples: How many there are.
+        histogram: Of no classes.
+    """
+
+    examples: int
+    histogram: tuple[int, ...] = ()
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        """One pass in a drawn order, in pieces of one length up to one."""
+        order = torch.randperm(self.examples, generator=generator)
+        for ids in order.tensor_split(max(self.examples // size, 1)):
+            yield Examples((), ids, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Extractor, intermediate layers and classifier as modules that hold one set of tensors.
+
+    Attributes:
+        cut: The parts.
+        modules: A module of each.
+        parameters: All parameters by name, in the order of the whole.
+    """
+
+    cut: Cut
+    modules: tuple[nn.Module, ...]
+    parameters: Mapping[str, nn.Parameter]
+
+    @staticmethod
+    def of(cut: Cut, work: Work) -> Chain:
+        """The modules in training mode, with a copy of the work's state."""
+        modules = tuple(
+            module_of(Model(p, {k: work.state[k] for k in p.state_names}), work.device).train()
+            for p in cut.parts
+        )
+        held: dict[str, Tensor | None] = {}
+        found: dict[str, nn.Parameter] = {}
+        for module in modules:
+            # What two parts use is one tensor.
+            for path, inside in module.named_modules():
+                for table in (inside._parameters, inside._buffers):
+                    for name in table:
+                        table[name] = held.setdefault(f"{path}.{name}", table[name])
+            found |= module.named_parameters(remove_duplicate=False)
+        return Chain(cut, modules, {k: found[k] for k in cut.graph.state_names if k in found})
+
+    @property
+    def own(self) -> dict[str, nn.Parameter]:
+        """Parameters ``w_in`` of the intermediate layers."""
+        return {k: p for k, p in self.parameters.items() if k in self.cut.own}
+
+    def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
+        """What enters and leaves the intermediate layers, detached, and the outputs (Eqs. 7-9)."""
+        extractor, middle, classifier = self.cut.parts
+        given = dict(zip((key for key, _ in self.cut.graph.inputs), inputs, strict=True))
+        given |= self._run(0, given, _made(extractor, middle))
+        entered = [given[key] for key, _ in middle.inputs]
+        made = self._run(1, given, _made(middle, classifier))
+        features = {f"in/{i}": x.detach() for i, x in enumerate(entered)}
+        features |= {f"out/{i}": x.detach() for i, x in enumerate(made.values())}
+        given |= made
+        return features, self.modules[2](**{key: given[key] for key, _ in classifier.inputs})
+
+    def distance(self, features: Mapping[str, Tensor]) -> Tensor:
+        """``l_IN``: mean square of what leaves the intermediate layers against ``s_out``."""
+        _, middle, classifier = self.cut.parts
+        given = {key: features[f"in/{i}"] for i, (key, _) in enumerate(middle.inputs)}
+        made = self._run(1, given, _made(middle, classifier)).values()
+        pairs = [
+            (x.flatten(), features[f"out/{i}"].flatten())
+            for i, x in enumerate(made)
+            if x.is_floating_point()
+        ]
+        found, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
+        return nn.functional.mse_loss(found, wanted)
+
+    def state(self) -> dict[str, Tensor]:
+        """State of the whole, as it travels."""
+        found: dict[str, Tensor] = {}
+        for module in self.modules:
+            found |= state_of(module)
+        return {name: found[name] for name in self.cut.graph.state_names}
+
+    def _run(
+        self, place: int, given: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Results of a part by the names under which the next one takes them."""
+        made = self.modules[place](**{key: given[key] for key, _ in self.cut.parts[place].inputs})
+        values = cast("tuple[Tensor, ...]", made if isinstance(made, tuple) else (made,))
+        return dict(zip(names, values, strict=True))

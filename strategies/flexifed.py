@@ -1,0 +1,309 @@
+"""FlexiFed: clients of any architecture average the layers that they share from the input on.
+
+Wang, He, Chen, Chen, Huang, Jin, Yang: *FlexiFed: Personalized Federated Learning for Edge Clients
+with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Common, Max-Common).
+
+=====================  =====================================================================
+term                   here
+=====================  =====================================================================
+layers of a client     :func:`chain`: operators with weights in order, told apart by kind
+common base layers     a :class:`Run` of layers whose members are all clients
+cluster                the members of a run
+*Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
+weights of a cluster   group ``trie/N`` of the server state, tensors by position in the run
+personal layers        in no run: ``Task.kept``
+=====================  =====================================================================
+
+What a client shares is a transfer from each of its runs to its own entries that renames and does
+nothing else, so that averaging is :class:`archgraph.Merger` as everywhere. Every layer of every
+client is looked at once, in setting up and in each round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+import archgraph as ag
+from archgraph.strategy import (
+    CrossEntropy,
+    Evaluated,
+    Json,
+    Layer,
+    NormPolicy,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Train,
+    World,
+    layers,
+)
+
+Sharing = Literal["basic", "clustered", "max"]
+Match = Literal["operator", "name"]
+Unit = Literal["layer", "block"]
+
+
+@dataclass(frozen=True)
+class FlexiFed(Strategy):
+    """Options of FlexiFed.
+
+    Attributes:
+        sharing: ``basic``: the first layers that all clients have in common are averaged, the rest
+            stays with the client. ``clustered``: the rest is averaged within equal architectures.
+            ``max``: each layer is averaged over all clients that agree up to it.
+        match: When layers agree: ``operator``: same operator, arguments and shapes. ``name``: same
+            parameter names and shapes.
+        unit: What is compared: layers one by one (paper), or blocks as wholes, so that the end of a
+            short Transformer does not count as the start of another one's next layer.
+        weights: Weight of a client: 1, or its number of examples.
+        norm: What becomes of running statistics.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+
+    Example:
+        >>> FlexiFed().sharing
+        'max'
+    """
+
+    sharing: Sharing = "max"
+    match: Match = "operator"
+    unit: Unit = "layer"
+    weights: Literal["uniform", "examples"] = "uniform"
+    norm: Literal["averaged", "local", "static"] = "averaged"
+    mask_absent: bool = False
+
+    needs_global: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "paper": {"sharing": "max"},
+        "as_in_FedADP": {"sharing": "clustered"},
+        "as_in_FedFA": {"norm": "static", "mask_absent": True},
+    }
+
+    def init(self, world: World) -> ServerState:
+        """Who shares what; a shared layer starts as in the first architecture that has it."""
+        run_by = {client.name for client in world.clients}
+        alike: dict[ag.ArchGraph, list[Tier]] = {}
+        for tier in world.tiers:
+            if tier.name in run_by:
+                alike.setdefault(tier.graph, []).append(tier)
+        chains = [[link.kind for link in chain(g, self.match, self.unit)] for g in alike]
+        found = runs(chains, self.sharing)
+        bounds: list[list[list[int]]] = [[] for _ in alike]
+        for number, run in enumerate(found):
+            for member in run.members:
+                bounds[member].append([number, run.start, run.stop])
+        tensors: dict[str, Tensor] = {}
+        for own, (first, *_) in zip(bounds, alike.values(), strict=True):
+            weights = first.state
+            for number, transfer in self._shares(first.graph, own):
+                for name, entry in transfer.entries.items():
+                    tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
+        shared = {t.name: own for own, ts in zip(bounds, alike.values(), strict=True) for t in ts}
+        return ServerState(tensors, {"runs": shared})
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """The layers that the client shares; the others it has."""
+        tier = world.tier(world.clients[client].name)
+        weights, own = self._weights(state, tier)
+        return Task(
+            client=client,
+            graph=tier.graph,
+            state=weights,
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            kept=own,
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Every run: the mean over the clients that have it."""
+        policy = NormPolicy(self.norm)
+        mergers: dict[int, ag.Merger] = {}
+        for result in results:
+            client = world.clients[result.client]
+            skip = policy.left_out(client.graph)
+            for number, transfer in self._shares(client.graph, state.values["runs"][client.name]):
+                if number not in mergers:
+                    mergers[number] = ag.Merger(
+                        transfer.source, _held(state.tensors, number, transfer)
+                    )
+                mergers[number].add(
+                    transfer,
+                    {name: result.state[name] for name in transfer.entries},
+                    weight=1 if self.weights == "uniform" else result.examples,
+                    skip=skip & transfer.entries.keys(),
+                    trusted=True,
+                )
+        merged = {
+            f"trie/{number}/{place}": value
+            for number, merger in mergers.items()
+            for place, value in merger.result()[0].items()
+        }
+        return ServerState({**state.tensors, **merged}, state.values)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Each architecture's model, with what its clients have for themselves."""
+        clients: dict[str, list[int]] = {}
+        for client in world.clients:
+            clients.setdefault(client.name, []).append(client.id)
+        for tier in world.tiers:
+            if tier.name in clients:
+                weights, own = self._weights(state, tier)
+                yield Evaluated(
+                    name=tier.name,
+                    graph=tier.graph,
+                    state=weights,
+                    clients=tuple(clients[tier.name]),
+                    statistics=NormPolicy(self.norm).evaluation,
+                    kept=bool(own),
+                )
+
+    def _shares(
+        self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, ag.Transfer]]:
+        """The runs of an architecture, each with its map to the architecture's entries."""
+        cuts = tuple((start, stop) for _, start, stop in bounds)
+        own = NormPolicy(self.norm).kept(graph)
+        found = renamed(graph, self.match, self.unit, cuts, own)
+        return zip((number for number, *_ in bounds), found, strict=True)
+
+    def _weights(self, state: ServerState, tier: Tier) -> tuple[State, frozenset[str]]:
+        """Weights of an architecture, and the entries of it that each client has for itself."""
+        weights: dict[str, Tensor] = {}
+        for number, transfer in self._shares(tier.graph, state.values["runs"][tier.name]):
+            # The map renames and nothing else: no copy is needed.
+            held = _held(state.tensors, number, transfer)
+            weights |= {name: held[str(e.source)] for name, e in transfer.entries.items()}
+        own = frozenset(tier.graph.state_names) - weights.keys()
+        if own:
+            weights = {**tier.state, **weights}
+        return {name: weights[name] for name in tier.graph.state_names}, own
+
+
+class Link(NamedTuple):
+    """What is compared as one: a layer or a block.
+
+    Attributes:
+        kind: What it is told apart by.
+        entries: Its entries of the state.
+    """
+
+    kind: Hashable
+    entries: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
+    """An architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
+
+    def link(part: Iterable[Layer]) -> Link:
+        part = list(part)
+        names = [name for layer in part for name in layer.entries]
+        kind: Hashable = tuple(layer.kind for layer in part)
+        if match == "name":
+            kind = tuple((n, graph.param[n].role, graph.param[n].type) for n in names)
+        return Link(kind, tuple(names))
+
+    if unit == "layer":
+        return tuple(link([layer]) for layer in layers(graph))
+    block = {node: block.name for block in ag.structure(graph).blocks for node in block.nodes}
+    parts = itertools.groupby(layers(graph), lambda layer: block.get(layer.node))
+    return tuple(link(part) for _, part in parts)
+
+
+class Run(NamedTuple):
+    """Layers that some architectures share: those from ``start`` to before ``stop`` in each."""
+
+    members: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
+    """Runs of layers that are averaged together, each layer of a chain in at most one.
+
+    Args:
+        chains: What the layers of each architecture are told apart by.
+        sharing: See :class:`FlexiFed`.
+
+    Example:
+        >>> for run in runs(["abcd", "abce", "abx", "abcd"]):
+        ...     print(*run)
+        (0, 1, 2, 3) 0 2
+        (0, 1, 3) 2 3
+        (0, 3) 3 4
+        (1,) 3 4
+        (2,) 2 3
+        >>> runs(["abcd", "abce"], "clustered")[1:]
+        [Run(members=(0,), start=3, stop=4), Run(members=(1,), start=3, stop=4)]
+    """
+    found = []
+    undone = [(tuple(range(len(chains))), 0)] if chains else []
+    while undone:
+        members, start = undone.pop()
+        first = chains[members[0]]
+        stop = start
+        while stop < len(first) and all(
+            stop < len(chains[m]) and chains[m][stop] == first[stop] for m in members
+        ):
+            stop += 1
+        if stop > start:
+            found.append(Run(members, start, stop))
+        if sharing == "basic":
+            break
+        # Where they part: by the next layer, or once and for all by everything that follows.
+        parts: dict[Hashable, list[int]] = {}
+        for m in members:
+            if stop < len(chains[m]):
+                rest = chains[m][stop] if sharing == "max" else tuple(chains[m][stop:])
+                parts.setdefault(rest, []).append(m)
+        undone += [(tuple(part), stop) for part in reversed(parts.values())]
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def renamed(
+    graph: ag.ArchGraph,
+    match: Match,
+    unit: Unit,
+    cuts: tuple[tuple[int, int], ...],
+    own: frozenset[str],
+) -> tuple[ag.Transfer, ...]:
+    """From the tensors of each run, called by their places in it, to an architecture's entries.
+
+    Args:
+        graph: The architecture.
+        match: See :class:`FlexiFed`.
+        unit: See :class:`FlexiFed`.
+        cuts: Where each run starts and stops in it.
+        own: Entries that are not shared.
+    """
+    links = chain(graph, match, unit)
+    slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
+    found = []
+    for start, stop in cuts:
+        names = [name for link in links[start:stop] for name in link.entries]
+        places = {name: str(place) for place, name in enumerate(names) if name not in own}
+        same = ag.Transfer.identity(tuple(slots[name] for name in places))
+        found.append(
+            ag.Transfer(
+                tuple(slots[name]._replace(name=place) for name, place in places.items()),
+                same.target,
+                {n: dataclasses.replace(e, source=places[n]) for n, e in same.entries.items()},
+            )
+        )
+    return tuple(found)
+
+
+def _held(tensors: State, number: int, transfer: ag.Transfer) -> dict[str, Tensor]:
+    """What the server holds of a run, by place; no more of the state is looked at."""
+    return {slot.name: tensors[f"trie/{number}/{slot.name}"] for slot in transfer.source}

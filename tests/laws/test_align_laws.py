@@ -1,0 +1,114 @@
+"""Laws of alignment: names do not matter, joins are least, meets greatest, whoever comes first."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import archgraph as ag
+from archgraph.ir import ArchGraph
+from tests.nets import image, networks, renamed
+
+
+@functools.cache
+def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> ArchGraph:
+    """Stages of convolutions with pools between them, as users write them."""
+    layers: list[nn.Module] = []
+    before = 3
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        layers += [nn.MaxPool2d(2)] * (stage > 0)
+        for _ in range(depth):
+            norm = [nn.BatchNorm2d(width)] * block
+            layers += [nn.Conv2d(before, width, 3, padding=1), *norm, nn.ReLU()]
+            before = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 4)]
+    return ag.trace(nn.Sequential(*layers), torch.zeros(1, 3, 8, 8), train=False).graph
+
+
+def shapes(graph: ArchGraph) -> list[tuple[int, ...]]:
+    return sorted(p.shape for p in graph.params)
+
+
+def depths(graph: ArchGraph) -> list[int]:
+    return [len(s.blocks) for s in ag.structure(graph).sections]
+
+
+stacks = st.builds(
+    stack,
+    st.tuples(*[st.integers(1, 3)] * 3),
+    st.tuples(*[st.sampled_from([2, 4, 6])] * 3),
+)
+
+
+@given(networks(), st.randoms(use_true_random=False))
+@settings(max_examples=8)
+def test_names_and_order_of_definition_do_not_matter(net, random):
+    graph, state = ag.trace(net, image(), train=False)
+    other = renamed(graph, random)
+    found = ag.align(other, graph)
+    assert found.score == 1 and not found.unmatched
+    pulled = found.transfer.pull(state)
+    a, b = ag.build(graph, state).eval(), ag.build(other, pulled).eval()
+    torch.testing.assert_close(a(image()), b(image()), rtol=0, atol=0)
+
+
+@given(stacks, stacks)
+@settings(max_examples=6)
+def test_the_join_is_the_least_that_contains_both(a, b):
+    joined = ag.join([a, b])
+    one, other = ({p.name: p.shape for p in g.params} for g in (a, b))
+    wide = [max(x, y) for x, y in zip(_widths(a), _widths(b), strict=True)]
+    deep = [max(x, y) for x, y in zip(depths(a), depths(b), strict=True)]
+    assert shapes(joined.graph) == shapes(stack(tuple(deep[:3]), tuple(wide)))
+    assert depths(joined.graph) == deep
+    state = ag.initial_state(joined.graph, seed=1)
+    for graph, transfer, sizes in zip((a, b), joined.transfers, (one, other), strict=True):
+        pulled = transfer.pull(state)
+        assert {k: tuple(v.shape) for k, v in pulled.items()} == sizes
+        assert all(entry.selects for entry in transfer.entries.values())
+        ag.build(graph, pulled)(torch.zeros(2, 3, 8, 8))
+    whole = [t.coverage for t in joined.transfers]
+    for name in joined.graph.state_names:
+        assert 0 < max(c.share(name) for c in whole) <= 1
+
+
+def _widths(graph: ArchGraph) -> list[int]:
+    found = ag.structure(graph).sections[:3]
+    sizes = (graph.node[s.blocks[-1].exit].shape[1] for s in found)
+    return [size for size in sizes if isinstance(size, int)]
+
+
+@given(stacks, stacks)
+@settings(max_examples=5)
+def test_the_meet_is_the_greatest_that_both_contain(a, b):
+    met = ag.meet([a, b])
+    thin = [min(x, y) for x, y in zip(_widths(a), _widths(b), strict=True)]
+    flat = [min(x, y) for x, y in zip(depths(a), depths(b), strict=True)]
+    assert shapes(met.graph) == shapes(stack(tuple(flat[:3]), tuple(thin)))
+    for graph, transfer in zip((a, b), met.transfers, strict=True):
+        ag.build(met.graph, transfer.pull(ag.initial_state(graph)))(torch.zeros(2, 3, 8, 8))
+
+
+@given(stacks, stacks)
+@settings(max_examples=4)
+def test_join_and_meet_absorb_one_another(a, b):
+    assert ag.join([a]).graph == a == ag.join([a, a]).graph
+    assert ag.meet([a]).graph == a == ag.meet([a, a]).graph
+    assert shapes(ag.join([a, ag.meet([a, b]).graph]).graph) == shapes(a)
+    assert shapes(ag.meet([a, ag.join([a, b]).graph]).graph) == shapes(a)
+
+
+@given(stacks, stacks, stacks)
+@settings(max_examples=4)
+def test_the_order_does_not_matter(a, b, c):
+    once = ag.join([a, b, c])
+    assert shapes(ag.join([c, a, b]).graph) == shapes(once.graph)
+    assert shapes(ag.join([ag.join([a, b]).graph, c]).graph) == shapes(once.graph)
+    assert shapes(ag.meet([c, b, a]).graph) == shapes(ag.meet([a, b, c]).graph)
+    assert [t.target for t in ag.join([c, a, b]).transfers] == [
+        once.transfers[i].target for i in (2, 0, 1)
+    ]

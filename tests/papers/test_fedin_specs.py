@@ -1,0 +1,116 @@
+"""FedIN's models, families and experiments against Table I and §V-A."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.engine.world import prepare
+from archgraph.strategy import LocalOptions, configure
+from strategies.fedin import FedIN, cut
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+PAPER = sorted((SPECS / "experiments" / "paper").glob("fedin_*.yaml"))
+
+# Table I: channels of both convolutions and stride of the first; then how often the second line
+# is repeated. The shortcut of a first line is 1 × 1 with the same stride.
+STAGES = ((64, 256, 1), (128, 512, 2), (256, 1024, 2))
+REPEATED = {"a": (2, 3, 0), "b": (2, 1, 0), "c": (2, 2, 0), "d": (1, 3, 0), "e": (1, 1, 0)}
+CLIENTS = {"a": 2, "b": 1, "c": 2, "d": 2, "e": 3}
+
+
+def layers(graph: ag.ArchGraph) -> list[tuple[int, int, int]]:
+    """Channels, kernel, stride of each convolution."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "aten.conv2d":
+            out, _, kernel, wide = graph.param[next(node.leaves())].shape
+            stride = node.arg("stride", (1, 1))
+            assert kernel == wide and isinstance(stride, tuple) and stride[0] == stride[1]
+            assert isinstance(stride[0], int)
+            found.append((out, kernel, stride[0]))
+    return found
+
+
+def printed(model: str) -> list[tuple[int, int, int]]:
+    """The same as Table I prints it."""
+    rows = [(64, 3, 1)]
+    for (inner, outer, stride), again in zip(STAGES, REPEATED[model], strict=True):
+        rows += [(inner, 1, stride), (outer, 3, 1), (outer, 1, stride)]  # with its shortcut
+        rows += [(inner, 1, 1), (outer, 3, 1)] * again
+    return rows
+
+
+@pytest.fixture(scope="module", params=["cifar10", "fashion"])
+def family(request):
+    return ag.resolve(ag.load_family(SPECS / "families" / f"fedin_{request.param}.yaml"))
+
+
+def test_models_are_those_of_table_1(family):
+    assert {m.name: m.count for m in family.clients} == CLIENTS
+    for member in family.clients:
+        assert layers(member.graph) == printed(member.name)
+        assert member.graph.param["dense.linear.weight"].shape == (10, 1024)
+    assert len({tuple(printed(m)) for m in REPEATED}) == 5
+
+
+def test_extractor_is_stage_1_and_classifier_the_dense_layer_and_both_are_small(family):
+    """§IV: "only occupying a very small part"; the cuts are the defaults."""
+    for member in family.clients:
+        split = cut(member.graph)
+        held = [k for k in split.ends if member.graph.param[k].role == "parameter"]
+        names = [f"stage1.{k}" for k in ("conv.weight", "bn.weight", "bn.bias")]
+        assert held == [*names, "dense.linear.weight", "dense.linear.bias"]
+        sizes = {p.name: math.prod(p.shape) for p in member.graph.params if p.role == "parameter"}
+        assert sum(sizes[k] for k in held) < 0.01 * sum(sizes.values())
+
+
+def test_models_train_on_their_own_features(family):
+    """A forward of all parts, of the smallest model."""
+    graph = family.clients[-1].graph
+    x = torch.randn(2, *graph.nodes[0].shape[1:])
+    parts = [ag.build(p, seed=1).eval() for p in cut(graph).parts]
+    with torch.no_grad():
+        s_in = parts[0](x)
+        s_out = parts[1](s_in)
+        assert parts[2](s_out).shape == (2, 10)
+    assert s_in.shape[1:] == (64, *x.shape[2:])
+    assert s_out.shape[1:] == (1024, *(n // 4 for n in x.shape[2:]))
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+def test_experiments_are_as_published(path):
+    spec = ag.load_experiment(path)
+    local = LocalOptions(**spec.local.model_dump())
+    last, epochs = {"cifar10": (25, 5), "fashion_mnist": (60, 1)}[spec.data.dataset]
+    assert (local.optimiser, local.epochs, spec.rounds, spec.sample) == ("adam", epochs, 200, 1.0)
+    assert local.lr_at(last, 200) == 1e-3
+    assert local.lr_at(last + 1, 200) == pytest.approx(1e-4)
+    assert local.lr_at(200, 200) == pytest.approx(1e-4)
+    scheme = spec.data.partition
+    iid = path.stem in ("fedin_cifar10", "fedin_fashion")
+    assert scheme.scheme == ("iid" if iid else "dirichlet")
+    if scheme.scheme == "dirichlet":
+        assert scheme.alpha == 0.5
+    assert isinstance(configure(spec.strategy_name, spec.strategy_options), FedIN)
+
+
+def test_ablations_are_those_of_figure_7():
+    options = {p.stem.removeprefix("fedin_cifar10_"): ag.load_experiment(p) for p in PAPER}
+    assert options["sequential"].strategy_options == {"step": "sequential"}
+    assert options["no_aggregation"].strategy_options == {"aggregate": False}
+    assert options["no_in"].strategy_options == {"in_training": False}
+    assert len(PAPER) == 8
+
+
+def test_an_experiment_can_begin(data_root):
+    path = SPECS / "experiments" / "paper" / "fedin_fashion_dirichlet.yaml"
+    spec = ag.load_experiment(path)
+    small = spec.model_copy(update={"data": spec.data.model_copy(update={"limit": 500})})
+    setup = prepare(small, data_root=data_root)
+    state = setup.strategy.init(setup.world)
+    assert len(setup.world.clients) == 10 and "dense.linear.weight" in state.group("shared")

@@ -1,0 +1,75 @@
+"""Models written in Python: arguments as YAML writes them, or made by another callable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import archgraph as ag
+from archgraph.errors import SpecError
+
+MODULE = """\
+import torch
+class Config:
+    def __init__(self, width, activation=None):
+        self.width, self.activation = width, activation
+class Net(torch.nn.Module):
+    def __init__(self, config, sizes=(3,)):
+        super().__init__()
+        self.fc = torch.nn.Linear(sizes[0], config.width)
+        self.activation = config.activation or torch.nn.ReLU()
+    def forward(self, x):
+        return self.activation(self.fc(x))
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function from arguments in YAML to the graph of the model above."""
+    (tmp_path / "configured.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "configured", raising=False)
+
+    def make(args: str, python: str = "configured:Net") -> ag.ArchGraph:
+        file = tmp_path / "net.yaml"
+        file.write_text(f"python: {python}\ninputs: {{x: [3]}}\nargs: {args}\n")
+        return ag.load(file)
+
+    return make
+
+
+def test_an_argument_may_be_made_in_python(net):
+    graph = net("{config: {python: 'configured:Config', args: {width: 5}}}")
+    assert graph.param["fc.weight"].shape == (5, 3)
+    assert graph.nodes[-1].op == "aten.relu"
+
+
+def test_arguments_are_made_at_any_depth(net):
+    act = "{python: 'torch.nn:LeakyReLU', args: {negative_slope: 0.5}}"
+    graph = net(
+        f"{{config: {{python: 'configured:Config', args: {{width: 2, activation: {act}}}}}}}"
+    )
+    assert dict(graph.nodes[-1].args)["negative_slope"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("{config: {python: 'configured:Confg', args: {width: 5}}}", "cannot be imported.*Confg"),
+        ("{config: {python: 'configured:Config'}}", "cannot be constructed.*TypeError.*width"),
+        ("{config: {python: 'configured:Config', arg: {width: 5}}}", "is no value made in Python"),
+        ("{config: {python: configured}}", "is no value made in Python"),
+        ("{config: 3}", "cannot be constructed.*'int'"),
+    ],
+)
+def test_mistakes_in_arguments_name_the_line(net, args: str, words: str):
+    with pytest.raises(SpecError, match=rf"net\.yaml:1: python: {words}"):
+        net(args)
+
+
+def test_a_module_that_breaks_while_it_is_imported_is_one_message(net, tmp_path: Path):
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('no such operator')\n")
+    with pytest.raises(SpecError, match="cannot be imported; found RuntimeError: no such operator"):
+        net("{}", "broken_module:Net")

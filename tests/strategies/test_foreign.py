@@ -1,0 +1,124 @@
+"""Models that nobody prepared, from a family file alone: every strategy runs on every one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.engine import Dataset, Split, world
+from archgraph.family import Family
+from archgraph.spec.family import DataSpec, EvaluateSpec, ExperimentSpec, FamilySpec, LocalSpec
+from archgraph.strategy import strategy_names
+
+FAMILIES = Path(__file__).parents[2] / "specs" / "families"
+MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")
+
+# Kinds of client that a method can serve, where it cannot serve all.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("whole",),  # averages one architecture
+    "fedin": ("whole", "short"),  # first and last layers are everybody's
+    "heterofl": ("whole", "half"),  # slices, and nothing else
+}
+# No state of a global model's form on the server.
+WITHOUT_GLOBAL = frozenset({"fedin", "flexifed", "standalone"})
+# What a method has to be told: a layer that ends in a norm has no form of the identity.
+OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {("fedadp", "bert"): {"approximate": True}}
+
+
+@functools.cache
+def family_of(model: str) -> tuple[FamilySpec, Family]:
+    """The shipped file, its models captured once for all strategies."""
+    spec = ag.load_family(FAMILIES / f"foreign_{model}.yaml")
+    return spec, ag.resolve(spec)
+
+
+def examples(spec: FamilySpec) -> Dataset:
+    """Noise of the form that the family's model takes."""
+    assert isinstance(spec.model, dict)
+    ((_, given),) = spec.model["inputs"].items()
+    draw = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        if isinstance(given, Mapping):
+            words = torch.randint(1000, (count, *given["shape"]), generator=draw)
+            return Split(words, words.roll(-1, 1))
+        images = torch.randint(256, (count, *given), generator=draw).to(torch.uint8)
+        return Split(images, torch.arange(count) % 10, torch.full((3,), 128.0), torch.ones(3))
+
+    text = isinstance(given, Mapping)
+    shape = tuple(given["shape"] if isinstance(given, Mapping) else given)
+    classes = 33278 if text else 10
+    labels = tuple(map(str, range(classes)))
+    size = 6 if text else 30
+    kind: Any = "text" if text else "image"
+    return Dataset("noise", kind, classes, shape, split(size), split(size // 3), labels)
+
+
+def experiment(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, model: str, options: Mapping[str, Any]
+) -> ExperimentSpec:
+    """Two rounds on noise with one client of each kind, at least two."""
+    spec, family = family_of(model)
+    kinds = KINDS.get(strategy, tuple(member.name for member in spec.clients))
+    count = 1 if len(kinds) > 1 else 2
+    own = tuple(
+        member.model_copy(update={"count": count})
+        for member in spec.clients
+        if member.name in kinds
+    )
+    clients = tuple(
+        dataclasses.replace(member, count=count)
+        for member in family.clients
+        if member.name in kinds
+    )
+    data = examples(spec)
+    monkeypatch.setattr(world, "load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr(world, "resolve", lambda _: dataclasses.replace(family, clients=clients))
+    return ExperimentSpec(
+        name="foreign",
+        family=spec.model_copy(update={"clients": own}),
+        data=DataSpec(dataset=data.name),
+        strategy={strategy: dict(options)},
+        rounds=2,
+        local=LocalSpec(batch=3 if data.kind == "text" else 5, lr=0.01),
+        evaluate=EvaluateSpec(every=2),
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_two_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: str, model: str):
+    asked = experiment(monkeypatch, strategy, model, OPTIONS.get((strategy, model), {}))
+    done = ag.run(asked, out=tmp_path / "run", progress=False)
+    assert isinstance(asked.family, FamilySpec)
+    names = {member.name for member in asked.family.clients}
+    clients = sum(member.count for member in asked.family.clients)
+    for line in done.rounds:
+        assert (line["rejected"], line["failed"]) == ([], [])
+        assert [report["client"] for report in line["clients"]] == list(range(clients))
+        assert all(report["loss"] is not None for report in line["clients"])
+    models = done.rounds[-1]["evaluation"]["models"]
+    assert set(models) - {"global"} == (names if strategy != "fedavg" else set())
+    assert all(math.isfinite(figures["loss"]) for figures in models.values())
+    # Whatever is shared has learnt: it is not where it began.
+    group = done.server.group("global")
+    initial = done.experiment.world.state
+    changed = [
+        name
+        for name, tensor in group.items()
+        if tensor.is_floating_point() and name in initial and not torch.equal(tensor, initial[name])
+    ]
+    assert changed or strategy in WITHOUT_GLOBAL
+
+
+def test_what_cannot_be_grown_exactly_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ag.RunError, match=r"layer_norm.*no form of the identity.*approximate"):
+        ag.run(experiment(monkeypatch, "fedadp", "bert", {}), progress=False)

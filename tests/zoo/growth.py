@@ -1,0 +1,497 @@
+"""Growth examined on every model: wider, deeper and in parts, and still the same function?
+
+The original's own weights and inputs are used, in evaluation, in float64 and in float32; what is
+constant at the start (zeros, ones, running statistics) is made random first, so that nothing holds
+by accident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+import archgraph as ag
+from archgraph.analysis.axes import Axis
+from archgraph.errors import RewriteError
+from archgraph.ir import ArchGraph
+from archgraph.rewrite.laws import difference, in_float64, to_float64
+from archgraph.rewrite.widen import refusals
+from archgraph.transfer import DimMap
+from archgraph.transfer import Entry as Source
+from tests.nets import Foreign
+from tests.zoo.collection import GROUPS, Entry
+from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors
+from tests.zoo.table import cells, escaped
+
+FACTOR = 1.5
+EXACT64, EXACT32 = 1e-10, 1e-5  # relative to each output's largest value
+PARAMETERS = 1_500_000  # models of more are narrowed to about as many before they grow
+SECONDS = {"quick": 4.0, "full": math.inf}  # for widening axes alone
+ATTENTION = ("softmax", "scaled_dot_product_attention")
+
+Reasons = tuple[tuple[str, str], ...]
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Law:
+    """How often a law was tried, and its largest differences, relative."""
+
+    tried: int = 0
+    gap64: float = 0.0
+    gap32: float = 0.0
+
+    def with_(self, gap64: float, gap32: float) -> Law:
+        """The law, tried once more."""
+        return Law(self.tried + 1, max(self.gap64, gap64), max(self.gap32, gap32))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one examination found; plain values only, so that it travels as JSON."""
+
+    kind: str = ""  # "transformer", "residual CNN" or "other"
+    parameters: int = 0
+    grown: int = 0  # parameters of what was grown: fewer where it was narrowed first
+    free: int = 0
+    sections: int = 0
+    rounding: float = 0.0  # the original in float32 against itself in float64
+    alone: Law = Law()
+    together: Law = Law()
+    deeper: Law = Law()  # sections, each alone
+    parts: Law = Law()
+    axes_together: int = 0
+    effect: float = 0.0  # what the same copies do to the outputs when nothing makes up for them
+    sections_together: int = 0
+    narrowed_back: bool | None = None
+    not_wider: Reasons = ()  # free axes and why they cannot be widened by FACTOR
+    not_deeper: Reasons = ()
+    not_cut: Reasons = ()
+    memory: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; a refusal is no failure."""
+        return not self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain dicts, lists and numbers."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        """Inverse of :meth:`to_json`."""
+        laws = {k: Law(**data[k]) for k in ("alone", "together", "deeper", "parts")}
+        pairs = {
+            k: tuple((a, b) for a, b in data[k]) for k in ("not_wider", "not_deeper", "not_cut")
+        }
+        return cls(
+            **{
+                **data, **laws, **pairs,
+                "passed": tuple(data["passed"]),
+                "failures": tuple(Failure(**f) for f in data["failures"]),
+                "notes": tuple(data["notes"]),
+            }
+        )  # fmt: skip
+
+
+# -- one model --------------------------------------------------------------------------------
+
+
+def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
+    """Grow one model in every way.
+
+    Args:
+        foreign: The model and its example inputs.
+        level: ``quick`` widens single axes, in random order, for some seconds only; ``full`` all.
+        name: Seeds the random choices.
+    """
+    exam = _Exam()
+    model, inputs = foreign.model, (foreign.args, foreign.kwargs)
+    del foreign
+    dropout_off(model)
+    rng = np.random.default_rng(seed_of(name))
+    torch.manual_seed(seed_of(name))
+    traced = None
+    with exam.check("trace"):
+        traced = ag.trace(model.eval(), *inputs[0], **inputs[1])
+    if traced is None:
+        return Report(failures=tuple(exam.failures), seconds=dict(exam.seconds))
+    del model
+    graph, state = traced.graph, unsettled(traced.state)
+    del traced
+    free = ag.axes(graph).free
+    found: dict[str, Any] = {
+        "kind": kind_of(graph),
+        "parameters": ag.cost(graph).parameters,
+        "free": len(free),
+    }
+    refused: dict[str, str] = {}
+    with exam.check("refusals"):
+        refused = refusals(graph, FACTOR)
+    found["not_wider"] = tuple(refused.items())
+    graph, state = smaller(graph, state)
+    found["grown"] = ag.cost(graph).parameters
+    work = None
+    with exam.check("original"):
+        work = _Function(graph, state, inputs)
+    if work is None:
+        return _report(exam, found)
+    found["rounding"] = difference(work.expected32, work.expected64)
+
+    left_free = {a.name for a in ag.axes(graph).free}  # of what may be narrower now
+    axes = [a for a in free if a.name not in refused and a.name in left_free]
+    begin, law = time.process_time(), Law()
+    for axis in (axes[i] for i in rng.permutation(len(axes))):
+        if time.process_time() - begin > SECONDS[level]:
+            break
+        with exam.check(f"widen {axis.name}"):
+            gaps = work(ag.widen(graph, {axis.name: FACTOR}))
+            law = law.with_(*gaps)
+            held(*gaps, found["rounding"])
+    found["alone"] = law
+    with exam.check("widen all"):
+        chosen, left = together(graph, [a.name for a in axes])
+        found["notes"] = tuple(f"not with the others: {a}: {why}" for a, why in left.items())
+        found["axes_together"] = len(chosen)
+        if chosen:
+            wide = ag.widen(graph, dict.fromkeys(chosen, FACTOR))
+            gaps = work(wide)
+            found["together"] = Law().with_(*gaps)
+            held(*gaps, found["rounding"])
+            del wide
+            found["effect"] = work.moved(plain(graph, chosen))
+            assert found["effect"] > 1e-4, "vacuous: bare copies do the same"
+            found["narrowed_back"] = narrowed_back(graph, chosen, state)
+            assert found["narrowed_back"], "narrow(widen(g)) is not g"
+
+    sections = ag.structure(graph).sections
+    found["sections"] = len(sections)
+    deeper, law, stays = {}, Law(), []
+    for section in sections:
+        with exam.check(f"deepen {section.name}"):
+            try:
+                deep = ag.deepen(graph, {section.name: len(section.blocks) + 1})
+            except RewriteError as error:
+                stays.append((section.name, f"{error.message}: {error.found}"))
+                continue
+            gaps = work(deep)
+            law = law.with_(*gaps)
+            held(*gaps, found["rounding"])
+            deeper[section.name] = len(section.blocks) + 1
+    found |= {"deeper": law, "not_deeper": tuple(stays), "sections_together": len(deeper)}
+    if len(deeper) > 1:
+        with exam.check("deepen all"):
+            held(*work(ag.deepen(graph, deeper)), found["rounding"])
+
+    cuts, uncut, law = [], [], Law()
+    for section in sections[:-1]:
+        with exam.check(f"split {section.name}"):
+            try:
+                parts = ag.split(graph, after=section.name)
+            except RewriteError as error:
+                uncut.append((section.name, f"{error.message}: {error.found}"))
+                continue
+            assert ag.chain(parts) == graph, "chain(split(g)) is not g"
+            law = law.with_(*work.in_parts(parts))
+            assert law.gap64 == law.gap32 == 0, "parts compute something else"
+            cuts.append(section.name)
+    if len(cuts) > 1:
+        with exam.check("split all"):
+            parts = ag.split(graph, after=cuts)
+            assert len(parts) == len(cuts) + 1 and ag.chain(parts) == graph, "chain(split) is not g"
+            assert work.in_parts(parts) == (0, 0), "parts compute something else"
+    found |= {"parts": law, "not_cut": tuple(uncut)}
+    return _report(exam, found)
+
+
+def _report(exam: _Exam, found: Mapping[str, Any]) -> Report:
+    return Report(
+        **found, seconds=exam.seconds, passed=tuple(exam.passed), failures=tuple(exam.failures)
+    )
+
+
+def held(gap64: float, gap32: float, rounding: float) -> None:
+    """Assert that the function stayed, in float32 as far as the original is itself there."""
+    allowed = max(EXACT32, rounding)
+    assert gap64 <= EXACT64, f"float64 differs by {gap64:.2g}, allowed {EXACT64:g}"
+    assert gap32 <= allowed, f"float32 differs by {gap32:.2g}, allowed {allowed:g}"
+
+
+def kind_of(graph: ArchGraph) -> str:
+    """What family an architecture is of, by what it computes."""
+    ops = {n.op.split(".")[1] for n in graph.nodes if n.op.startswith("aten.")}
+    if ops & set(ATTENTION):
+        return "transformer"
+    convolves = any(op.startswith("conv") for op in ops)
+    sums = any(b.sums for b in ag.structure(graph).blocks)
+    return "residual CNN" if convolves and sums else "other"
+
+
+def unsettled(state: State) -> dict[str, torch.Tensor]:
+    """The weights, random where an entry is all of one value, and large enough to matter."""
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        made[name] = tensor
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if bool((tensor == tensor.mean()).all()):
+            noise = 0.25 * torch.randn_like(tensor).tanh()
+            made[name] = tensor + noise * tensor.abs().clamp(min=0.5)
+        elif tensor.dim() > 1:
+            natural = tensor[0].numel() ** -0.5
+            made[name] = tensor * max(1.0, natural / float(tensor.std()))
+    return made
+
+
+def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """The model, narrowed where it is large: a law does not depend on sizes."""
+    count = ag.cost(graph).parameters
+    if count <= PARAMETERS:
+        return graph, dict(state)
+    cut_ = ag.take(graph, math.sqrt(PARAMETERS / count))
+    return cut_.graph, unsettled(cut_.transfer.pull(state))
+
+
+def together(graph: ArchGraph, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Axes that can be widened at once, and why others cannot join them."""
+    chosen, left = list(names), dict[str, str]()
+    while chosen:
+        try:
+            ag.widen(graph, dict.fromkeys(chosen, FACTOR))
+        except RewriteError as error:
+            chosen.remove(str(error.where))
+            left[str(error.where)] = str(error.found)
+        else:
+            break
+    return chosen, left
+
+
+def plain_entry(entry: Source) -> Source:
+    """An entry that copies the same positions and divides nothing."""
+    dims = (m and DimMap.of(m.positions, m.size) for m in entry.dims)
+    return dataclasses.replace(entry, dims=tuple(dims))
+
+
+def plain(graph: ArchGraph, names: Sequence[str]) -> ag.Rewritten:
+    """The same copies, with nothing that makes up for them."""
+    graph, transfer = ag.widen(graph, dict.fromkeys(names, FACTOR))
+    entries = {name: plain_entry(entry) for name, entry in transfer.entries.items()}
+    return ag.Rewritten(graph, ag.Transfer(transfer.source, transfer.target, entries))
+
+
+def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
+    """Whether narrowing in Net2Net's mode undoes widening, graph and state, bit for bit."""
+    wide = ag.widen(graph, dict.fromkeys(names, FACTOR))
+    sizes: dict[str | Axis, float | int] = {name: ag.axes(graph)[name].size for name in names}
+    back = wide >> ag.narrow(wide.graph, sizes, mode="net2net")
+    again = back.transfer.pull(state)
+    same = all(torch.equal(again[k], v) for k, v in state.items() if k in again)
+    return back.graph == graph and len(again) == len(state) and same
+
+
+class _Function:
+    """What a model computes in evaluation, in both precisions, and what it becomes."""
+
+    def __init__(self, graph: ArchGraph, state: State, inputs: Any) -> None:
+        def wide(x: Any) -> Any:
+            return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+        self.names = [key for key, _ in graph.inputs]
+        self.inputs32, self.inputs64 = inputs, pytree.tree_map(wide, inputs)
+        self.state32, self.state64 = state, {k: wide(v) for k, v in state.items()}
+        self.expected32 = self._run(graph, state, self.inputs32)
+        self.expected64 = self._run(in_float64(graph), self.state64, self.inputs64)
+
+    @staticmethod
+    def _run(graph: ArchGraph, state: State, inputs: Any) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return tensors(ag.build(graph, state).eval()(*inputs[0], **inputs[1]))
+
+    def __call__(self, rewritten: ag.Rewritten) -> tuple[float, float]:
+        """Largest differences from the original, relative, in float64 and float32."""
+        ag.check(rewritten.graph)
+        own = rewritten.transfer.pull(self.state32)
+        narrow = difference(self._run(rewritten.graph, own, self.inputs32), self.expected32)
+        return self.moved(rewritten), narrow
+
+    def moved(self, rewritten: ag.Rewritten) -> float:
+        """Largest difference from the original in float64, relative."""
+        own = to_float64(rewritten.transfer).pull(self.state64)
+        found = self._run(in_float64(rewritten.graph), own, self.inputs64)
+        return difference(found, self.expected64)
+
+    def in_parts(self, parts: Any) -> tuple[float, float]:
+        """Differences when the parts run one after the other."""
+        gaps = []
+        for wide in (True, False):
+            state = self.state64 if wide else self.state32
+            args, kwargs = self.inputs64 if wide else self.inputs32
+            bound = {**dict(zip(self.names, args, strict=False)), **kwargs}
+            value: Any = ()
+            for index, part in enumerate(parts):
+                graph = in_float64(part.graph) if wide else part.graph
+                net = ag.build(graph, {k: state[k] for k in part.graph.state_names}).eval()
+                given = value if isinstance(value, tuple) else (value,)
+                names = [key for key, _ in part.graph.inputs]
+                handed = dict(zip(names, given, strict=False)) if index else {}
+                handed |= {k: bound[k] for k in names[len(given) if index else 0 :]}
+                with torch.no_grad():
+                    value = net(**handed)
+            expected = self.expected64 if wide else self.expected32
+            gaps.append(difference(tensors(value), expected))
+        return gaps[0], gaps[1]
+
+
+# -- all models -------------------------------------------------------------------------------
+
+Found = Sequence[tuple[Entry, Report]]
+
+_COLUMNS = (
+    "model", "kind", "parameters", "wider: free axes", "exact", "tried alone", "alone 64 / 32",
+    "at once", "at once 64 / 32", "bare copies", "deeper: sections", "kept", "64 / 32", "cuts",
+    "narrow(widen)", "verdict",
+)  # fmt: skip
+
+
+def line(entry: Entry, report: Report, seconds: float) -> str:
+    """One model in one line, its failures below."""
+    verdict = "pass" if report.ok else "FAIL"
+    head = (
+        f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s, {report.kind}): wider "
+        f"{report.free - len(report.not_wider)}/{report.free}, tried {report.alone.tried} "
+        f"({_gaps(report.alone)}), {report.axes_together} at once ({_gaps(report.together)}); "
+        f"deeper {report.deeper.tried}/{report.sections} ({_gaps(report.deeper)}); "
+        f"cuts {report.parts.tried}; rounding {report.rounding:.0e}, effect {report.effect:.0e}"
+    )
+    return "\n".join([head, *(f"        {f.check}: {f.error}" for f in report.failures)])
+
+
+def table(found: Found, level: Level, models: int) -> str:
+    """The page: promises kept by kind, reasons of refusals, a table per group, failures."""
+    alone = "every free axis that can be widened"
+    if level == "quick":
+        alone = f"random ones alone for {SECONDS['quick']:.0f} processor seconds a model"
+    parts = [
+        "# Growth",
+        "Written by `python -m tests.zoo --exam growth`; do not edit.",
+        "Every model is traced with its own weights (entries of one value made random, small ones "
+        f"scaled up), then grown: axes ×{FACTOR:g}, {alone}, then all at once; every section by "
+        "one block; cut behind every section. What it then computes in evaluation is compared with "
+        f"the original in float64 (allowed: {EXACT64:g}) and float32 ({EXACT32:g}), relative to "
+        "the largest value of each output; where the original itself differs more between the two, "
+        "that much is allowed in float32. A refusal is no failure: it is counted, with its "
+        "reason. Refusals are counted on the model as it is; where it has more than "
+        f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
+        "*Exact*: free axes that can be widened so. *Cuts*: behind how many sections the parts are "
+        "architectures, equal the whole when chained and compute the same bit for bit. "
+        "*Bare copies*: how far the outputs move when the same positions are copied and nothing "
+        "makes up for it. *narrow(widen)*: whether narrowing in Net2Net's mode gives back graph "
+        "and state bit for bit.",
+        _by_kind(found),
+    ]
+    if len(found) < models:
+        parts.append(
+            f"{models - len(found)} of {models} models were not examined for want of time."
+        )
+    for title, key in (
+        ("Axes that are not widened", "not_wider"),
+        ("Sections that are not deepened", "not_deeper"),
+        ("Sections behind which no cut is made", "not_cut"),
+    ):
+        parts.append(f"## {title}\n\n" + _reasons(found, key))
+    for group in GROUPS:
+        rows = [_row(e, r) for e, r in found if e.group == group]
+        if rows:
+            rule = "|" + "---|" * len(_COLUMNS)
+            parts.append("\n".join([f"## {group}\n", cells(_COLUMNS), rule, *rows]))
+    wrong = [f"- {e.group}/{e.name}: {f.check}: {f.error}" for e, r in found for f in r.failures]
+    if wrong:
+        parts.append("## Failures\n\n" + "\n".join(map(escaped, wrong)))
+    notes = [f"- {e.group}/{e.name}: {text}" for e, r in found for text in r.notes]
+    if notes:
+        parts.append(
+            "## Axes that cannot grow with the others\n\n" + "\n".join(map(escaped, notes))
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _by_kind(found: Found) -> str:
+    heads = ("kind", "models", "pass", "free axes", "exact", "share", "worst 64 / 32", "deepened")
+    rows = [cells(heads), "|" + "---|" * len(heads)]
+    for kind in ("residual CNN", "transformer", "other", "all"):
+        own = [r for _, r in found if kind in (r.kind, "all")]
+        if not own:
+            continue
+        free = sum(r.free for r in own)
+        exact = free - sum(len(r.not_wider) for r in own)
+        laws = [law for r in own for law in (r.alone, r.together, r.deeper, r.parts)]
+        worst = Law(1, max(law.gap64 for law in laws), max(law.gap32 for law in laws))
+        sections, deep = sum(r.sections for r in own), sum(r.deeper.tried for r in own)
+        row = (
+            kind, str(len(own)), str(sum(r.ok for r in own)), f"{free:,}", f"{exact:,}",
+            f"{exact / max(free, 1):.1%}", _gaps(worst), f"{deep} of {sections} sections",
+        )  # fmt: skip
+        rows.append(cells(row))
+    return "\n".join(rows)
+
+
+def _reasons(found: Found, key: str) -> str:
+    """Reasons without the names in them, most frequent first, with how many models have them."""
+    count: dict[str, int] = {}
+    models: dict[str, list[str]] = {}
+    for entry, report in found:
+        for _, reason in getattr(report, key):
+            text = general(reason)
+            count[text] = count.get(text, 0) + 1
+            models.setdefault(text, []).append(entry.name)
+    rows = [cells(("reason", "times", "models")), "|---|---|---|"]
+    for text in sorted(count, key=lambda t: -count[t]):
+        names = list(dict.fromkeys(models[text]))
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        rows.append(cells((text, str(count[text]), shown)))
+    return "\n".join(rows) if count else "None."
+
+
+def general(reason: str) -> str:
+    """A reason without the names of one model.
+
+    >>> general("aten.layer_norm in layers.0.norm1 runs over it: copies must be equally many")
+    'aten.layer_norm runs over it: copies must be equally many'
+    """
+    text = re.sub(r" in [\w.]*(?= (runs|sums) )", "", reason)
+    if text.startswith("no block that can be repeated"):  # stems and heads
+        return "no block that can be repeated"
+    return re.sub(r"%[\w.]+", "%…", text)
+
+
+def _gaps(law: Law) -> str:
+    return f"{law.gap64:.0e} / {law.gap32:.0e}" if law.tried else ""
+
+
+def _row(entry: Entry, report: Report) -> str:
+    back = {None: "", True: "equal", False: "**differs**"}[report.narrowed_back]
+    cuts = max(report.sections - 1, 0)
+    return cells(
+        (
+            entry.name, report.kind, f"{report.parameters:,}", str(report.free),
+            str(report.free - len(report.not_wider)), str(report.alone.tried),
+            _gaps(report.alone), str(report.axes_together), _gaps(report.together),
+            f"{report.effect:.0e}" if report.together.tried else "",
+            str(report.sections), str(report.deeper.tried), _gaps(report.deeper),
+            f"{report.parts.tried} of {cuts}", back, "pass" if report.ok else "**fail**",
+        )
+    )  # fmt: skip
