@@ -250,12 +250,14 @@ class Merger:
         self.clients += 1
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group
-        plain = not (scales or rows or skip)
         for name, lane in group.averaged.items():
-            if plain and lane.into is not None:  # what nearly every update is made of
-                lane.into.add_(state[name], alpha=weight * lane.scale)
+            if name in skip:
+                continue
+            if lane.into is not None and name not in rows:  # what nearly every update is made of
+                factor = weight * lane.scale
+                lane.into.add_(state[name], alpha=factor * scales.get(name, 1.0))
                 lane.weight += weight
-            elif name not in skip:
+            else:
                 self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
         for name, lane in group.integers.items():
             if name not in skip:

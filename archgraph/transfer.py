@@ -237,8 +237,14 @@ class Entry:
             x = self.init.make(dtype, seed)
         assert x is not None
         y = self.view(x)
-        # The map that shrinks most goes first: the others then touch less.
-        rest = sorted(self._rest(), key=lambda item: item[1].length / max(item[1].size, 1))
+        # Maps that shrink go first, the strongest before others, which then touch less; those that
+        # lengthen go from the last dimension on, so that the largest copy is one of whole rows.
+        rest = sorted(
+            self._rest(),
+            key=lambda item: (-item[0], 1)
+            if item[1].length >= item[1].size
+            else (-math.inf, item[1].length / item[1].size),
+        )
         for dim, map_ in rest:
             y = map_.gather(y, dim)
         y = y.contiguous() if rest else y.clone(memory_format=torch.contiguous_format)
