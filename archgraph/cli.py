@@ -656,7 +656,10 @@ def scales(
     for name, file in _with_states(models, state):
         for key, weighted in _models(name, data, file).items():
             inside = key and len(models) > 1 and not name.endswith(f":{key}")
-            found[key if len(models) == 1 else f"{name}:{key}" if inside else name] = weighted
+            label = key if len(models) == 1 else f"{name}:{key}" if inside else name
+            if label in found:  # one architecture with several states
+                label = f"{label} ({file or len(found) + 1})"
+            found[label] = weighted
     compared = scale_variation(found, baseline)
     _table(scale_table(compared))
     if output is not None:
@@ -740,6 +743,8 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
 
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
     if Path(folder or name).is_dir():
+        if file is not None:
+            raise SpecError("has weights of its own", where=name, found=f"--state {file}")
         found: dict[str, Any] = dict(trained(folder or name, data_root=data))
         if not mark:
             return found

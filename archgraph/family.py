@@ -232,9 +232,10 @@ class _Resolver:
 
     def choices(self, model: Document) -> dict[str, int]:
         """Choices of the global model: those given, else the largest that any client makes."""
-        choosers = [m.choose for m in self.spec.clients if m.choose is not None]
-        if not choosers and not self.spec.choose:
+        if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
             return {}
+        # Who says nothing runs what is written, or more.
+        choosers = [m.choose or {} for m in self.spec.clients if m.model is None]
         written = written_choices(model, model.validate(AuthoredModel))
         keys = dict.fromkeys(k for c in choosers for k in c)
         largest = {k: max(c.get(k, written.get(k, 0)) for c in choosers) for k in keys}

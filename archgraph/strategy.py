@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from archgraph.analysis.axes import axes
 from archgraph.analysis.layers import Layer as Layer
 from archgraph.analysis.layers import layers as layers
+from archgraph.analysis.structure import structure
 from archgraph.build import build
 from archgraph.build import state_of as detached_state
 from archgraph.errors import RejectedUpdate, RunError, SpecError
@@ -267,13 +268,13 @@ class LocalOptions:
 
     def lr_at(self, round: int, rounds: int) -> float:
         """Learning rate in a round (counted from 1)."""
-        rise = self.warmup * rounds if self.warmup < 1 else self.warmup
+        rise = _rounds(self.warmup, rounds)
         if round <= rise:
             return self.lr * round / math.ceil(rise)
         if self.schedule == "cosine":
             done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
             return self.lr * (1 + math.cos(math.pi * done)) / 2
-        passed = sum(round > (m * rounds if m < 1 else m) for m in self.milestones)
+        passed = sum(round > _rounds(m, rounds) for m in self.milestones)
         return self.lr * self.decay**passed
 
     def optimise(
@@ -286,6 +287,11 @@ class LocalOptions:
         return torch.optim.SGD(
             parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
+
+
+def _rounds(given: float, rounds: int) -> float:
+    """A number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999…."""
+    return round(given * rounds, 9) if given < 1 else given
 
 
 class Model(NamedTuple):
@@ -585,14 +591,14 @@ def descend(
     """
     trained = [p for p in parameters.values() if p.requires_grad]
     optimiser = work.local.optimise(trained, work.round, work.rounds)
-    limit = math.ceil(work.local.fraction * work.data.examples)
+    data = work.data
+    if work.local.fraction < 1:
+        data = _Part.of(work.data, math.ceil(work.local.fraction * data.examples), work.generator)
     step = seen = 0
     total, count = 0.0, 0
     for epoch in range(work.local.epochs):
         total, count = 0.0, 0
-        for batch in work.data.batches(work.generator, work.local.batch):
-            if count >= limit:
-                break
+        for batch in data.batches(work.generator, work.local.batch):
             examples = Examples(
                 tuple(x.to(work.device) for x in batch.inputs),
                 batch.targets.to(work.device),
@@ -616,6 +622,58 @@ def descend(
             work.progress(epoch=epoch, step=step, loss=number)
             step += 1
     return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of a client's examples, the same ones in every pass.
+
+    Attributes:
+        whole: All of them together.
+        histogram: Of all the client's examples.
+    """
+
+    whole: Examples
+    histogram: tuple[int, ...]
+
+    @staticmethod
+    def of(data: ClientData, count: int, generator: torch.Generator) -> _Part:
+        """So many, drawn from the generator."""
+        batch = next(iter(data.batches(generator, data.examples)))
+        inputs = tuple(x[:count] for x in batch.inputs)
+        return _Part(Examples(inputs, batch.targets[:count], batch.ids[:count]), data.histogram)
+
+    @property
+    def examples(self) -> int:
+        return len(self.whole.ids)
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        count = self.examples
+        order = (
+            torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+        )
+        for at in cut(order, size):
+            there = at.to(self.whole.targets.device)
+            yield Examples(
+                tuple(x.index_select(0, there) for x in self.whole.inputs),
+                self.whole.targets.index_select(0, there),
+                self.whole.ids[at],
+            )
+
+
+def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Consecutive pieces of a size; a remainder of one joins the piece before it.
+
+    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
+    ([3, 4], [3, 3, 2])
+    """
+    sizes = [size] * (len(order) // size)
+    rest = len(order) - sum(sizes)
+    if rest == 1 and sizes:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return order.split(sizes)
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:
@@ -802,7 +860,8 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
     """How many positions of each axis a transfer keeps, by axis name.
 
     Read off its dimension maps, so that it does not matter how the narrow architecture was made.
-    Axes of which nothing is taken (those of blocks left out) are not among them.
+    Between blocks of a chain that are left out, an axis is as wide as the one that enters them;
+    other axes of which nothing is taken are not among them.
 
     Args:
         graph: The architecture that the transfer starts at.
@@ -823,6 +882,13 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
             for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
                 for name, count in _parts(layout, None if taken is None else taken.positions):
                     found[name] = max(found.get(name, 0), count)
+    for block in structure(graph).blocks:
+        for before, after in zip(
+            *(solved.value[name][0] for name in (block.entry, block.exit)), strict=False
+        ):
+            if isinstance(before, AxisRef) and isinstance(after, AxisRef):
+                if before.size == after.size and before.name in found:
+                    found.setdefault(after.name, found[before.name])
     return found
 
 
@@ -967,6 +1033,13 @@ class Strategy(ABC):
     @abstractmethod
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """What a sampled client is to do in this round."""
+
+    def examine(self, world: World, result: Result) -> None:  # noqa: B027  # most ask for weights
+        """Look at what came beside a client's weights, before the server takes any of it.
+
+        Raises:
+            RejectedUpdate: If it is not what was asked for; the round goes on without this client.
+        """
 
     @abstractmethod
     def receive(

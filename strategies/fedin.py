@@ -191,7 +191,7 @@ class FedIN(Strategy):
         for result in results:
             client = world.clients[result.client]
             cut = self._cut(world.tier(client.name))
-            new = self._features(cut, result)
+            new = {name: result.extras[name] for name in cut.features} if self.in_training else {}
             weight = 1 if self.weights == "uniform" else result.examples
             names = self._mapped(world, cut)
             merger.add(same, {n: result.state[o] for n, o in names.items()}, weight, trusted=True)
@@ -255,14 +255,15 @@ class FedIN(Strategy):
         """The first tier's name of each shared entry → this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
-    def _features(self, cut: Cut, result: Result) -> dict[str, Tensor]:
-        """What a client sends of its features, if it is what it was asked for.
+    def examine(self, world: World, result: Result) -> None:
+        """See whether a client's features are what it was asked for.
 
         Raises:
             RejectedUpdate: Names the client and the tensor.
         """
         if not self.in_training:
-            return {}
+            return
+        cut = self._cut(world.tier(world.clients[result.client].name))
         rows = {len(tensor) if tensor.dim() else 0 for tensor in result.extras.values()}
         for name, (shape, dtype) in cut.features.items():
             tensor = result.extras.get(name)
@@ -274,7 +275,6 @@ class FedIN(Strategy):
                     found=found,
                     expected=(shape, dtype),
                 )
-        return {name: result.extras[name] for name in cut.features}
 
 
 @functools.lru_cache(maxsize=64)

@@ -232,8 +232,8 @@ class _Naming:
         }
         for user in eq.graph.nodes:  # a weight's sides say best what an axis is
             sides = row(user.op).sides
-            for argument in sides.keys() & dict(user.args).keys():
-                for item in walk(user.arg(argument)):
+            for argument, value in user.args:
+                for item in walk(value) if argument in sides else ():
                     if isinstance(item, Leaf):
                         self._name_leaf(item.name, sides[argument])
                     elif isinstance(item, Ref) and user.scope:

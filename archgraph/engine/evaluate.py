@@ -6,6 +6,7 @@ one pass over training data first (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,12 +289,12 @@ class Evaluator:
         """Each client's own version: mean over them on all test data, and of each on its own."""
         everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
-        state = self._state(model)
-        module = module_of(Model(model.graph, state), self.device)
+        module = module_of(Model(model.graph, model.state), self.device)
         for client in model.clients:
             # The windows of a text are not of classes: everybody's are all of them.
             owned = tuple(self._classes([client]))
-            load_state(module, self._mine(model, state, kept, client, round))
+            mine = self._mine(model, kept, client, round)
+            load_state(module, self._state(dataclasses.replace(model, state=mine)))
             plain, *masked = self._answers(module, model, self.data.test, owned)
             everywhere.append(plain.summary())
             at = self._examples(*owned) if owned else slice(None)
@@ -334,15 +335,13 @@ class Evaluator:
     def _mine(
         self,
         model: Evaluated,
-        state: State,
         kept: Mapping[int, Kept],
         client: int,
         round: int,
     ) -> State:
         """The model as one client has it: with its own entries, then fine-tuned."""
         own = kept.get(client, Kept())
-        if model.kept:
-            state = own.over(state)
+        state = own.over(model.state) if model.kept else model.state
         if model.program is None:
             return state
         generator = seeded(self.world.seed, "evaluate", model.name, round, client)

@@ -257,10 +257,7 @@ class Turn:
         for name, tensor in outcome.extras.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
-        own = {name: outcome.state[name] for name in task.kept if name in outcome.state}
-        if own or outcome.keep or task.client in self.kept:
-            self.kept[task.client] = Kept(own, outcome.keep)
-        return Result(
+        result = Result(
             client=task.client,
             state={k: v for k, v in outcome.state.items() if k not in task.kept},
             examples=len(self.experiment.shares[task.client]),
@@ -268,6 +265,11 @@ class Turn:
             extras=outcome.extras,
             metrics=outcome.metrics,
         )
+        self.experiment.strategy.examine(self.experiment.world, result)
+        own = {name: outcome.state[name] for name in task.kept if name in outcome.state}
+        if own or outcome.keep or task.client in self.kept:
+            self.kept[task.client] = Kept(own, outcome.keep)
+        return result
 
 
 def _check_other(name: str, graph: ArchGraph, state: State) -> None:

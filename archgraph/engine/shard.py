@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
-from archgraph.strategy import Examples, State
+from archgraph.strategy import Examples, State, cut
 
 
 def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:
@@ -70,21 +70,6 @@ class Shard:
             yield Examples(
                 (self.inputs.index_select(0, at),), self.targets.index_select(0, at), ids
             )
-
-
-def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Consecutive pieces of a size; a remainder of one joins the piece before it.
-
-    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
-    ([3, 4], [3, 3, 2])
-    """
-    sizes = [size] * (len(order) // size)
-    rest = len(order) - sum(sizes)
-    if rest == 1 and sizes:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return order.split(sizes)
 
 
 @dataclass(frozen=True, eq=False)

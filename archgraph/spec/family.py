@@ -236,6 +236,16 @@ class LocalSpec(Base):
     )
     fraction: Share = Field(default=1.0, description="share of the local data used in a round")
 
+    @pydantic.model_validator(mode="after")
+    def _one_schedule(self) -> LocalSpec:
+        if self.schedule == "cosine" and self.milestones:
+            raise Mistake(
+                "has milestones that a cosine does not know",
+                place=("milestones",),
+                hint="leave them out, or write schedule: steps",
+            )
+        return self
+
 
 class AttackSpec(Base):
     """Malicious clients (FedFA, Eq. 1)."""

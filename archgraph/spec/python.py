@@ -12,7 +12,7 @@ import torch
 from archgraph.errors import SpecError
 from archgraph.ir import ArchGraph
 from archgraph.ops.schema import torch_dtype
-from archgraph.spec.document import Document
+from archgraph.spec.document import Document, shorten
 from archgraph.spec.model import Made, PythonModel
 from archgraph.trace import trace
 
@@ -54,7 +54,7 @@ def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise SpecError("cannot be imported", where=where, found=str(error)) from error
-    except Exception as error:  # whatever the module runs when it is imported
+    except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
         raise SpecError(
             "cannot be imported", where=where, found=f"{type(error).__name__}: {error}"
         ) from error
@@ -63,7 +63,7 @@ def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
     given = {key: _argument(value, where) for key, value in args.items()}
     try:
         return found(**given)
-    except Exception as error:  # whatever the user's constructor raises
+    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
         raise SpecError(
             "cannot be constructed", where=where, found=f"{type(error).__name__}: {error}"
         ) from error
@@ -82,7 +82,7 @@ def _argument(value: Any, where: str) -> Any:
                 raise SpecError(
                     "is no value made in Python",
                     where=where,
-                    found=", ".join(map(str, value)),
+                    found=shorten(value["python"]),
                     expected="python: package.module:callable, and args",
                 ) from error
             return _made(nested.python, nested.args, where)

@@ -259,6 +259,8 @@ def _group(label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]]) -> Group
             measure.read([line for line in log.rounds if line["round"] <= at], tests[at])
             for (_, log, _), tests in zip(runs, tested, strict=True)
         ]
+        if measure.key == "lost" and any(values):
+            values = [value or 0.0 for value in values]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             figures[measure.key] = Figure(tuple(known))
@@ -407,6 +409,12 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def _lost(rounds: Sequence[Line], evaluation: Mapping[str, Any]) -> float | None:
+    """Clients whose update was refused or never came; None: nobody's."""
+    many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
+    return float(many) or None
+
+
 MEASURES: tuple[Measure, ...] = (
     Measure("worst_accuracy", "worst %", _of_submodels("accuracy", min), _percent),
     Measure("average_accuracy", "average %", _of_submodels("accuracy", statistics.fmean), _percent),
@@ -423,6 +431,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("best_local_accuracy", "best local %", _best_local, _percent),
     Measure("seconds", "seconds", _spent(), _seconds),
     Measure("server_seconds", "server s", _spent("server"), _seconds),
+    Measure("lost", "lost updates", _lost, _number),
 )
 
 

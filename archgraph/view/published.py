@@ -14,7 +14,7 @@ from archgraph.errors import ArchGraphError, SpecError
 from archgraph.spec.document import Document, Place, nearest, read_document
 from archgraph.spec.figures import FigureSpec, FiguresSpec, Printed
 from archgraph.view.inspect import Table
-from archgraph.view.verdicts import files, names_code
+from archgraph.view.verdicts import files, names_code, written_in_python
 
 if TYPE_CHECKING:
     from archgraph.family import Family
@@ -145,8 +145,7 @@ class _Sources:
         key = str(path)
         if key not in self.families:
             spec = load_family(path)
-            models = (spec.model, *(m.model for m in spec.clients))
-            code = not self.python and any(map(names_code, models))
+            code = not self.python and written_in_python(spec)
             self.families[key] = None if code else resolve(spec)
         return self.families[key]
 
@@ -232,12 +231,20 @@ def _ours(
                 expected=f"one of {', '.join(members)}",
                 hint=nearest(figure.member, members),
             )
-        value = Fraction(_measure(figure, members[figure.member].graph))
+        value: Fraction | None = Fraction(_measure(figure, members[figure.member].graph))
     elif figure.mean is not None:
         weights = {n: m.count if figure.mean == "clients" else 1 for n, m in members.items()}
         total = sum(w * _measure(figure, members[n].graph) for n, w in weights.items())
         value = Fraction(total, sum(weights.values()))
     else:
+        value = None
+    if not family.has_global and (value is None or figure.share):
+        document.fail(
+            (*start, "family"),
+            "has no global model to measure",
+            hint="name a member, or a mean over members or clients",
+        )
+    if value is None:
         value = Fraction(_measure(figure, family.graph))
     whole = _measure(figure, family.graph) if figure.share else 1
     if not whole:

@@ -143,7 +143,7 @@ def _family(
         many = sum(member.count for member in spec.clients)
         text = f"{many} clients on {len(spec.clients)} architectures"
         try:
-            if not python and any(map(names_code, (spec.model, *(m.model for m in spec.clients)))):
+            if not python and written_in_python(spec):
                 made[place] = f"{text}; Python model not imported"
             else:
                 resolve(spec)
@@ -154,6 +154,12 @@ def _family(
     if isinstance(result, ArchGraphError):
         raise result
     return result
+
+
+def written_in_python(family: FamilySpec) -> bool:
+    """Whether a family names a Python model."""
+    sources = (family.model, *(m.model for m in family.clients))
+    return any(source != "join" and names_code(source) for source in sources)
 
 
 def names_code(source: Any) -> bool:

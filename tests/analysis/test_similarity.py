@@ -389,14 +389,21 @@ def test_models_of_a_run_are_those_of_its_clients(folder):
         trained(folder)
 
 
-def test_scales_of_a_run(folder):
+def test_scales_of_a_run(folder, monkeypatch):
     shown = command("scales", folder / "run", "-o", folder / "s.png")
     assert shown.exit_code == 0, shown.output
     assert "scales beside half/0" in shown.output
     assert "whole/2" in shown.output and "head.linear.weight" in shown.output
     assert (folder / "s.png").read_bytes().startswith(b"\x89PNG")
-    two = command("scales", f"{folder}/run:half/1", f"{folder}/run:whole/2")
+    monkeypatch.chdir(folder)  # long paths are shortened
+    two = command("scales", "run:half/1", "run:whole/2")
     assert two.exit_code == 0 and "run:whole/2" in two.output
+    save_file(ag.initial_state(ag.load(folder / "model.yaml"), 5), folder / "w5.safetensors")
+    model, weights = folder / "model.yaml", ("--state", folder / "w5.safetensors")
+    same = command("scales", model, model, *weights)  # one architecture, two states
+    assert same.exit_code == 0, same.output
+    wrong = command("scales", folder / "run", *weights)
+    assert wrong.exit_code == 2 and "has weights of its own" in wrong.stderr
 
 
 def test_similarity_of_models_and_of_a_run(folder, tmp_path):

@@ -47,6 +47,7 @@ class Mean(Strategy):
         personal: Test each client on its own entries.
         tuned: Program before a test.
         seen: Told of every result while it is the only one alive.
+        refuse: Told of every result before it is accepted.
     """
 
     programs: Mapping[int, Program] = field(default_factory=dict)
@@ -57,6 +58,11 @@ class Mean(Strategy):
     personal: bool = False
     tuned: Program | None = None
     seen: Callable[[Result], None] | None = None
+    refuse: Callable[[Result], None] | None = None
+
+    def examine(self, world: World, result: Result) -> None:
+        if self.refuse is not None:
+            self.refuse(result)
 
     def init(self, world: World) -> ServerState:
         return ServerState(values={"results": 0}).with_group("global", world.state)

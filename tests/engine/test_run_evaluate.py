@@ -17,8 +17,8 @@ from archgraph.engine.evaluate import Answers, Evaluator, answers, recalibrated
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, short, table
-from archgraph.engine.shard import Kept, Shard, cut
-from archgraph.strategy import Evaluated, LocalOptions, Outcome, Work, seeded
+from archgraph.engine.shard import Kept, Shard
+from archgraph.strategy import Evaluated, LocalOptions, Outcome, Work, cut, seeded
 from archgraph.trace import trace
 
 
@@ -265,6 +265,25 @@ def test_personal_models_are_averaged_over_their_clients_on_all_test_data(world,
     shares = [(digits.test.targets == number).double().mean().item() for number in (3, 4)]
     assert found["models"]["even"]["accuracy"] == pytest.approx(sum(shares) / 2)
     assert found["worst"]["accuracy"] == pytest.approx(sum(shares) / 2)
+
+
+def test_static_statistics_of_a_personal_model_are_those_of_its_own_weights(world, digits):
+    """Kept weights are laid over first: statistics belong to what is tested."""
+    small = world(clients=2)
+    torch.manual_seed(0)
+    net, state, *_ = trace(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10)), torch.zeros(2, 1, 8, 8)
+    )
+    own = {"1.weight": torch.randn(10, 64), "2.running_mean": torch.full((10,), 7.0)}
+    found = evaluator(small, digits)(
+        [Evaluated("own", net, state, (0,), statistics="recompute", kept=True)],
+        kept={0: Kept(own)},
+        round=1,
+    )
+    alone = evaluator(small, digits)(
+        [Evaluated("own", net, {**state, **own}, (0,), statistics="recompute")], kept={}, round=1
+    )
+    assert found["models"]["own"]["loss"] == alone["models"]["own"]["loss"]
 
 
 def test_program_runs_before_the_test_on_the_clients_data(world, digits, net):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from archgraph.engine.experiment import Options
 from archgraph.engine.local import Clock, Loop, execute, finite, sample
-from archgraph.errors import RunError
+from archgraph.errors import RejectedUpdate, RunError
 from archgraph.strategy import Outcome, Result, Train, Work
 
 
@@ -76,6 +76,18 @@ def test_bad_update_is_rejected_by_name_and_the_round_goes_on(experiment, mean, 
     assert rejected["reason"].startswith(REASONS[how])
     assert line["failed"] == []
     assert all(bool(torch.isfinite(t).all()) for t in run.server.tensors.values())
+
+
+def test_what_a_strategy_does_not_accept_is_rejected_like_any_other(experiment, mean):
+    def refuse(result: Result) -> None:
+        if result.client == 1:
+            raise RejectedUpdate("no features", where="client 1")
+
+    run = execute(experiment(mean(refuse=refuse), rounds=1, options=_all()))
+    (line,) = run.rounds
+    assert [r["client"] for r in line["clients"]] == [0, 2, 3]
+    assert [r["reason"] for r in line["rejected"]] == ["client 1: no features"]
+    assert run.server.values["results"] == 3
 
 
 def test_rejected_client_leaves_no_trace(experiment, mean):

@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 
 import archgraph as ag
 from archgraph.engine import prepare, read_metrics
+from archgraph.engine.data import ROOT_VARIABLE
 from archgraph.engine.world import as_resolved
 from archgraph.errors import DataError, RunError, SpecError
 
@@ -111,7 +112,8 @@ def test_folder_may_be_named_by_the_experiment(write, tmp_path):
     assert (tmp_path / "named" / "run.yaml").is_file()
 
 
-def test_resolved_experiment_reads_back_to_itself(write, tmp_path):
+def test_resolved_experiment_reads_back_to_itself(write, tmp_path, monkeypatch):
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     first = prepare(write())
     (tmp_path / "again.yaml").write_text(first.text)
     again = prepare(tmp_path / "again.yaml")

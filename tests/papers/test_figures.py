@@ -226,6 +226,17 @@ def test_published_figures_are_met_or_explained() -> None:
     assert figures_table(found).rows
 
 
+def test_families_without_a_global_model_and_joins(compared, tmp_path: Path) -> None:
+    (tmp_path / "alone.yaml").write_text("clients: [{name: a, model: net.yaml}]")
+    (tmp_path / "join.yaml").write_text("model: join\nclients: [{name: a, model: net.yaml}]")
+    (found,) = compared("what: w, family: alone.yaml, member: a, published: 58")
+    assert found.met
+    (found,) = compared("what: w, family: join.yaml, published: 58")
+    assert found.met
+    with pytest.raises(SpecError, match=r"paper\.yaml:5: figures\[0\]\.family: has no global"):
+        compared("what: w, family: alone.yaml, published: 58")
+
+
 def test_errors_of_families_name_the_entry(compared, tmp_path: Path) -> None:
     entry = "what: w, family: bad.yaml, published: 1"
     (tmp_path / "bad.yaml").write_text(FAMILY.replace("width: 0.5", "skip: [nothing]"))

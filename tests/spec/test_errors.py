@@ -362,7 +362,8 @@ clients:
     [
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
-         "model, choose, skip, shallow, width, take; did you mean 'count'?"),
+         "model, choose, skip, keep, shallow, graft, deepen, width, take, narrow, widen, steps, "
+         "adapters, exits; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected greater than or equal to 1"),
@@ -436,8 +437,8 @@ attack: {fraction: 0.2, intensity: 20}
          "did you mean 'local'?"),
         ("epochs: 1", "epoch: 1",
          "e.yaml:11: local.epoch: is no known key; found 'epoch'; expected one of epochs, batch, "
-         "optimiser, lr, momentum, weight_decay, milestones, decay, clip, fraction; "
-         "did you mean 'epochs'?"),
+         "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
+         "fraction; did you mean 'epochs'?"),
         ("lr: 0.1", "lr: -1.0",
          "e.yaml:11: local.lr: has a wrong value; found -1.0; expected greater than 0"),
         ("family: f.yaml", "family: {model: m.yaml}",

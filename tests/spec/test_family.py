@@ -201,6 +201,12 @@ def test_a_python_model_brings_its_weights(tmp_path: Path) -> None:
     assert torch.equal(found.state["weight"], expected.weight)
 
 
+def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
+    found = family("{name: a, choose: {stage1.depth: 1}}, {name: whole}")
+    assert "stage1.1.conv.weight" in found.graph.param  # two blocks, as written
+    assert found.clients[1].graph == found.graph
+
+
 def test_family_without_a_global_model(tmp_path: Path) -> None:
     """Everybody has a model of its own: transfers come from nothing and initialise everything."""
     (tmp_path / "net.yaml").write_text(MODEL)

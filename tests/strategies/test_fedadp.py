@@ -69,6 +69,31 @@ def test_a_grown_model_computes_the_clients_function(lab, name, mode):
     assert gap(lab.graph, weakened(lab.graph)[name], mode) < 1e-10
 
 
+class Chain(nn.Module):
+    """Plain layers, one behind the other, so that any may be left out."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        sizes = [3, *[width] * depth]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU())
+            for a, b in itertools.pairwise(sizes)
+        )
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_narrow_client_may_lack_several_layers_in_a_row(depth):
+    whole = ag.trace(Chain(8, 5), torch.randn(2, 3)).graph
+    own = ag.trace(Chain(4, depth), torch.randn(2, 3)).graph
+    assert gap(whole, ag.Rewritten(own, ag.align(own, whole).transfer)) < 1e-10
+
+
 class Attention(nn.Module):
     """Pre-norm attention and feed-forward: packed projections, norms over the stream."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 
@@ -357,17 +358,19 @@ def test_sequential_is_local_training_then_in_training(lab, nets, pairs):
 def test_a_share_of_the_local_data_is_no_share_of_the_features(lab, nets, pairs):
     graph, state = nets["four"]
     program = InTraining(step="sequential")
-    runs = [
+    task = Task(0, graph, state, program, extras=pairs)
+    steps = {}
+    for fraction in (1.0, 0.1):
+        seen: list[int] = []
+        work = lab.work_of(task, lab.toy(3, 30), LocalOptions(batch=3, fraction=fraction))
         program(
-            lab.work_of(
-                Task(0, graph, state, program, extras=pairs),
-                lab.toy(3, examples=3),  # one minibatch, whatever the share
-                LocalOptions(lr=0.05, batch=3, fraction=fraction),
+            dataclasses.replace(
+                work, progress=lambda *, epoch, step, loss, seen=seen: seen.append(step)
             )
-        ).state
-        for fraction in (1.0, 0.1)
-    ]
-    assert all(torch.equal(runs[0][k], v) for k, v in runs[1].items())
+        )
+        steps[fraction] = len(seen)
+    both = math.ceil(len(pairs["in/0"]) / 3)
+    assert steps == {1.0: 10 + both, 0.1: 1 + both}
 
 
 def test_without_features_it_is_plain_local_training_bit_for_bit(lab, nets):
@@ -659,7 +662,8 @@ def test_features_that_nobody_asked_for_are_refused(nets, fault):
             extras = {k: v[:0] for k, v in extras.items()}
     bad = dataclasses.replace(result, extras=extras)
     with pytest.raises(ag.RejectedUpdate, match=r"client 1: (in|out)/0: no features of this cut"):
-        strategy.receive(world, state, iter([bad]), 1)
+        strategy.examine(world, bad)
+    strategy.examine(world, result)
 
 
 def test_local_statistics_of_the_ends_stay_with_the_client(nets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pickle
@@ -216,6 +217,36 @@ def test_fraction_bounds_the_examples_of_an_epoch(tiny):
         tiny.work_of(task, tiny.toy(0), LocalOptions(epochs=3, batch=3, fraction=0.5))
     )
     assert outcome.metrics["seen"] == 18
+
+
+def test_a_fraction_is_drawn_once_for_the_round(tiny):
+    """Ten epochs on a third of the data see a third of it, in another order each."""
+    options = LocalOptions(epochs=10, batch=2, fraction=0.3)
+    task = Task(0, tiny.graph, tiny.state, Train())
+    batches: list[tuple[int, ...]] = []
+
+    def note(outputs: Tensor, examples: Examples, work: Work) -> Tensor:
+        batches.append(tuple(examples.ids.tolist()))
+        return outputs.sum()
+
+    def drawn(round: int) -> list[tuple[int, ...]]:
+        batches.clear()
+        work = dataclasses.replace(tiny.work_of(task, tiny.toy(0, 20), options, round), round=round)
+        Train(note)(work)
+        return list(batches)
+
+    first, second = drawn(1), drawn(2)
+    assert len(first) == 30
+    assert len({i for ids in first for i in ids}) == 6
+    assert all(sorted(sum(first[e : e + 3], ())) == sorted(sum(first[:3], ())) for e in (3, 27))
+    assert len(set(first)) > 3
+    assert {i for ids in first for i in ids} != {i for ids in second for i in ids}
+
+
+def test_a_fraction_of_all_rounds_is_a_whole_number_of_them():
+    options = LocalOptions(lr=1.0, milestones=(0.29,), warmup=0.07)
+    rates = [options.lr_at(t, 100) for t in (1, 7, 8, 29, 30)]
+    assert rates == pytest.approx([1 / 7, 1.0, 1.0, 1.0, 0.1])
 
 
 def test_a_gradient_that_is_not_finite_is_named(tiny):

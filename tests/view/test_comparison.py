@@ -169,6 +169,18 @@ def group_cells(place: Path) -> tuple[str, ...]:
     return comparison([place], unfinished=True).tables()[0].rows[0]
 
 
+def test_lost_updates_are_told(tmp_path: Path):
+    for seed in (0, 1):
+        made(tmp_path / f"{seed}", {"small": 0.5}, seed=seed)
+    path = tmp_path / "1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "lost" not in comparison([tmp_path]).groups[0].figures
+    lines[0] |= {"rejected": [{"client": 3}], "failed": [{"client": 1}, {"client": 2}]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (group,) = comparison([tmp_path]).groups
+    assert group.figures["lost"].values == (0.0, 3.0)
+
+
 def test_a_folder_named_twice_counts_once(tmp_path: Path):
     run = made(tmp_path / "run", accuracies(0.5, 0.6))
     (group,) = comparison([run, tmp_path, run]).groups
