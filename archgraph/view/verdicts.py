@@ -141,7 +141,8 @@ def _family(
 
     if place not in made:
         many = sum(member.count for member in spec.clients)
-        text = f"{many} clients on {len(spec.clients)} architectures"
+        kinds = len(spec.clients)
+        text = f"{many} client{'s' * (many != 1)} on {kinds} architecture{'s' * (kinds != 1)}"
         try:
             if not python and written_in_python(spec):
                 made[place] = f"{text}; Python model not imported"
