@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from archgraph.analysis.axes import axes, positions
-from archgraph.analysis.forms import Form, Forms, differ, forms, nearest
+from archgraph.analysis.forms import (
+    Form,
+    Forms,
+    differ,
+    factor,
+    forms,
+    forms_by_widths,
+    nearest,
+)
 from archgraph.analysis.structure import Block
-from archgraph.analysis.widths import Pairs, Widths, alike, axes_of
+from archgraph.analysis.widths import Pairs, Widths, alike, axes_of, flat, stated
 from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph, Param
 from archgraph.layout import AxisRef, Layout, Prod, Sum, leaves
@@ -94,7 +103,7 @@ class Alignment:
     @functools.cached_property
     def widths(self) -> Widths:
         """The sizes that the client gives the whole's axes."""
-        return Widths(self.client, self.whole, self.leaves, self.blocks)
+        return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
@@ -143,11 +152,12 @@ def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
     """Find what of two graphs belongs together, whoever wrote them.
 
     Sections are aligned in order, then blocks in order within them; two blocks match when they
-    have one form: the same operators, wired alike, with the same arguments and kernels; widths of
-    free axes, rates and what only training does aside. As much as can is matched, first of all at
-    the same resolution; then equal names count (in sections of one name), then equal shapes, then
-    what comes first. Where that leaves more blocks over that could not be left out, blocks are
-    aligned as one run, sections aside.
+    have one form: the same operators, wired alike, with the same arguments, constants and kernels;
+    widths of free axes, factors that are roots of widths, rates and what only training does aside.
+    Operands of one form are told apart by name, in graphs without common names by width. As much as
+    can is matched, first of all at the same resolution; then equal names count (in sections of one
+    name), then equal shapes, then what comes first. Where that leaves more of the client's blocks
+    over, or more that could not be left out, blocks are aligned as one run, sections aside.
 
     Args:
         client: A graph, usually the smaller one.
@@ -174,6 +184,9 @@ def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
         >>> {name: str(entry) for name, entry in found.transfer.entries.items()}["2.weight"]
         '4.weight[:, :4]'
     """
+    for graph in (client, whole):
+        if not isinstance(graph, ArchGraph):
+            raise RewriteError("not a graph to align", found=type(graph), expected="an ArchGraph")
     return _Aligner(client, whole).alignment()
 
 
@@ -185,7 +198,10 @@ class _Aligner:
 
     def __init__(self, client: ArchGraph, whole: ArchGraph) -> None:
         self.client, self.whole = client, whole
-        self.mine, self.theirs = forms(client), forms(whole)
+        both = client.param.keys() & whole.param.keys()
+        strangers = 2 * len(both) < min(len(client.params), len(whole.params))
+        read = forms_by_widths if strangers else forms
+        self.mine, self.theirs = read(client), read(whole)
         self.left, self.right = self.mine.structure.blocks, self.theirs.structure.blocks
         self.axes = axes(client), axes(whole)
         self.nodes: dict[str, str] = {}
@@ -240,7 +256,13 @@ class _Aligner:
         total, chosen = _sequence(len(left), len(right), lambda i, j: ((table[i][j], 1, 1),))
         found = [match for i, j, _, _ in chosen for match in inner[i][j][1]]
         flat, run = self._run(range(len(self.left)), range(len(self.right)), False)
-        return run if flat > total and self._fixed(run) < self._fixed(found) else found
+        better = self._fixed(run) < self._fixed(found) or self._lacking(run) < self._lacking(found)
+        return run if flat > total and better else found
+
+    def _lacking(self, matches: Sequence[Match]) -> int:
+        """Number of the client's blocks without a counterpart."""
+        covered = _covered(matches, 0)
+        return sum(i not in covered and _works(self.mine, b) for i, b in enumerate(self.left))
 
     def _fixed(self, matches: Sequence[Match]) -> int:
         """Number of blocks without a counterpart that could not be left out either."""
@@ -345,9 +367,23 @@ class _Aligner:
             layouts = (self.axes[side].of(leaf) for leaf in form.leaves)
             looks = tuple(tuple(_look(d, self._free[side]) for d in dims) for dims in layouts)
             shapes = _shapes((self.client, self.whole)[side], form)
-            known = self._kinds.setdefault((form.lines, shapes, looks), len(self._kinds))
+            key = form.lines, shapes, looks, self._facts(side, form)
+            known = self._kinds.setdefault(key, len(self._kinds))
             self._looks[id(form)] = known
         return self._looks[id(form)]
+
+    def _facts(self, side: Literal[0, 1], form: Form) -> Hashable:
+        """What else :meth:`_obstacle` looks at."""
+        graph, solved = (self.client, self.whole)[side], self.axes[side]
+        constants = tuple(graph.param[leaf].value for leaf in form.leaves)
+        told = []
+        for name in form.nodes:
+            node = graph.node[name]
+            sizes = [flat(solved.attributes.get((name, key))) for key, _ in node.args]
+            looks = tuple(_look(d, self._free[side]) for found in sizes for d in found)
+            types = [graph.node[used].types for used in itertools.islice(node.uses(), 1)]
+            told.append((factor(node), node.types, *types, looks))
+        return constants, tuple(told)
 
     @functools.cached_property
     def _free(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -357,7 +393,7 @@ class _Aligner:
         )
 
     def _obstacle(self, mine: Form, theirs: Form) -> str:
-        """Why leaves of two parts of one form cannot be cuts of one another; empty: they can."""
+        """Why two parts of one form cannot be cuts of one another; empty: they can."""
         for a, b in zip(mine.leaves, theirs.leaves, strict=True):
             if self.client.param[a].dtype != self.whole.param[b].dtype:
                 return f"{a} is {self.client.param[a].dtype}, not {self.whole.param[b].dtype}"
@@ -366,7 +402,46 @@ class _Aligner:
                     if _fit(u, v, *self._free):
                         continue
                     return f"dimension {dim} is {x} in {a} and {y} in {b}"
+            one, other = self.client.param[a], self.whole.param[b]
+            if one.shape == other.shape and "constant" in (one.role, other.role):
+                if one.value != other.value:
+                    return f"{a} holds other numbers than {b}"
+        for a, b in zip(mine.nodes, theirs.nodes, strict=True):
+            for key, x, y in stated(self.client, a, self.whole, b):
+                if not all(_fit(u, v, *self._free) for u, v in alike(x, y)) and self._level(a, b):
+                    return f"{key} is {x} in %{a} and {y} in %{b}"
+            numbers = factor(self.client.node[a]), factor(self.whole.node[b])
+            if numbers[0] != numbers[1] and not self._roots(mine, theirs, numbers):
+                return f"the factor is {numbers[0]} in %{a} and {numbers[1]} in %{b}"
         return ""
+
+    def _level(self, a: str, b: str) -> bool:
+        """Whether what two operators take has one resolution."""
+        grids = []
+        for side, graph, name in ((0, self.client, a), (1, self.whole, b)):
+            node = graph.node[name]
+            used = next(node.uses(), None)
+            if used is None:
+                return False
+            grids.append(_grid(self.axes[side].value[used][0]))
+        return _agree(*grids)
+
+    def _roots(self, mine: Form, theirs: Form, factors: tuple[float | None, float | None]) -> bool:
+        """Whether two factors are the roots of a width of each graph's (attention's scale)."""
+        f, g = factors
+        if f is None or g is None or f <= 0 or g <= 0:
+            return False
+        pairs = (
+            (x.size, y.size)
+            for a, b in zip(mine.nodes, theirs.nodes, strict=True)
+            for x, y in zip(self.axes[0].value[a][0], self.axes[1].value[b][0], strict=False)
+        )
+        return any(
+            math.isclose(f, m**power, rel_tol=1e-6) and math.isclose(g, n**power, rel_tol=1e-6)
+            for m, n in pairs
+            for power in (0.5, -0.5)
+            if isinstance(m, int) and isinstance(n, int) and m > 0 < n
+        )
 
     # -- what follows from it -------------------------------------------------------------------
 
@@ -499,7 +574,13 @@ class _Aligner:
         form = of.part(block.entry, block.exit)
         # What it could have been matched with: what lies between its neighbours' counterparts.
         near = [other.part(b.entry, b.exit) for b in other.structure.blocks]
-        if any(f.lines == form.lines for f in near):
+        covered = _covered(matches, 1 if mine else 0)
+        same = [i for i, f in enumerate(near) if f.lines == form.lines]
+        left = [i for i in same if i not in covered]
+        if left:
+            name = other.structure.blocks[left[0]].name
+            return f"{name} of the other graph has this form ({form}), but lies elsewhere"
+        if same:
             return f"the other graph has fewer blocks of this form ({form})"
         best = nearest(form, near)
         text = f" ({differ(form, best)})" if best is not None else ""

@@ -13,12 +13,13 @@ from archgraph.transfer import Rewritten, Signature, Transfer
 
 #: What an optimiser calls its state, and how that follows a gradient that is multiplied by c:
 #: 1: multiplied by c (averages of gradients); 2: by c² (averages of squares); 0: not at all
-#: (counters, averages of steps that are normalised).
+#: (counters, averages of steps that are normalised); -1: as weights are (averages of weights).
 ORDERS: Mapping[str, int] = {
     "step": 0,
     "acc_delta": 0,
     "step_size": 0,
     "mu_product": 0,
+    "ax": -1,
     "momentum_buffer": 1,
     "exp_avg": 1,
     "grad_avg": 1,
@@ -44,8 +45,9 @@ def carry(
 
     Momentum and Adam's moments are averages of gradients and of their squares, so they go where
     gradients go (:meth:`Transfer.pull_moments`); counters are copied; a parameter that the rewrite
-    initialises starts without state, as in a new optimiser. Learning rates and other settings are
-    the new optimiser's own. What then holds, for an optimiser without weight decay:
+    initialises or repeats (``deepen``, ``graft``) starts without state, as in a new optimiser.
+    Learning rates and other settings are the new optimiser's own. What then holds, for an optimiser
+    without weight decay:
 
     - a selection (``take``, ``shallow``, ``split``): training the wide network with everything
       that is left out at zero and its gradient masked, then cutting, is cutting, then training;
@@ -54,20 +56,22 @@ def carry(
       step with the learning rate of an entry divided by its coverage (divided for copied entries,
       multiplied for those that widening divides); Adam (ε → 0) to the same with the learning rate
       of a divided entry multiplied alone, copied entries move exactly as before;
-    - merging copies (``narrow`` with ``net2net``): the inverse of that.
+    - merging copies (``narrow`` with ``net2net``): the inverse of that;
+    - new blocks that are the identity (``deepen``): what was there makes the step that it would
+      have made without them.
 
-    Other maps change the function, so that no moment is the right one: a leaf that is repeated
-    (``graft``) shares its momentum among its copies, a sum in equal parts (``narrow`` as printed)
-    adds it up likewise. Net2Net itself says nothing of optimisers.
+    Other maps change the function, so that no moment is the right one: a sum in equal parts
+    (``narrow`` as printed) adds it up. Net2Net itself says nothing of optimisers.
 
     Args:
         transfer: From the old network's state to the new one's.
         old: The network that was trained and its optimiser; not changed.
         new: The rewritten network and an optimiser of the same kind that made no step yet.
-        orders: How further kinds of state follow a gradient, by name: 0, 1 or 2 as in ``ORDERS``.
+        orders: How further kinds of state follow a gradient, by name, as in ``ORDERS``.
 
     Raises:
-        RewriteError: For an optimiser of other parameters, or a kind of state that is not known.
+        RewriteError: For optimisers of two kinds or of other parameters, or a kind of state that is
+            not known; the new optimiser is then as it was.
 
     Example:
         >>> from archgraph import build, trace, widen
@@ -84,6 +88,12 @@ def carry(
         torch.Size([2, 6])
     """
     map_ = transfer.transfer if isinstance(transfer, Rewritten) else transfer
+    if type(old[1]) is not type(new[1]):
+        raise RewriteError(
+            "optimisers of two kinds keep different state",
+            found=type(new[1]).__name__,
+            expected=type(old[1]).__name__,
+        )
     kept: dict[str, dict[str, Any]] = {}
     for name, parameter in _named(*old, map_.source):
         for kind, value in old[1].state.get(parameter, {}).items():
@@ -91,7 +101,9 @@ def carry(
     # RMSprop's momentum is one of normalised steps.
     steps = {"momentum_buffer": 0} if "square_avg" in kept else {}
     known = {**ORDERS, **steps, **(orders or {})}
-    targets = list(_named(*new, map_.target))
+    repeated = map_.repeated
+    targets = [(n, p) for n, p in _named(*new, map_.target) if n not in repeated]
+    given: list[tuple[nn.Parameter, str, Any]] = []
     for kind, values in kept.items():
         moments = {k: v for k, v in values.items() if isinstance(v, Tensor)}
         plain = {k: v for k, v in values.items() if k not in moments}
@@ -101,9 +113,11 @@ def carry(
             source = map_.entries[name].source
             if source in moments:
                 place = parameter.device if order else moments[source].device
-                new[1].state[parameter][kind] = mapped[name].to(place)
+                given.append((parameter, kind, mapped[name].to(place)))
             elif source in plain:
-                new[1].state[parameter][kind] = plain[source]
+                given.append((parameter, kind, plain[source]))
+    for parameter, kind, value in given:
+        new[1].state[parameter][kind] = value
 
 
 def _named(
@@ -138,6 +152,6 @@ def _order(
         "how this state follows gradients is not known",
         where=kind,
         expected=", ".join(sorted(known)),
-        hint=f"pass orders={{{kind!r}: 1}} if it averages gradients, 2 for their squares, 0 to "
-        "copy it",
+        hint=f"pass orders={{{kind!r}: 1}} if it averages gradients, 2 for their squares, -1 "
+        "for weights, 0 to copy it",
     )

@@ -20,7 +20,7 @@ from archgraph.analysis.widths import Equation, alike, axes_of, side_by_side, so
 from archgraph.check import check
 from archgraph.errors import ArchGraphError, RewriteError
 from archgraph.infer import infer
-from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, renumber, replace, walk
+from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, prune, renumber, replace, walk
 from archgraph.layout import AxisRef
 from archgraph.rewrite.depth import graft, skip
 from archgraph.rewrite.insert import last_leaf, with_leaves
@@ -123,7 +123,10 @@ def meet(graphs: Iterable[ArchGraph]) -> Met:
 
 
 def _given(graphs: Iterable[ArchGraph], what: str) -> tuple[ArchGraph, ...]:
-    given = tuple(graphs)
+    given = tuple(graphs) if isinstance(graphs, Iterable) else (graphs,)
+    if isinstance(graphs, ArchGraph) or not all(isinstance(g, ArchGraph) for g in given):
+        found = type(graphs) if isinstance(graphs, ArchGraph) else [type(g) for g in given]
+        raise RewriteError(f"not graphs to {what}", found=found, expected="several ArchGraph")
     if not given:
         raise RewriteError(f"nothing to {what}", expected="at least one graph")
     return given
@@ -448,7 +451,7 @@ def _met(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Found:
 
 
 def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """A graph without a block or section.
+    """A graph without a block, a section or a leaf that evaluation does not use.
 
     Raises:
         RewriteError: If it cannot be left out.
@@ -456,14 +459,34 @@ def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
     found = structure(graph)
     names = [b.name for s in found.sections if s.name == item.part for b in s.blocks]
     names = [b.name for b in found.blocks if b.name == item.part] or names
+    if not names:
+        return _unused(graph, item)
     try:
-        return skip(graph, names).graph if names else graph
+        return skip(graph, names).graph
     except ArchGraphError as error:
         raise RewriteError(
             "graphs have no common part that could stand alone",
             where=f"{graph.name or 'graph'}: {item.part}",
             hint=f"{item.reason}; it {error.found}",
         ) from error
+
+
+def _unused(graph: ArchGraph, item: Unmatched) -> ArchGraph:
+    """A graph without a leaf.
+
+    Raises:
+        RewriteError: If training uses it.
+    """
+    updates = tuple((k, v) for k, v in graph.updates if k != item.part)
+    rest = prune(graph.replace(updates=updates))
+    users = rest.leaf_users.get(item.part)
+    if users:
+        raise RewriteError(
+            "graphs have no common part that could stand alone",
+            where=f"{graph.name or 'graph'}: {item.part}",
+            hint=f"{item.reason}; in training %{users[0]} uses it",
+        )
+    return rest.replace(params=tuple(p for p in rest.params if p.name != item.part))
 
 
 # -- widths -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -241,9 +241,11 @@ class Entry:
         # lengthen go from the last dimension on, so that the largest copy is one of whole rows.
         rest = sorted(
             self._rest(),
-            key=lambda item: (-item[0], 1)
-            if item[1].length >= item[1].size
-            else (-math.inf, item[1].length / item[1].size),
+            key=lambda item: (
+                (-item[0], 1)
+                if item[1].length >= item[1].size
+                else (-math.inf, item[1].length / item[1].size)
+            ),
         )
         for dim, map_ in rest:
             y = map_.gather(y, dim)
@@ -624,12 +626,25 @@ class Transfer:
     def coverage(self) -> Coverage:
         """What :meth:`push` covers of the source, whatever the state."""
         if "coverage" not in self._cache:
-            terms: dict[str, list[Term]] = {}
-            for entry in self.entries.values():
-                if entry.source is not None:
-                    terms.setdefault(entry.source, []).append(Term.of(entry))
-            self._cache["coverage"] = Coverage(self._source_shapes, terms)
+            self._cache["coverage"] = self._covered(())
         return cast(Coverage, self._cache["coverage"])
+
+    def _covered(self, without: Collection[str]) -> Coverage:
+        terms: dict[str, list[Term]] = {}
+        for name, entry in self.entries.items():
+            if entry.source is not None and name not in without:
+                terms.setdefault(entry.source, []).append(Term.of(entry))
+        return Coverage(self._source_shapes, terms)
+
+    @property
+    def repeated(self) -> frozenset[str]:
+        """Entries that begin as copies of one which is still there under its own name."""
+        stay = {name for name, entry in self.entries.items() if entry.source == name}
+        return frozenset(
+            name
+            for name, entry in self.entries.items()
+            if entry.source in stay and name not in stay
+        )
 
     @torch.no_grad()
     def pull_moments(self, moments: State, *, order: int = 1) -> dict[str, Tensor]:
@@ -638,24 +653,27 @@ class Transfer:
         Gradients transform with the transpose's inverse, not with the weights: where a unit is
         replicated with its outgoing weights divided, the outgoing gradients stay and the incoming
         ones are divided. With coverage D = |A|ᵀ|A| 1 the first moment maps as A D⁻¹, the second as
-        (|A| D⁻¹ 1) ∘ |A| D⁻¹, exact for replicas and for merging them again.
+        (|A| D⁻¹ 1) ∘ |A| D⁻¹, exact for replicas and for merging them again. Whatever is
+        :attr:`repeated` takes no part: the original keeps what it has.
 
         Args:
             moments: By parameter name; parameters that the optimiser does not know may be missing.
             order: 1 for momentum and Adam's ``exp_avg``; 2 for ``exp_avg_sq``; 0 for what a factor
                 on the gradient leaves as it is: a mean over what an entry is made of, or, without
-                axes of the parameter (``step``), a copy.
+                axes of the parameter (``step``), a copy; -1 for averages of weights.
 
         Returns:
-            By target name; zeros for an initialised parameter.
+            By target name; zeros for an initialised parameter and a repeated one.
         """
-        if order not in (0, 1, 2):
-            raise RewriteError("no such moment", found=order, expected="0, 1 or 2")
+        if order not in (-1, 0, 1, 2):
+            raise RewriteError("no such moment", found=order, expected="-1, 0, 1 or 2")
+        repeated = self.repeated
+        coverage = self._covered(repeated) if repeated else self.coverage
         result: dict[str, Tensor] = {}
         inverse: dict[str, Tensor] = {}
         for slot in self.target:
             entry = self.entries[slot.name]
-            if entry.source is None:
+            if entry.source is None or slot.name in repeated:
                 if order and slot.role == "parameter":
                     result[slot.name] = torch.zeros(slot.shape, dtype=slot.torch_dtype)
                 continue
@@ -665,6 +683,9 @@ class Transfer:
                 result[slot.name] = moments[entry.source].clone()
                 continue
             value = self._entry(moments, entry.source, self._source_shapes)
+            if order == -1:
+                result[slot.name] = entry.pull(value)
+                continue
             if order == 0:
                 weights = entry.magnitude()
                 total = weights.pull(torch.ones_like(value))
@@ -672,7 +693,7 @@ class Transfer:
                 result[slot.name] = torch.where(total > 0, mean, 0)
                 continue
             if entry.source not in inverse:
-                covered = self.coverage[entry.source].to(value)
+                covered = coverage[entry.source].to(value)
                 inverse[entry.source] = torch.where(covered > 0, 1 / covered, 0)
             dual = inverse[entry.source]
             if order == 1:

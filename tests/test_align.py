@@ -200,7 +200,7 @@ def test_a_wider_client_is_aligned_but_not_contained() -> None:
 def test_classes_do_not_shrink() -> None:
     few = ag.trace(nn.Linear(3, 2), torch.zeros(1, 3)).graph
     found = ag.align(few, ag.trace(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
-    assert "dimension 0 is bias.out[2] in weight and bias.out[5] in weight" in str(found)
+    assert "dimension 0 is weight.out[2] in weight and weight.out[5] in weight" in str(found)
     with pytest.raises(RewriteError, match="has no counterpart"):
         _ = found.transfer
 
@@ -271,6 +271,235 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
     assert found.transfer == small.transfer
     other = trace(models.DenseNet(4, (2, 2), 8, num_classes=3))
     assert len(ag.align(other, whole).blocks) == len(ag.structure(other).blocks)
+
+
+# -- what is not to be confused -----------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Two layers of one form, brought together in one way or another."""
+
+    def __init__(self, a: int, b: int, names: str = "ab", *, flip: bool = False, product=False):
+        super().__init__()
+        self.names, self.flip, self.product = names[::-1] if flip else names, flip, product
+        for name, width in zip(names, (a, b), strict=True):
+            self.add_module(
+                name, nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 6))
+            )
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x):
+        one, other = (getattr(self, name)(x) for name in self.names)
+        return self.last(torch.relu(one * other if self.product else one + other))
+
+
+def flat(net: nn.Module) -> ArchGraph:
+    return ag.trace(net, torch.zeros(2, 6), train=False).graph
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_operands_of_one_form_are_told_apart_by_name_then_by_width(product: bool) -> None:
+    whole = flat(Branches(4, 16, product=product))
+    flipped = flat(Branches(4, 16, flip=True, product=product))
+    same = {name: name for name in whole.state_names}
+    assert dict(ag.align(flipped, whole).leaves) == same
+    assert {e.source for e in ag.align(flipped, whole).transfer.entries.values()} == set(same)
+    assert shapes(ag.join([whole, flipped]).graph) == shapes(whole)
+    wider = flat(Branches(20, 2, flip=True, product=product))  # names come before widths
+    assert dict(ag.align(wider, whole).leaves) == same
+    stranger = flat(nn.Sequential(Branches(3, 12, "zy", flip=True, product=product)))
+    found = ag.align(stranger, whole)  # no name in common
+    assert dict(found.leaves)["0.z.0.weight"] == "a.0.weight" and found.transfer
+
+
+def test_the_tenth_branch_comes_after_the_ninth() -> None:
+    class Net(nn.Module):
+        def __init__(self, begin: int) -> None:
+            super().__init__()
+            self.names = [str(begin), str(begin + 1)]
+            self.part = nn.ModuleDict({name: nn.Linear(6, 4) for name in self.names})
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x):
+            one, other = (self.part[name](x) for name in self.names)
+            return self.last(torch.relu(one + other))
+
+    found = ag.align(flat(Net(9)), flat(Net(10)))
+    assert dict(found.leaves)["part.9.weight"] == "part.10.weight"
+
+
+class Scaled(nn.Module):
+    """A sum in which the second operand counts more or less than the first."""
+
+    def __init__(self, alpha: float, flip: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+        self.last, self.alpha, self.flip = nn.Linear(4, 2), alpha, flip
+
+    def forward(self, x):
+        one, other = (self.b(x), self.a(x)) if self.flip else (self.a(x), self.b(x))
+        return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
+
+
+def test_operands_of_a_weighted_sum_are_not_exchanged() -> None:
+    for alpha in (2, 0.5, -1):
+        found = ag.align(flat(Scaled(alpha)), flat(Scaled(alpha, flip=True)))
+        assert found.unmatched and ag.align(flat(Scaled(alpha)), flat(Scaled(alpha))).score == 1
+    for alpha in (0.5, -1.0):
+        assert "add with alpha=" in str(ag.align(flat(Scaled(alpha)), flat(Scaled(1))))
+    assert ag.align(flat(Scaled(1)), flat(Scaled(1, flip=True))).score == 1
+
+
+@pytest.mark.parametrize(
+    "one, other, reason",
+    [
+        (nn.Hardtanh(-1.0, 1.0), nn.Hardtanh(0.0, 6.0), "min_val=-1, max_val=1 vs min_val=0"),
+        (nn.ELU(1.0), nn.ELU(3.0), "elu with alpha=1 vs alpha=3"),
+        (nn.LeakyReLU(0.01), nn.LeakyReLU(0.9), "leaky_relu with default vs negative_slope=0.9"),
+        (nn.Threshold(0.5, 0.0), nn.Threshold(-3.0, 0.0), "threshold=0.5 vs threshold=-3"),
+    ],
+)
+def test_numbers_belong_to_a_form(one: nn.Module, other: nn.Module, reason: str) -> None:
+    graphs = [flat(nn.Sequential(nn.Linear(6, 4), a, nn.Linear(4, 2))) for a in (one, other)]
+    found = ag.align(*graphs)
+    assert found.score < 1 and reason in str(found)
+    with pytest.raises(RewriteError, match="has no counterpart"):
+        _ = found.transfer
+
+
+def test_rates_do_not() -> None:
+    def net(p: float, eps: float = 1e-5, momentum: float = 0.1) -> ArchGraph:
+        layers = (nn.Linear(6, 4), nn.BatchNorm1d(4, eps, momentum), nn.ReLU(), nn.Dropout(p))
+        return flat(nn.Sequential(*layers, nn.Linear(4, 2)))
+
+    assert ag.align(net(0.1), net(0.5, eps=0.1, momentum=0.5)).transfer
+
+
+class Masked(nn.Module):
+    """A product with a constant and a number."""
+
+    mask: torch.Tensor
+
+    def __init__(self, mask: torch.Tensor, factor: float = 2.0) -> None:
+        super().__init__()
+        self.a, self.b, self.factor = nn.Linear(6, 6), nn.Linear(6, 2), factor
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x) * self.factor) * self.mask)
+
+
+def test_constants_and_factors_are_compared() -> None:
+    mask = torch.arange(6.0)
+    whole = flat(Masked(mask))
+    assert ag.align(flat(Masked(mask)), whole).score == 1
+    assert "mask holds other numbers" in str(ag.align(flat(Masked(mask.flip(0))), whole))
+    found = ag.align(flat(Masked(mask, -3.0)), whole)
+    assert "the factor is -3.0 in %mul and 2.0 in %mul" in str(found)
+    with pytest.raises(RewriteError, match="the factor is"):
+        ag.join([flat(Masked(mask, -3.0)), whole])
+
+
+@pytest.mark.parametrize("divide", [False, True])
+def test_factors_may_be_roots_of_widths(divide: bool) -> None:
+    class Attention(nn.Module):
+        def __init__(self, size: int, factor: float) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(6, size) for _ in range(3))
+            self.last, self.factor = nn.Linear(size, 2), factor
+
+        def forward(self, x):
+            q = self.q(x) / self.factor if divide else self.q(x) * self.factor
+            return self.last(torch.softmax(q @ self.k(x).mT, -1) @ self.v(x))
+
+    root = 0.5 if divide else -0.5
+    client, whole = (flat(Attention(size, size**root)) for size in (4, 9))
+    assert ag.align(client, whole).transfer
+    assert ag.align(flat(Attention(4, 0.7)), whole).unmatched
+
+
+class Run(nn.Module):
+    """Layers between two others; of one layer a section is made with the first."""
+
+    def __init__(self, depth: int, unused: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.m = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+        if unused:
+            self.extra = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        for layer in self.m:
+            x = torch.relu(layer(x))
+        return self.b(x)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_layer_is_found_among_several_whatever_its_section(depth: int) -> None:
+    one, more = flat(Run(1)), flat(Run(depth))
+    found = ag.align(one, more)
+    assert found.transfer and dict(found.blocks)["m.0"] == "m.0"
+    assert {u.side for u in found.unmatched} == {"whole"}
+    assert ag.join([one, more]).graph == more and shapes(ag.meet([more, one]).graph) == shapes(one)
+
+
+def test_what_evaluation_does_not_use_is_in_no_meet() -> None:
+    small, large = flat(Run(1, unused=True)), flat(Run(3))
+    met = ag.meet([small, large])
+    assert shapes(met.graph) == shapes(flat(Run(1)))
+    assert all(set(t.entries) == set(met.graph.state_names) for t in met.transfers)
+    assert "extra" in ag.join([small, large]).graph.state_names
+
+    def counted(count: bool, depth: int) -> ArchGraph:
+        norm = nn.BatchNorm1d(6)
+        if not count:
+            norm.num_batches_tracked = None
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(6, 6), nn.ReLU())]
+        net = nn.Sequential(nn.Linear(6, 6), norm, nn.ReLU(), *layers, nn.Linear(6, 2))
+        return ag.trace(net, torch.zeros(2, 6)).graph
+
+    met = ag.meet([counted(True, 0), counted(False, 2)])
+    assert "3.weight" in met.graph.state_names  # names are those of the smaller
+    assert "1.num_batches_tracked" not in met.graph.state_names
+    assert "1.num_batches_tracked" not in dict(met.graph.updates)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_inputs_are_not_taken_apart_in_different_ways(shuffle: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count, self.last = count, nn.Linear(6 if shuffle else 2, 2)
+
+        def forward(self, x):
+            if shuffle:
+                return self.last(x.view(-1, self.count, 6 // self.count).mT.reshape(-1, 6))
+            return self.last(x[:, self.count : self.count + 2])
+
+    found = ag.align(flat(Net(2)), flat(Net(3)))
+    assert not found.leaves and ag.align(flat(Net(2)), flat(Net(2))).transfer
+    assert ("shape is 2 in %" if shuffle else "start is 2 in %slice and 3 in %slice") in str(found)
+
+
+def test_reasons_name_what_is_there() -> None:
+    def net(groups: int) -> ArchGraph:
+        norm = nn.GroupNorm(groups, 8)
+        return trace(nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1)), 8)
+
+    found = ag.align(net(1), net(4))
+    assert "default" not in str(found)
+
+
+def test_only_graphs_are_aligned_and_joined() -> None:
+    graph, net = flat(Run(1)), nn.Linear(2, 2)
+    for make in (ag.join, ag.meet):
+        for wrong in (graph, [net], net, [graph, None], 3):
+            with pytest.raises(RewriteError, match="not graphs to"):
+                make(wrong)  # type: ignore[arg-type]
+    for pair in ((torch.zeros(2), graph), (graph, net)):
+        with pytest.raises(RewriteError, match="not a graph to align"):
+            ag.align(*pair)
 
 
 # -- join and meet ------------------------------------------------------------------------------

@@ -191,6 +191,70 @@ def test_the_loss_goes_on_without_a_jump(kind, grow):
     assert max(after) < 1.05 * losses[-1] and after[-1] < losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("kind", OPTIMISERS)
+def test_a_deepened_network_makes_the_same_step(kind):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 6), *(Residual() for _ in range(2)), nn.Linear(6, 3)).double()
+    graph = ag.trace(net.eval(), batches(1)[0][0], train=False).graph
+    optimiser = OPTIMISERS[kind](net.parameters())
+    for batch in batches(4):
+        step(net, optimiser, batch)
+    deep = ag.deepen(graph, {"1": 3})
+    assert deep.transfer.repeated == {"4.a.weight", "4.a.bias"}
+    made, again = follower(deep, net, optimiser, kind)
+    own = dict(net.named_parameters())
+    fresh = [p for n, p in made.named_parameters() if n not in own]
+    kept = [v for p in fresh for v in again.state[p].values()]  # Adagrad begins with zeros
+    assert len(fresh) == 4 and not any(v.any() for v in kept)
+    batch = batches(1, seed=1)[0]
+    step(net, optimiser, batch)
+    step(made, again, batch)
+    for name, parameter in own.items():
+        close(made.get_parameter(name), parameter)
+        for key, value in optimiser.state[parameter].items():
+            close(again.state[made.get_parameter(name)][key], value)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 7), nn.Linear(7, 6)
+
+    def forward(self, x):
+        return x + self.b(self.a(x).tanh())
+
+
+def test_averages_of_weights_follow_weights():
+    graph, net, _ = trained("momentum")
+    optimiser = torch.optim.ASGD(net.parameters(), RATE, t0=0)
+    for batch in batches(3):
+        step(net, optimiser, batch)
+    wide = ag.widen(graph, {"a.out": 9})
+    made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
+    again = torch.optim.ASGD(made.parameters(), RATE)
+    ag.carry(wide, (net, optimiser), (made, again))
+    state = dict(net.state_dict())
+    state |= {n: optimiser.state[p]["ax"] for n, p in net.named_parameters()}
+    for name, value in wide.transfer.pull(state).items():
+        if name in dict(made.named_parameters()):
+            close(again.state[made.get_parameter(name)]["ax"], value)
+
+
+def test_a_refused_carry_leaves_the_new_optimiser_as_it_was():
+    graph, net, optimiser = trained("adam")
+    wide = ag.widen(graph, {"a.out": 12})
+    made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
+    other = torch.optim.SGD(made.parameters(), RATE, momentum=0.9)
+    with pytest.raises(RewriteError, match=r"of two kinds .* found SGD; expected Adam"):
+        ag.carry(wide, (net, optimiser), (made, other))
+    for parameter in net.parameters():  # known kinds of state come first
+        optimiser.state[parameter]["odd"] = torch.ones_like(parameter)
+    again = OPTIMISERS["adam"](made.parameters())
+    with pytest.raises(RewriteError, match="odd: how this state"):
+        ag.carry(wide, (net, optimiser), (made, again))
+    assert not other.state and not again.state
+
+
 def test_new_parameters_start_without_state_and_others_keep_their_step():
     graph, net, optimiser = trained("adam")
     made, again = follower(ag.adapters(graph, 2), net, optimiser, "adam")

@@ -272,6 +272,30 @@ def test_replicas_merge_to_what_they_were():
         torch.testing.assert_close(value / coverage[name], state[name], rtol=1e-15, atol=0)
 
 
+def test_a_repeated_leaf_leaves_moments_where_they_were():
+    """Whether or not both are widened; with no original left, copies share them."""
+    copy = W._replace(name="copy")
+    both = Transfer((W,), (W, copy), {k: Entry("w", (None, None)) for k in ("w", "copy")})
+    moments = {"w": torch.rand(4, 3)}
+    rows = DimMap.of(WHERE, 4)
+    wide = {k: Entry("w", (rows, None)) for k in ("w", "copy")}
+    slots = (W._replace(shape=(len(WHERE), 3)), copy._replace(shape=(len(WHERE), 3)))
+    assert both.repeated == {"copy"}
+    for order in (1, 2):
+        found = both.pull_moments(moments, order=order)
+        assert torch.equal(found["w"], moments["w"]) and not found["copy"].any()
+        grown = Transfer((W,), slots, wide).pull_moments(moments, order=order)
+        alone = Transfer((W,), slots[:1], {"w": wide["w"]}).pull_moments(moments, order=order)
+        assert torch.equal(grown["w"], alone["w"]) and not grown["copy"].any()
+    assert set(both.pull_moments(moments, order=0)) == {"w"}
+    assert torch.equal(both.pull_moments(moments, order=-1)["w"], moments["w"])
+    names = (copy, copy._replace(name="other"))
+    moved = Transfer((W,), names, {s.name: Entry("w", (None, None)) for s in names})
+    assert not moved.repeated
+    for value in moved.pull_moments(moments).values():
+        torch.testing.assert_close(value, moments["w"] / 2)
+
+
 def test_moments_of_some_parameters():
     new = Slot("new", (2,), "float32")
     entries = {"w": Entry("w", (None, None)), "new": Entry.initialised(new, "ones")}
@@ -279,7 +303,7 @@ def test_moments_of_some_parameters():
     assert grown.pull_moments({"w": torch.ones(4, 3)})["new"].tolist() == [0, 0]
     assert grown.pull_moments({"w": torch.tensor(7.0)}, order=0) == {"w": torch.tensor(7.0)}
     assert "w" not in grown.pull_moments({})
-    with pytest.raises(RewriteError, match="no such moment; found 3; expected 0, 1 or 2"):
+    with pytest.raises(RewriteError, match="no such moment; found 3; expected -1, 0, 1 or 2"):
         grown.pull_moments({}, order=3)
 
 

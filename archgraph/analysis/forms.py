@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,11 @@ from archgraph.ir import (
     walk,
 )
 from archgraph.ops.growth import growth
+from archgraph.ops.schema import schema
 from archgraph.ops.table import base, row
 
 _WORDS = 8  # operators of a form that are named in full
+_OPERANDS = ("self", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,17 @@ def differ(a: Form, b: Form) -> str:
     return "nothing"
 
 
+def factor(node: Node) -> float | None:
+    """The number by which an operator multiplies or divides.
+
+    It is no part of a form: attention divides by the root of a width.
+    """
+    if growth(node.op).scales not in ("one", "first"):
+        return None
+    numbers = (v for k, v in node.args if k in _OPERANDS and isinstance(v, (int, float)))
+    return next(map(float, numbers), None)
+
+
 def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
     """Two lists of words; of long ones what lies around their difference."""
     pairs = list(zip(a, b, strict=False))
@@ -87,6 +101,11 @@ def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
         shown = words[begin : begin + _WORDS]
         before, after = ["…"] * (begin > 0), ["…"] * (begin + _WORDS < len(words))
         yield " > ".join([*before, *shown, *after]) or "nothing"
+
+
+def _natural(name: str) -> list[str | int]:
+    """What names are sorted by: 9 comes before 10."""
+    return [int(p) if i % 2 else p for i, p in enumerate(re.split(r"(\d+)", name))]
 
 
 def _parts(text: str) -> list[str]:
@@ -106,13 +125,18 @@ def nearest(form: Form, others: Sequence[Form]) -> Form | None:
 class Forms:
     """The forms of one graph's parts.
 
+    Args:
+        graph: The graph.
+        by_widths: Whether operands that nothing else tells apart are ordered by the shapes of their
+            leaves, not by their names.
+
     Attributes:
         graph: The graph.
         structure: Its blocks and sections.
     """
 
-    def __init__(self, graph: ArchGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: ArchGraph, by_widths: bool = False) -> None:
+        self.graph, self.by_widths = graph, by_widths
         self.structure: Structure = structure(graph)
         self._sizes = axes(graph).attributes
         self._at = {n.name: i for i, n in enumerate(graph.nodes)}
@@ -173,6 +197,12 @@ def forms(graph: ArchGraph) -> Forms:
         linear > relu > linear
     """
     return Forms(graph)
+
+
+@per_graph
+def forms_by_widths(graph: ArchGraph) -> Forms:
+    """The forms of a graph whose names mean nothing to the other graph."""
+    return Forms(graph, by_widths=True)
 
 
 class _Reading:
@@ -254,17 +284,50 @@ class _Reading:
         """Arguments; those of a sum or product in the order of their keys."""
         node = self.graph.node[name]
         args = list(self.of._args(node))
-        if row(node.op).merges or growth(node.op).scales == "one":
+        if growth(node.op).scales == "one" or (row(node.op).merges and node.arg("alpha", 1) == 1):
             places = [i for i, (_, v, _) in enumerate(args) if isinstance(v, (Ref, Leaf))]
-            values = sorted((args[i][1] for i in places), key=self._rank)
+            values = self._ranked([args[i][1] for i in places])
             for i, value in zip(places, values, strict=True):
                 args[i] = (args[i][0], value, args[i][2])
         return args
 
+    def _ranked(self, values: Sequence[Value]) -> list[Value]:
+        """Operands in the order of their keys; of one key, of names or widths of their leaves."""
+        found: list[Value] = []
+        for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
+            tied = list(group)
+            if len(tied) > 1:
+                below = [self._beneath(value) for value in tied]
+                common = below[0].intersection(*below[1:])
+                own = [leaves - common for leaves in below]
+                order = sorted(range(len(tied)), key=lambda i: self._marks(own[i]))
+                tied = [tied[i] for i in order]
+            found += tied
+        return found
+
     def _rank(self, value: Value) -> str:
-        if isinstance(value, Ref):
-            return self._keyed(self.of.through(value.name))
-        return "" if isinstance(value, Leaf) else "~"
+        return self._keyed(self.of.through(value.name)) if isinstance(value, Ref) else ""
+
+    def _marks(self, leaves: set[str]) -> tuple[object, object]:
+        names = sorted(_natural(leaf) for leaf in leaves)
+        shapes = sorted(self.graph.param[leaf].shape for leaf in leaves)
+        return (shapes, names) if self.of.by_widths else (names, shapes)
+
+    def _beneath(self, value: Value) -> set[str]:
+        """Leaves from which an operand is made within the part."""
+        if isinstance(value, Leaf):
+            return {value.name}
+        assert isinstance(value, Ref)
+        found: set[str] = set()
+        seen: set[str] = set()
+        pending = [self.of.through(value.name)]
+        while pending:
+            name = pending.pop()
+            if name in self.key and name not in seen:
+                seen.add(name)
+                found.update(self.graph.node[name].leaves())
+                pending += self._uses(name)
+        return found
 
     def _line(self, name: str, ref: Callable[[str], str], leaf: Callable[[str], str]) -> str:
         node = self.graph.node[name]
@@ -272,9 +335,13 @@ class _Reading:
             rank = len(node.shape)
             return f"input({self.of._inputs.index(name)}; {node.dtype}; {rank} dimensions)"
         shown = []
+        left_out = row(node.op).rates
+        number = factor(node)
         for key, value, sizes in self._sorted(name):
-            if sizes and isinstance(value, (int, Batch)):  # a number of groups, which may be one
+            if key in left_out or (key in _OPERANDS and number is not None and value == number):
                 continue
+            if sizes and isinstance(schema(node.op).by_name[key].default, int):
+                continue  # a number of groups, which is not written where it is one
             text = self._show(value, sizes, ref, leaf)
             if text:
                 shown.append(f"{key}={text}")
@@ -283,7 +350,7 @@ class _Reading:
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
     ) -> str:
-        """An argument: widths of axes and rates are left out, for they are no part of the form."""
+        """An argument; widths of axes are left out, for they are no part of the form."""
         match value:
             case Ref(name):
                 return ref(self.of.through(name))
@@ -296,6 +363,8 @@ class _Reading:
                 return "n"
             case int():
                 return str(value)
+            case float():
+                return str(int(value) if value.is_integer() else value)
             case Batch():
                 return "batch"
             case tuple():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -11,11 +11,13 @@ import numpy as np
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Ref
-from archgraph.layout import AxisRef, Layout, Prod, Sum, leaves
+from archgraph.ir import ArchGraph, Batch, Node, Ref, Value
+from archgraph.layout import AxisRef, Fixed, Layout, Prod, Sum, leaves
+from archgraph.ops import schema
+from archgraph.ops.equations import Sizes
 
-# A leaf, the layout of one of its dimensions (or a part of it) in the larger graph, and its size in
-# the smaller one.
+# A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
+# and its size in the smaller one.
 Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -46,6 +48,40 @@ def side_by_side(whole: Layout, client: Layout) -> Iterator[tuple[Layout, int]]:
             yield whole, client.size
 
 
+def stated(
+    client: ArchGraph, mine: str, whole: ArchGraph, theirs: str
+) -> Iterator[tuple[str, Layout, Layout]]:
+    """Sizes that the arguments of two operators state, side by side: heads, groups, shapes."""
+    a, b = client.node[mine], whole.node[theirs]
+    of, other = axes(client).attributes, axes(whole).attributes
+    for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
+        if (mine, key) not in of and (theirs, key) not in other:
+            continue
+        left = flat(of.get((mine, key), _written(a, key)))
+        right = flat(other.get((theirs, key), _written(b, key)))
+        if len(left) == len(right):
+            for x, y in zip(left, right, strict=True):
+                if isinstance(x.size, int) and isinstance(y.size, int):
+                    yield key, x, y
+
+
+def _written(node: Node, key: str) -> int | None:
+    """A number that an argument is given as or by default."""
+    value: Value = node.arg(key)
+    if value is None and node.op.startswith("aten."):
+        value = schema(node.op).by_name[key].default
+    return value if isinstance(value, int) else None
+
+
+def flat(sizes: Sizes) -> Sequence[Layout]:
+    """The layouts in what an argument states."""
+    if isinstance(sizes, tuple):
+        return [layout for size in sizes for layout in flat(size)]
+    if sizes is None:
+        return []
+    return [Fixed(sizes) if isinstance(sizes, (int, Batch)) else sizes]
+
+
 def _size(layout: Layout, counts: Mapping[str, int]) -> int:
     """Size of a layout when axes have other sizes."""
     match layout:
@@ -71,6 +107,7 @@ class Widths:
         whole: The other.
         shared: Pairs of leaves (client's, whole's).
         blocks: Pairs of blocks; what the whole's other dense blocks append is left out.
+        nodes: Pairs of operators; some state sizes in their arguments.
 
     Attributes:
         claims: By axis of the whole: the sizes that the client's leaves give it; several where the
@@ -79,7 +116,9 @@ class Widths:
         open: Equations that several sizes fulfil.
     """
 
-    def __init__(self, client: ArchGraph, whole: ArchGraph, shared: Pairs, blocks: Pairs) -> None:
+    def __init__(
+        self, client: ArchGraph, whole: ArchGraph, shared: Pairs, blocks: Pairs, nodes: Pairs
+    ) -> None:
         self.solved, own = axes(whole), axes(client)
         self.gone = _dropped(whole, {name for _, name in blocks})
         self.equations: list[Equation] = []
@@ -88,6 +127,12 @@ class Widths:
                 for layout, other in zip(self.solved.of(b), own.of(a), strict=True):
                     parts = side_by_side(layout, other)
                     self.equations += [(a, part, size) for part, size in parts]
+        for a, b in nodes:
+            for key, mine, theirs in stated(client, a, whole, b):
+                for x, y in alike(mine, theirs):
+                    if axes_of(x) or axes_of(y):
+                        assert isinstance(x.size, int)
+                        self.equations.append((f"{key} of %{a}", y, x.size))
         self.claims, self.open = solve(self.equations, self.gone)
 
     def kept(self, place: str) -> dict[str, np.ndarray]:

@@ -34,11 +34,12 @@ class Growth:
         bilinear: It multiplies and sums operands: whatever one of them is multiplied by, its result
             is too.
         repeats: Whether it gives the same over an axis whose positions are repeated: ``any`` how,
-            ``uniform``: all equally often, or ``never``.
+            ``uniform``: all equally often, or ``never``; by node where its arguments decide.
         identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
         idempotent: Twice is the same as once.
         keeps_zero: It is zero at zero.
         picks: Every number of its result is one of its operand's.
+        finite: Its result is a number wherever its operands are: nothing is divided by them.
     """
 
     scales: Scales = ""
@@ -46,15 +47,20 @@ class Growth:
     moves: bool = False
     affine: Mapping[str, int] = field(default_factory=dict)
     bilinear: bool = False
-    repeats: Repeats = "never"
+    repeats: Repeats | Callable[[Node], Repeats] = "never"
     identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
     idempotent: bool = False
     keeps_zero: bool = False
     picks: bool = False
+    finite: bool = True
 
     def weight(self, node: Node) -> Value:
         """The argument of a node that is its weight."""
         return node.arg(next(iter(self.affine), "weight"))
+
+    def repeated(self, node: Node) -> Repeats:
+        """Whether a node gives the same over an axis whose positions are repeated."""
+        return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
 def growth(op: str) -> Growth:
@@ -70,6 +76,20 @@ def offset(node: Node) -> bool:
     """Whether an operator adds or pads with numbers, which a factor would not reach."""
     numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
     return any(number != 0 for number in numbers)
+
+
+def multiplied(node: Node, value: Value) -> bool:
+    """Whether an operator multiplies an operand by a number before it adds it."""
+    return node.arg("alpha", 1) != 1 and node.arg("other") == value
+
+
+# -- repeats ----------------------------------------------------------------------------------
+
+
+def _spread(node: Node) -> Repeats:
+    """Variances by N - 1 know how many positions there are."""
+    by_count = node.arg("correction", 1) == 0 or node.arg("unbiased", True) is False
+    return "uniform" if by_count else "never"
 
 
 # -- identities -------------------------------------------------------------------------------
@@ -132,11 +152,12 @@ def _plain(_graph: ArchGraph, _node: Node) -> Mapping[str, Start] | str:
 
 # -- rows -------------------------------------------------------------------------------------
 
-_NOTHING = Growth()
+_NOTHING = Growth(finite=False)
 _ALL = Growth(scales="all", repeats="any", picks=True)
 _ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
 _MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 _OUT = {"weight": 0, "bias": 0}
+_MEANS = ("avg", "adaptive_avg")
 
 _GROWTH: dict[str, Growth] = {
     **dict.fromkeys(("add", "sub", "neg"), Growth("all", pointwise=True, repeats="any")),
@@ -176,7 +197,7 @@ _GROWTH: dict[str, Growth] = {
         Growth(scales="all", pointwise=True, repeats="any", identity=_plain, picks=True),
     ),
     "mul": Growth(scales="one", pointwise=True),
-    "div": Growth(scales="first", pointwise=True),
+    "div": Growth(scales="first", pointwise=True, finite=False),
     **dict.fromkeys(
         ("conv1d", "conv2d", "conv3d", "convolution"),
         Growth(affine=_OUT, identity=_convolution),
@@ -194,7 +215,8 @@ _GROWTH: dict[str, Growth] = {
     **dict.fromkeys(
         ("layer_norm", "rms_norm", "group_norm"), Growth(affine=_OUT, repeats="uniform")
     ),
-    **dict.fromkeys(("mean", "var", "std", "var_mean", "std_mean"), Growth(repeats="uniform")),
+    "mean": Growth(repeats="uniform"),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), Growth(repeats=_spread)),
     **dict.fromkeys(("amax", "amin", "max", "min", "any", "all"), Growth(repeats="any")),
     **dict.fromkeys(("relu", "relu6", "abs"), Growth(idempotent=True, keeps_zero=True)),
     **dict.fromkeys(("hardtanh", "clamp", "clamp_min", "clamp_max"), Growth(idempotent=True)),
@@ -202,5 +224,7 @@ _GROWTH: dict[str, Growth] = {
         ("gelu", "silu", "tanh", "elu", "selu", "leaky_relu", "hardswish", "mish", "sin"),
         Growth(keeps_zero=True),
     ),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax", "softplus", "sum"), Growth()),
+    **dict.fromkeys((f"{kind}_pool{d}d" for kind in _MEANS for d in (1, 2, 3)), Growth()),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), Growth(picks=True)),
 }

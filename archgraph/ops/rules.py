@@ -205,6 +205,8 @@ def group_norm(eq: Equations) -> list[Dims]:
         group, inside = eq.new(groups), eq.new(x[1].size // groups)
         eq.unify(x[1], product((group, inside)))
         eq.states("num_groups", group)
+    else:
+        eq.states("num_groups", groups)
     eq.span(inside, "group norm")
     _affine(eq, x[1], ("weight", "bias"))
     return [x]

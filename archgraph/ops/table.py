@@ -61,6 +61,8 @@ class Row:
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.
         merges: Joins branches by adding them: ends a residual region.
+        rates: Numbers that may differ between two networks of one form: they follow from training
+            or widths, or guard against division by zero.
     """
 
     rule: Rule = rules.unknown
@@ -74,6 +76,7 @@ class Row:
     normalises: bool = False
     pointwise: bool = False
     merges: bool = False
+    rates: tuple[str, ...] = ()
 
     def axes(self, eq: Equations) -> list[Dims]:
         """Layouts of the current operator's results, after stating its equations."""
@@ -252,8 +255,9 @@ _batch_norm = Row(
     training_flag="training",
     statistics=_STATISTICS,
     normalises=True,
+    rates=("momentum", "eps"),
 )
-_layer_norm = Row(rules.layer_norm, zeros.normalised, init=_NORM, normalises=True)
+_layer_norm = Row(rules.layer_norm, zeros.normalised, init=_NORM, normalises=True, rates=("eps",))
 _pointwise = Row(rules.elementwise, zeros.value, pointwise=True)
 _add = Row(
     rules.elementwise,
@@ -268,7 +272,7 @@ _div = Row(rules.elementwise, zeros.quotient, init=_factor, pointwise=True)
 _both = Row(rules.elementwise, zeros.some, pointwise=True)
 _where = Row(rules.elementwise, zeros.chosen, pointwise=True)
 _masked_fill = Row(rules.elementwise, zeros.filled, pointwise=True)
-_dropout = Row(rules.same, zeros.first, training_flag="train", pointwise=True)
+_dropout = Row(rules.same, zeros.first, training_flag="train", pointwise=True, rates=("p",))
 _copy = Row(rules.same, zeros.first, pointwise=True)  # casts, and noise that scales its input
 _curve = Row(rules.same, zeros.value, pointwise=True)
 _noise = Row(rules.like, pointwise=True)
@@ -425,10 +429,12 @@ ROWS: dict[str, Row] = {
     "outer": Row(contractions.outer, zeros.some),
     "kron": Row(contractions.kronecker, zeros.some),
     "einsum": Row(contractions.einsum, zeros.some, _einsum_macs, {"tensors": _small}),
-    "scaled_dot_product_attention": Row(contractions.attention, zeros.attended, _attention_macs),
+    "scaled_dot_product_attention": Row(
+        contractions.attention, zeros.attended, _attention_macs, rates=("dropout_p", "scale")
+    ),
     "cdist": Row(contractions.distances),
-    "pairwise_distance": Row(contractions.distance),
-    "cosine_similarity": Row(contractions.similarity, zeros.some),
+    "pairwise_distance": Row(contractions.distance, rates=("eps",)),
+    "cosine_similarity": Row(contractions.similarity, zeros.some, rates=("eps",)),
     **dict.fromkeys(("cross", "linalg_cross"), Row(rules.cross, zeros.some)),
     # -- norms
     "batch_norm": _batch_norm,
@@ -440,12 +446,15 @@ ROWS: dict[str, Row] = {
         training_flag="use_input_stats",
         statistics=_STATISTICS,
         normalises=True,
+        rates=("momentum", "eps"),
     ),
-    "group_norm": Row(rules.group_norm, zeros.normalised, init=_NORM, normalises=True),
+    "group_norm": Row(
+        rules.group_norm, zeros.normalised, init=_NORM, normalises=True, rates=("eps",)
+    ),
     "layer_norm": _layer_norm,
     "rms_norm": _layer_norm,
     "native_layer_norm": Row(
-        rules.layer_norm_statistics, zeros.normalised, init=_NORM, normalises=True
+        rules.layer_norm_statistics, zeros.normalised, init=_NORM, normalises=True, rates=("eps",)
     ),
     **dict.fromkeys(
         ("_weight_norm", "_weight_norm_interface"), Row(rules.weight_norm, zeros.scaled_rows)
@@ -459,7 +468,7 @@ ROWS: dict[str, Row] = {
     **dict.fromkeys(
         ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout
     ),
-    "native_dropout": Row(rules.same, zeros.first, training_flag="train", pointwise=True),
+    "native_dropout": _dropout,
     "add": _add,
     **dict.fromkeys(("sub", "rsub"), _pointwise),
     "mul": _mul,

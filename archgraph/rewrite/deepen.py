@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
-from archgraph.ops.growth import Start, growth, offset
-from archgraph.rewrite.depth import graft, skip
+from archgraph.ops.growth import Start, growth, multiplied, offset
+from archgraph.rewrite.depth import grafted, skip, whole
 from archgraph.rewrite.insert import initialised
 from archgraph.transfer import Entry, Rewritten, Transfer
 
@@ -54,19 +54,18 @@ def deepen(
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
     """
-    known = {b.name for b in structure(graph).blocks}
+    depths = whole(depths)
     try:
-        deep = graft(graph, depths, like=like)
+        deep, blocks = grafted(graph, depths, like=like)
     except (GraphError, RewriteError):
         restored = None if like is None else _restored(graph, depths, like)
         if restored is None:
             raise
-        deep, new = restored
-        known = {b.name for b in structure(deep.graph).blocks} - set(new)
+        deep, blocks = restored
     starts: dict[str, Start] = {}
-    for block in structure(deep.graph).blocks:
-        if block.name not in known:
-            starts |= _Identity(deep.graph, block).starts()
+    for block in blocks:
+        starts |= _Identity(deep.graph, block).starts()
+    _covered(graph, deep.graph, blocks, starts)
     target = {slot.name: slot for slot in deep.transfer.target}
     entries = dict(deep.transfer.entries)
     for leaf, (name, args) in starts.items():
@@ -82,8 +81,8 @@ def deepen(
 
 def _restored(
     graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
-) -> tuple[Rewritten, list[str]] | None:
-    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and their names.
+) -> tuple[Rewritten, tuple[Block, ...]] | None:
+    """The graph with blocks of ``like`` that it lacks, as a fresh model has them, and the blocks.
 
     None where it is not ``like`` without some of its blocks.
     """
@@ -107,7 +106,29 @@ def _restored(
     same = before.replace(sections=()) == graph.replace(sections=())
     # What a dense block appends is part of the layers behind it, too.
     fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
-    return (initialised(graph, model), wanted) if same and fits else None
+    if not same or not fits:
+        return None
+    made = initialised(graph, model)
+    return made, tuple(b for b in structure(made.graph).blocks if b.name in wanted)
+
+
+def _covered(
+    before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
+) -> None:
+    """What is new lies in the new blocks, and only what is new starts anew.
+
+    Raises:
+        RewriteError: If not: the network would compute something else.
+    """
+    inside = {n for block in blocks for n in block.nodes}
+    for param in after.params:
+        if param.name in before.param or param.role == "constant":
+            continue
+        if not inside.issuperset(after.leaf_users[param.name]):
+            raise RewriteError("a new leaf lies outside the new blocks", where=param.name)
+    for leaf in starts:
+        if leaf in before.param:
+            raise RewriteError("a new block shares weights with an old one", where=leaf)
 
 
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
@@ -139,10 +160,13 @@ class _Identity:
 
     def _residual(self) -> dict[str, Start]:
         found: dict[str, Start] = {}
+        zero: dict[str, Start] = {}
         entry = self.block.entry
         for merge, shortcut in self.block.sums:
             found |= self._chain(shortcut, entry)
             node = self.graph.node[merge]
+            if multiplied(node, Ref(shortcut)):
+                self._refuse(f"has {node.op} %{merge}, which multiplies its shortcut")
             others = [
                 i.name
                 for _, v in node.args
@@ -150,9 +174,32 @@ class _Identity:
                 if isinstance(i, Ref) and i.name != shortcut
             ]
             for other in others:
-                found |= self._zero(other)
+                zero |= self._zero(other)
             entry = merge
-        return found | self._chain(self.block.exit, entry)
+        self._numbers(zero)
+        return found | zero | self._chain(self.block.exit, entry)
+
+    def _numbers(self, zero: Collection[str]) -> None:
+        """Refuse what may be no number where leaves are zero: a quotient by their layer's result.
+
+        Behind a sum everything is as it was.
+        """
+        sums = {merge for merge, _ in self.block.sums}
+        nothing: set[str] = set()
+        for name in self.block.nodes:
+            node = self.graph.node[name]
+            operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
+            gone = [
+                i.name in (nothing if isinstance(i, Ref) else zero)
+                for i in operands
+                if isinstance(i, (Ref, Leaf))
+            ]
+            if name in sums or not any(gone):
+                continue
+            nothing.add(name)
+            fact = growth(node.op)
+            if not fact.finite and (fact.scales != "first" or any(gone[1:])):
+                self._refuse(f"has {node.op} %{name}, which may be no number for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
         """The last layers of a branch at zero, behind operators that keep zeros.

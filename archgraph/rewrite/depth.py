@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,12 +146,12 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
     """
     found = structure(graph)
     out: list[str] = []
-    for name, depth in depths.items():
+    for name, depth in whole(depths).items():
         section = found.section(name)
         free = [b.name for b in section.blocks if b.removable]
         most = len(section.blocks)
         least = max(most - len(free), 1)
-        if isinstance(depth, bool) or not least <= depth <= most:
+        if not least <= depth <= most:
             fixed = [b for b in section.blocks if not b.removable]
             hint = f"{fixed[0].name} stays: it {fixed[0].reason}" if fixed else None
             raise RewriteError(
@@ -345,6 +346,18 @@ def graft(
 
     Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
     """
+    return grafted(graph, depths, like=like, verify=verify)[0]
+
+
+def grafted(
+    graph: ArchGraph,
+    depths: Mapping[str, int],
+    *,
+    like: ArchGraph | None = None,
+    verify: bool = False,
+) -> tuple[Rewritten, tuple[Block, ...]]:
+    """What :func:`graft` gives, and the blocks that it inserted."""
+    depths = whole(depths)
     found = structure(graph)
     model = structure(like) if like is not None else None
     splice = _Splice(graph)
@@ -353,7 +366,7 @@ def graft(
     for name, depth in depths.items():
         section = found.section(name)
         have = len(section.blocks)
-        if isinstance(depth, bool) or depth < have:
+        if depth < have:
             raise RewriteError(
                 "impossible depth",
                 where=name,
@@ -370,8 +383,8 @@ def graft(
         names[name] = added
         fresh += [b for b in added if b not in {b.name for b in section.blocks}]
     if not fresh:
-        return Rewritten.identity(graph)
-    rewritten = splice.rewritten(like)
+        return Rewritten.identity(graph), ()
+    rewritten, blocks = splice.rewritten(like)
     wanted = [(k, tuple(v)) for k, v in names.items()]
     rewritten = _with_sections(rewritten, graph, found, wanted)
     if like is not None and _names(structure(rewritten.graph.replace(sections=like.sections))) == (
@@ -380,7 +393,23 @@ def graft(
         rewritten = Rewritten(rewritten.graph.replace(sections=like.sections), rewritten.transfer)
     if verify:
         _undone(graph, rewritten, fresh)
-    return rewritten
+    return rewritten, blocks
+
+
+def whole(depths: Mapping[str, int]) -> dict[str, int]:
+    """Depths by section.
+
+    Raises:
+        RewriteError: For anything else than whole numbers by name.
+    """
+    if not isinstance(depths, Mapping):
+        raise RewriteError("no depths", found=repr(depths), expected="a number by section")
+    for name, depth in depths.items():
+        if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
+            raise RewriteError(
+                "impossible depth", where=name, found=repr(depth), expected="a whole number"
+            )
+    return {name: int(depth) for name, depth in depths.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +453,7 @@ class _Splice:
         self.nodes, self.params = list(self.graph.nodes), list(self.graph.params)
         self.updates, self.outputs = list(self.graph.updates), self.graph.outputs
         self.plans: dict[str, _Plan] = {}
+        self.made: list[Block] = []
 
     def taken(self) -> set[str]:
         """Names that no new leaf and no new module can have."""
@@ -441,7 +471,7 @@ class _Splice:
             self.plans[block.name] = _plan(self.graph, block)
         return self.plans[block.name]
 
-    def insert(self, block: Block, spot: _Spot, renaming: _Renaming) -> _Spot:
+    def insert(self, block: Block, spot: _Spot, renaming: _Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
         plan = self.plan(block)
         self.copies += 1
@@ -465,6 +495,18 @@ class _Splice:
                 dataclasses.replace(n, name=name[n.name], args=args, scope=renaming.scope(n))
             )
         end = name[block.exit]
+        self.made.append(
+            dataclasses.replace(
+                block,
+                name=called,
+                nodes=tuple(name[n] for n in plan.nodes),
+                entry=spot.exit,
+                exit=end,
+                merge=name.get(block.merge, ""),
+                shortcut=name.get(block.shortcut, block.shortcut),
+                sums=tuple((name[m], name.get(s, s)) for m, s in block.sums),
+            )
+        )
 
         def follow(value: Value) -> Value:
             return Ref(end) if value == Ref(spot.exit) else value
@@ -495,8 +537,8 @@ class _Splice:
         self.updates[at + 1 : at + 1] = [(leaf[k], replace(v, change)) for k, v in plan.updates]
         return _Spot(end, frozenset(leaf[old] for old in plan.leaves))
 
-    def rewritten(self, like: ArchGraph | None) -> Rewritten:
-        """The finished graph, in the order of ``like`` where that has all its leaves."""
+    def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
+        """The finished graph and its new blocks, in ``like``'s order where that has all leaves."""
         params, updates = self.params, self.updates
         if like is not None and all(p.name in like.param for p in params):
             place = {p.name: i for i, p in enumerate(like.params)}
@@ -517,7 +559,20 @@ class _Splice:
             for p in new.params
             if p.role != "constant"
         }
-        return Rewritten(new, Transfer(signature(self.graph), signature(new), entries))
+        called = {a.name: b.name for a, b in zip(self.nodes, new.nodes, strict=True)}
+        blocks = tuple(
+            dataclasses.replace(
+                b,
+                nodes=tuple(called[n] for n in b.nodes),
+                entry=called[b.entry],
+                exit=called[b.exit],
+                merge=called.get(b.merge, ""),
+                shortcut=called.get(b.shortcut, ""),
+                sums=tuple((called[m], called[s]) for m, s in b.sums),
+            )
+            for b in self.made
+        )
+        return Rewritten(new, Transfer(signature(self.graph), signature(new), entries)), blocks
 
 
 def _plan(graph: ArchGraph, block: Block) -> _Plan:
@@ -650,8 +705,8 @@ def _extend(splice: _Splice, section: Section, depth: int) -> list[str]:
         def scope(node: Node, path: _Shift = path) -> str:
             return ".".join(path(node.scope.split("."))) if node.scope else ""
 
-        spot = splice.insert(block, spot, _Renaming(leaf, scope))
         names.append(".".join(path(own.split("."))))
+        spot = splice.insert(block, spot, _Renaming(leaf, scope), names[-1])
     return names
 
 
@@ -752,7 +807,7 @@ def _line_up(
                 found=problem,
             )
         ends[wish.name] = block.exit
-        spots[wish.name] = splice.insert(block, spots[before], renaming)
+        spots[wish.name] = splice.insert(block, spots[before], renaming, wish.name)
         current.insert(current.index(before) + 1, wish.name)
     return current
 

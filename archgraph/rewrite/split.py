@@ -246,7 +246,12 @@ def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
         >>> chain([linear("client", 3, 8), linear("server", 8, 2)]).state_names
         ('client.weight', 'client.bias', 'server.weight', 'server.bias')
     """
-    graphs = [p.graph if isinstance(p, Rewritten) else p for p in parts]
+    listed = parts if isinstance(parts, Sequence) else ()
+    graphs = [p.graph if isinstance(p, Rewritten) else p for p in listed]
+    if not all(isinstance(g, ArchGraph) for g in graphs) or listed is not parts:
+        raise RewriteError(
+            "no parts to chain", found=type(parts).__name__, expected="architectures, in order"
+        )
     if not graphs:
         raise RewriteError("nothing to chain", found=0, expected="at least one part")
     inputs: dict[str, Value] = {}

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import math
+import numbers
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
@@ -194,9 +196,8 @@ def _chosen(solved: Axes, spec: float | Mapping[str | Axis, Any]) -> dict[Axis, 
     """What is wanted of each axis."""
     if isinstance(spec, Mapping):
         return {axis: value for key, value in spec.items() for axis in _named(solved, key)}
-    return {
-        a: float(spec) if isinstance(spec, int) and spec is not True else spec for a in solved.free
-    }
+    factor = isinstance(spec, numbers.Integral) and not isinstance(spec, bool)
+    return {a: float(spec) if factor else spec for a in solved.free}
 
 
 def _named(solved: Axes, key: str | Axis) -> tuple[Axis, ...]:
@@ -204,12 +205,14 @@ def _named(solved: Axes, key: str | Axis) -> tuple[Axis, ...]:
 
 
 def _size(axis: Axis, value: Any) -> int:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:
         raise RewriteError(
             "impossible width", where=axis.name, found=repr(value), expected="a number above 0"
         )
-    return math.ceil(round(value * axis.size, 9)) if isinstance(value, float) else value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return math.ceil(round(float(value) * axis.size, 9))
 
 
 def _copies(
@@ -220,6 +223,7 @@ def _copies(
     for axis, value in _chosen(solved, spec).items():
         if not axis.free:
             raise RewriteError("axis cannot be widened", where=axis.name, found=axis.reason)
+        index: npt.NDArray[Any]
         if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
             size = _size(axis, value)
             if size < axis.size:
@@ -232,7 +236,10 @@ def _copies(
                 )
             index = _drawn(axis.name, axis.size, size, seed)
         else:
-            index = np.asarray(value)
+            try:
+                index = np.asarray(value)
+            except ValueError:  # rows of different lengths
+                index = np.empty(0)
             whole = index.dtype.kind in "iu" and index.ndim == 1
             if not whole or set(index.tolist()) != set(range(axis.size)):
                 raise RewriteError(
@@ -242,7 +249,7 @@ def _copies(
                     expected=f"0 to {axis.size - 1}",
                 )
         if not np.array_equal(index, np.arange(axis.size)):
-            found[axis.name] = index
+            found[axis.name] = index.astype(np.int64)
     return found
 
 
@@ -288,7 +295,7 @@ class _Compensation:
 
     def run_over(self, node: Node, layout: Layout) -> str:
         """Why an operator that runs over a layout gives something else; empty where it does not."""
-        kind = growth(node.op).repeats
+        kind = growth(node.op).repeated(node)
         where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
         if kind == "never":
             return f"{where} runs over it"
@@ -311,7 +318,13 @@ class _Compensation:
                 problems.append(problem)
         node = self.graph.node[contraction.node]
         where = f" in {node.scope}" if node.scope else ""
-        text = "; ".join(dict.fromkeys(problems)) or "a weight that other operators use as well"
+        twice = any(
+            self._square(contraction, v.name)
+            for v, _ in contraction.operands
+            if isinstance(v, Leaf)
+        )
+        shared = "a weight times itself" if twice else "a weight that other operators use as well"
+        text = "; ".join(dict.fromkeys(problems)) or shared
         return f"{node.op}{where} sums over it: {text}"
 
     def _leaf(self, name: str, dim: int, part: npt.NDArray[np.float64]) -> bool:
@@ -329,12 +342,22 @@ class _Compensation:
                 for v, d in c.operands
                 if v == Leaf(name) and d == dim
             ]
-            if len(sums) != times:
+            if len(sums) != times or any(self._square(c, name) for c in sums):
                 return False
         held = self.factors.get((name, dim))
         if held is None:
             self.factors[name, dim] = part
         return held is None or np.array_equal(held, part)
+
+    @staticmethod
+    def _square(contraction: Contraction, name: str) -> bool:
+        """Whether a leaf is multiplied by itself: dividing it would divide the product twice."""
+        return sum(v == Leaf(name) for v, _ in contraction.operands) > 1
+
+    def _sole(self, node: Node, name: str) -> bool:
+        """Whether an operator is the only one that uses a leaf, and uses it once."""
+        used = [i for _, v in node.args for i in walk(v)].count(Leaf(name))
+        return used == 1 and self.graph.leaf_users[name] == (node.name,)
 
     def _path(self, start: str) -> tuple[list[Node], Node] | None:
         """Operators that only move a layer's result about until it is this one, and the layer."""
@@ -381,10 +404,7 @@ class _Compensation:
             assert isinstance(weight, Leaf)
             layout = self.solved.of(weight.name)[next(iter(fact.affine.values()))]
             at = [i for i, d in enumerate(self.solved.value[source.name][0]) if d == layout]
-            alone = all(
-                isinstance(v, Leaf) and self.graph.leaf_users[v.name] == (source.name,)
-                for v in given
-            )
+            alone = all(isinstance(v, Leaf) and self._sole(source, v.name) for v in given)
             if len(at) != 1 or not alone:
                 return f"{source.op} %{source.name} shares its weights"
             size = len(positions(layout, self.copies))
@@ -451,6 +471,7 @@ class _Compensation:
         }
         share = {k: v for k, v in self.share.items() if k in wanted}
         inside: set[str] = set()
+        apart: set[str] = set()  # operands of theirs that are not to be divided
         moved: dict[str, int] = {}
         sources: Sources = {}
         pending: list[tuple[str, int | None]] = [(start, dim)]
@@ -464,12 +485,13 @@ class _Compensation:
                 moved[name] = at
                 continue
             inside.add(name)
+            given = [i for _, v in node.args for i in walk(v) if isinstance(i, (Ref, Leaf))]
             if fact.affine and isinstance(fact.weight(node), Leaf):
                 problem = self._source(node, fact.affine, wanted, sources)
                 if problem:
                     return problem
+                apart |= {i.name for i in given if isinstance(i, Ref)}
                 continue
-            given = [i for _, v in node.args for i in walk(v) if isinstance(i, (Ref, Leaf))]
             if fact.scales == "all" and not offset(node):
                 follow = given
             elif fact.scales == "first":
@@ -483,6 +505,7 @@ class _Compensation:
                 follow, at = makers, None
             else:
                 return f"{node.op} %{name} does not hand on a factor"
+            apart |= {i.name for i in Counter(given) - Counter(follow) if isinstance(i, Ref)}
             for item in follow:
                 if isinstance(item, Leaf):
                     if not self._added(node, item.name, wanted, sources):
@@ -498,6 +521,8 @@ class _Compensation:
                 return found
             for key, factor in found.items():
                 sources[key] = sources.get(key, np.ones(len(factor))) * factor
+        if both_ways := sorted(apart & {*inside, *moved}):
+            return f"%{both_ways[0]} goes into it twice"
         users = {u for n in inside for u in self.graph.users[n]} - inside
         if users - {contraction.node} or inside & set(self.graph.output_refs()):
             other = sorted(users - {contraction.node}) or ["the output"]
@@ -543,7 +568,7 @@ class _Compensation:
         sources: dict[tuple[str, int], npt.NDArray[np.float64]],
     ) -> bool:
         """Divide a leaf that an operator hands on as it is; whether that can be done."""
-        if self.graph.param[name].role == "constant" or self.graph.leaf_users[name] != (node.name,):
+        if self.graph.param[name].role == "constant" or not self._sole(node, name):
             return False
         share = {k: v for k, v in self.share.items() if k in wanted}
         left = set(wanted)
@@ -565,7 +590,7 @@ class _Compensation:
             value = node.arg(argument)
             if value is None:
                 continue
-            if not isinstance(value, Leaf) or self.graph.leaf_users[value.name] != (node.name,):
+            if not isinstance(value, Leaf) or not self._sole(node, value.name):
                 return f"{node.op} %{node.name} shares its {argument}"
             layout = self.solved.of(value.name)[dim]
             own = {a.name for a in leaves(layout) if isinstance(a, AxisRef)}

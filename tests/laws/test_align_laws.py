@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
+from archgraph.errors import RewriteError
 from archgraph.ir import ArchGraph
+from archgraph.rewrite.width import cut
 from tests.nets import image, networks, renamed
+
+SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @functools.cache
@@ -112,3 +119,77 @@ def test_the_order_does_not_matter(a, b, c):
     assert [t.target for t in ag.join([c, a, b]).transfers] == [
         once.transfers[i].target for i in (2, 0, 1)
     ]
+
+
+# -- counts -------------------------------------------------------------------------------------
+
+
+class Heads(nn.Module):
+    """Attention with as many heads, of as many channels each."""
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, size
+        self.inside, self.out = nn.Linear(6, 3 * heads * size), nn.Linear(heads * size, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        n, t, _ = x.shape
+        parts = self.inside(x).reshape(n, t, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.5)
+        x = x + self.out(y.transpose(1, 2).reshape(n, t, self.heads * self.size))
+        return self.head(x.mean(1))
+
+
+class Groups(nn.Module):
+    """A norm of as many groups, of as many channels each."""
+
+    def __init__(self, groups: int, size: int) -> None:
+        super().__init__()
+        self.first, self.norm = (
+            nn.Conv2d(6, groups * size, 3, padding=1),
+            nn.GroupNorm(groups, groups * size),
+        )
+        self.last = nn.Linear(groups * size, 2)
+
+    def forward(self, x):
+        return self.last(F.relu(self.norm(self.first(x))).mean((2, 3)))
+
+
+class Shuffled(nn.Module):
+    """Channels shuffled between groups, as ShuffleNet does."""
+
+    def __init__(self, groups: int, size: int) -> None:
+        super().__init__()
+        self.first, self.groups = nn.Conv2d(6, groups * size, 3, padding=1), groups
+        self.next, self.last = nn.Conv2d(groups * size, 5, 1), nn.Linear(5, 2)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        n, c, h, w = x.shape
+        x = x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+        return self.last(F.relu(self.next(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", [Heads, Groups, Shuffled])
+def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
+    counts = [(1, 16), (4, 4), (2, 8), (8, 2), (2, 4), (4, 2), (1, 4)]
+    graphs = {c: ag.trace(kind(*c), SMALL, train=False).graph for c in counts}
+    for (one, client), (other, whole) in itertools.product(graphs.items(), repeat=2):
+        found = ag.align(client, whole)
+        assert found.score == 1
+        if any(a > b for a, b in zip(one, other, strict=True)):
+            with pytest.raises(RewriteError, match=r"wider|no cut of the larger"):
+                _ = found.transfer
+            continue
+        # The client computes what the whole's cut computes.
+        small = cut(whole, found.widths.kept("client"))
+        state = ag.initial_state(whole, seed=3)
+        a = ag.build(client, found.transfer.pull(state)).eval()
+        b = ag.build(small.graph, small.transfer.pull(state)).eval()
+        torch.testing.assert_close(a(SMALL), b(SMALL))
+    met, joined = ag.meet(graphs.values()), ag.join(graphs.values())
+    sizes = [ag.trace(kind(*c), SMALL, train=False).graph for c in ((1, 2), (8, 16))]
+    assert [shapes(met.graph), shapes(joined.graph)] == [shapes(g) for g in sizes]

@@ -43,6 +43,31 @@ def test_widening_keeps_the_function(net, seed):
     assert same_function(graph, wide, tolerance=TIGHT) <= TIGHT
 
 
+class Standardised(torch.nn.Module):
+    """A network whose input is widened, then freed of mean and spread by hand."""
+
+    def __init__(self, net, correction) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 3, 1)
+        self.net, self.correction = net, correction
+
+    def forward(self, x):
+        x = self.first(x)
+        spread, mean = torch.var_mean(x, dim=1, keepdim=True, correction=self.correction)
+        return self.net(self.last((x - mean) * torch.rsqrt(spread + 0.1)))
+
+
+@given(networks(), st.integers(0, 1), st.integers(2, 3))
+@settings(max_examples=10)
+def test_whole_factors_keep_the_function(net, correction, factor):
+    """What runs over an axis bears copies that are equally many, or it is refused."""
+    graph = graph_of(Standardised(net, correction))
+    refused = refusals(graph, float(factor))
+    assert ("first.out" in refused) == bool(correction)
+    chosen = {a.name: float(factor) for a in axes(graph).free if a.name not in refused}
+    assert same_function(graph, ag.widen(graph, chosen), tolerance=TIGHT) <= TIGHT
+
+
 @given(networks(), st.integers(0, 2**32 - 1))
 @settings(max_examples=10)
 def test_narrowing_undoes_widening(net, seed):

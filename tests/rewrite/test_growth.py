@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import archgraph as ag
 from archgraph.errors import ArchGraphError, AxisError, GraphError, RewriteError
+from archgraph.rewrite.deepen import _covered
+from archgraph.rewrite.depth import grafted
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.widen import refusals
 from tests import structures as nets
@@ -104,6 +109,7 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"0.out": "6"}, r"impossible width; found '6'; expected a number above 0"),
         ({"0.out": float("nan")}, r"impossible width"),
         ({"0.out": [0.0, 1.0, 2.0, 3.0]}, r"a map names every old position"),
+        ({"0.out": [[0], [1, 2]]}, r"a map names every old position"),
         (True, r"impossible width"),
         ("0.out", r"impossible width"),
         ({"2.out": 5}, r"output"),
@@ -128,6 +134,72 @@ def test_narrow_as_printed():
         ag.narrow(graph, {"0.out": 6})
     with pytest.raises(RewriteError, match="no such mode; found papr; expected paper, net2net"):
         ag.narrow(graph, {"0.out": 3}, mode="papr")  # type: ignore[arg-type]  # wrong on purpose
+
+
+class Between(nn.Module):
+    """Something of a test's own between two layers."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 4)
+        self.p, self.w = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(2, 4))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.a(x))
+
+
+def between(function):
+    return traced(Between(function), torch.randn(5, 3)).graph
+
+
+@pytest.mark.parametrize(
+    ("spread", "exact"),
+    [
+        (lambda h: h.std(-1, keepdim=True), False),
+        (lambda h: h.var(-1, keepdim=True, unbiased=False), True),
+        (lambda h: h.var(-1, keepdim=True, correction=1), False),
+        (lambda h: torch.std_mean(h, dim=-1, keepdim=True)[0], False),
+        (lambda h: torch.var_mean(h, dim=-1, keepdim=True, correction=0)[0], True),
+    ],
+)
+def test_only_a_variance_by_their_number_bears_copies(spread, exact):
+    graph = between(lambda m, h: m.b((h - h.mean(-1, keepdim=True)) / (spread(h) + 1)))
+    reason = refusals(graph, 2.0).get("a.out", "")
+    if exact:
+        ag.widen(graph, {"a.out": 2.0}, verify=True)
+    assert reason.endswith("runs over it") is not exact
+
+
+TIMES = {
+    "einsum": lambda m, h: m.b(h) @ torch.einsum("oi,pi->op", m.w, m.w),
+    "dot": lambda m, h: m.b(h) * torch.dot(m.p, m.p),
+    "square": lambda m, h: nn.functional.linear(h.tanh(), m.w * m.w),
+    "quotient": lambda m, h: h.tanh() @ (m.p / m.p),
+    "gram": lambda m, h: h.tanh() @ nn.functional.linear(m.c.weight, m.c.weight),
+    "residual": lambda m, h: nn.functional.linear(h + m.c(h), m.w) @ m.w @ m.p,
+    "results": lambda m, h: torch.einsum("bi,bi->b", h / h, m.c(h).tanh()),
+}
+
+
+@pytest.mark.parametrize("function", TIMES.values(), ids=TIMES)
+def test_what_is_multiplied_by_itself_is_not_divided_twice(function):
+    graph = between(function)
+    refused = refusals(graph, 2.0)
+    assert refused
+    for axis in ag.axes(graph).free:
+        if axis.name not in refused:
+            ag.widen(graph, {axis.name: 2.0}, verify=True)
+
+
+def test_widths_are_numbers_of_any_kind():
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    widths: list[Any] = [np.int64(6), np.float32(1.5)]
+    for width in widths:
+        assert ag.widen(graph, {"0.out": width}).graph == ag.widen(graph, {"0.out": 6}).graph
+    few: Any = np.int32(3)
+    small = ag.narrow(graph, {"0.out": few})
+    assert small.graph.param["0.weight"].shape == (3, 3)
 
 
 # -- deepen -----------------------------------------------------------------------------------
@@ -167,6 +239,93 @@ def test_a_residual_block_starts_with_its_last_layer_at_zero():
 def test_activations_that_do_more_the_second_time_are_refused():
     with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.gelu"):
         deepened(plain(nn.GELU), torch.randn(2, 3, 8, 8))
+
+
+def test_what_stands_in_front_of_the_first_block_is_copied_with_it():
+    """The copies of a norm and an activation in front of the first layer are the identity, too."""
+    layers = [nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()]
+    _, deep = deepened(nn.Sequential(*layers, nn.Linear(6, 3)), torch.randn(4, 6))
+    fresh = {k for k, e in deep.transfer.entries.items() if e.source != k}
+    counters = {k for k in fresh if k.endswith("num_batches_tracked")}
+    assert fresh - counters == {k for k, e in deep.transfer.entries.items() if e.init is not None}
+    net = nn.Sequential(nn.Tanh(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.tanh"):
+        deepened(net, torch.randn(4, 6))
+
+
+def test_nothing_new_may_lie_outside_of_the_new_blocks():
+    layers = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
+    graph = traced(nn.Sequential(*layers, nn.Linear(6, 3)), torch.randn(4, 6)).graph
+    deep, blocks = grafted(graph, {"0": 4})
+    _covered(graph, deep.graph, blocks, [])
+    with pytest.raises(RewriteError, match="a new leaf lies outside the new blocks"):
+        _covered(graph, deep.graph, (), [])
+    with pytest.raises(RewriteError, match=r"2\.weight: a new block shares weights"):
+        _covered(graph, deep.graph, blocks, ["2.weight"])
+
+
+class Branch(nn.Module):
+    """A residual block that a test writes."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def branched(function):
+    blocks = (Branch(function) for _ in range(3))
+    return deepened(nn.Sequential(nn.Linear(3, 6), *blocks, nn.Linear(6, 2)), torch.randn(4, 3))
+
+
+def rms(y):
+    return torch.rsqrt(y.square().mean(-1, keepdim=True))
+
+
+KEPT = {
+    "scaled branch": lambda m, x: torch.add(x, m.a(x), alpha=0.5),
+    "gate of itself": lambda m, x: (
+        x + (lambda y: y * m.b(y.mean(1, keepdim=True) + y).sigmoid())(m.a(x))
+    ),
+    "numerator": lambda m, x: x + m.a(x) / (1 + x.abs()),
+    "norm of a sum": lambda m, x: (lambda y: y + m.b(y * rms(y)))(x + m.a(x)),
+}
+LOST = {
+    "scaled shortcut": (lambda m, x: torch.add(m.a(x), x, alpha=0.5), "multiplies its shortcut"),
+    "norm": (lambda m, x: x + (lambda y: y / y.norm(dim=-1, keepdim=True))(m.a(x)), "no number"),
+    "sum": (lambda m, x: x + (lambda y: y / y.sum(-1, keepdim=True))(m.a(x)), "no number"),
+    "root": (lambda m, x: x + (lambda y: y * rms(y))(m.a(x)), "no number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", KEPT.values(), ids=KEPT)
+def test_branches_that_can_be_zero(function):
+    branched(function)
+
+
+@pytest.mark.parametrize(("function", "reason"), LOST.values(), ids=LOST)
+def test_branches_that_zeros_would_break(function, reason):
+    with pytest.raises(RewriteError, match=f"cannot start as the identity; found .*{reason}"):
+        branched(function)
+
+
+@pytest.mark.parametrize("depths", [{"0": 4.5}, {"0": True}, {"0": None}, ["0"], "0", 4])
+@pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shallow])
+def test_depths_are_whole_numbers_by_section(rewrite, depths):
+    graph = traced(plain(nn.ReLU), torch.randn(2, 3, 8, 8)).graph
+    with pytest.raises(RewriteError, match=r"impossible depth|no depths"):
+        rewrite(graph, depths)
+
+
+@pytest.mark.parametrize("parts", ["graph", "rewritten", "module", "modules"])
+def test_only_architectures_are_chained(parts):
+    net = mlp()
+    graph = traced(net, torch.zeros(1, 3)).graph
+    given = {"graph": graph, "rewritten": ag.take(graph, 0.5), "module": net, "modules": [net]}
+    with pytest.raises(RewriteError, match="no parts to chain"):
+        ag.chain(given[parts])
 
 
 class Side(nn.Module):

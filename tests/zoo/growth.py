@@ -33,6 +33,7 @@ from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors
 from tests.zoo.table import cells, escaped
 
 FACTOR = 1.5
+TWICE = 2.0  # what runs over an axis bears copies that are equally many
 EXACT64, EXACT32 = 1e-10, 1e-5  # relative to each output's largest value
 PARAMETERS = 1_500_000  # models of more are narrowed to about as many before they grow
 SECONDS = {"quick": 4.0, "full": math.inf}  # for widening axes alone
@@ -67,9 +68,11 @@ class Report:
     rounding: float = 0.0  # the original in float32 against itself in float64
     alone: Law = Law()
     together: Law = Law()
+    doubled: Law = Law()  # all axes that can be, at once; not tried in older logs
     deeper: Law = Law()  # sections, each alone
     parts: Law = Law()
     axes_together: int = 0
+    axes_doubled: int = 0
     effect: float = 0.0  # what the same copies do to the outputs when nothing makes up for them
     sections_together: int = 0
     narrowed_back: bool | None = None
@@ -94,7 +97,8 @@ class Report:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
         """Inverse of :meth:`to_json`."""
-        laws = {k: Law(**data[k]) for k in ("alone", "together", "deeper", "parts")}
+        names = ("alone", "together", "doubled", "deeper", "parts")
+        laws = {k: Law(**data[k]) for k in names if k in data}
         pairs = {
             k: tuple((a, b) for a, b in data[k]) for k in ("not_wider", "not_deeper", "not_cut")
         }
@@ -177,6 +181,17 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             assert found["effect"] > 1e-4, "vacuous: bare copies do the same"
             found["narrowed_back"] = narrowed_back(graph, chosen, state)
             assert found["narrowed_back"], "narrow(widen(g)) is not g"
+
+    with exam.check("double all"):
+        alone = refusals(graph, TWICE)
+        even, _ = together(
+            graph, [a.name for a in ag.axes(graph).free if a.name not in alone], TWICE
+        )
+        found["axes_doubled"] = len(even)
+        if even:
+            gaps = work(ag.widen(graph, dict.fromkeys(even, TWICE)))
+            found["doubled"] = Law().with_(*gaps)
+            held(*gaps, found["rounding"])
 
     sections = ag.structure(graph).sections
     found["sections"] = len(sections)
@@ -266,12 +281,14 @@ def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.
     return cut_.graph, unsettled(cut_.transfer.pull(state))
 
 
-def together(graph: ArchGraph, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def together(
+    graph: ArchGraph, names: Sequence[str], factor: float = FACTOR
+) -> tuple[list[str], dict[str, str]]:
     """Axes that can be widened at once, and why others cannot join them."""
     chosen, left = list(names), dict[str, str]()
     while chosen:
         try:
-            ag.widen(graph, dict.fromkeys(chosen, FACTOR))
+            ag.widen(graph, dict.fromkeys(chosen, factor))
         except RewriteError as error:
             chosen.remove(str(error.where))
             left[str(error.where)] = str(error.found)
@@ -362,8 +379,8 @@ Found = Sequence[tuple[Entry, Report]]
 
 _COLUMNS = (
     "model", "kind", "parameters", "wider: free axes", "exact", "tried alone", "alone 64 / 32",
-    "at once", "at once 64 / 32", "bare copies", "deeper: sections", "kept", "64 / 32", "cuts",
-    "narrow(widen)", "verdict",
+    "at once", "at once 64 / 32", "doubled", "doubled 64 / 32", "bare copies", "deeper: sections",
+    "kept", "64 / 32", "cuts", "narrow(widen)", "verdict",
 )  # fmt: skip
 
 
@@ -373,7 +390,8 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     head = (
         f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s, {report.kind}): wider "
         f"{report.free - len(report.not_wider)}/{report.free}, tried {report.alone.tried} "
-        f"({_gaps(report.alone)}), {report.axes_together} at once ({_gaps(report.together)}); "
+        f"({_gaps(report.alone)}), {report.axes_together} at once ({_gaps(report.together)}), "
+        f"{report.axes_doubled} doubled ({_gaps(report.doubled)}); "
         f"deeper {report.deeper.tried}/{report.sections} ({_gaps(report.deeper)}); "
         f"cuts {report.parts.tried}; rounding {report.rounding:.0e}, effect {report.effect:.0e}"
     )
@@ -396,7 +414,9 @@ def table(found: Found, level: Level, models: int) -> str:
         "that much is allowed in float32. A refusal is no failure: it is counted, with its "
         "reason. Refusals are counted on the model as it is; where it has more than "
         f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
-        "*Exact*: free axes that can be widened so. *Cuts*: behind how many sections the parts are "
+        f"*Exact*: free axes that can be widened so. *Doubled*: how many are widened ×{TWICE:g} at "
+        "once, where what runs over an axis gets equally many copies (empty: not tried). "
+        "*Cuts*: behind how many sections the parts are "
         "architectures, equal the whole when chained and compute the same bit for bit. "
         "*Bare copies*: how far the outputs move when the same positions are copied and nothing "
         "makes up for it. *narrow(widen)*: whether narrowing in Net2Net's mode gives back graph "
@@ -438,7 +458,7 @@ def _by_kind(found: Found) -> str:
             continue
         free = sum(r.free for r in own)
         exact = free - sum(len(r.not_wider) for r in own)
-        laws = [law for r in own for law in (r.alone, r.together, r.deeper, r.parts)]
+        laws = [law for r in own for law in (r.alone, r.together, r.doubled, r.deeper, r.parts)]
         worst = Law(1, max(law.gap64 for law in laws), max(law.gap32 for law in laws))
         sections, deep = sum(r.sections for r in own), sum(r.deeper.tried for r in own)
         row = (
@@ -490,6 +510,7 @@ def _row(entry: Entry, report: Report) -> str:
             entry.name, report.kind, f"{report.parameters:,}", str(report.free),
             str(report.free - len(report.not_wider)), str(report.alone.tried),
             _gaps(report.alone), str(report.axes_together), _gaps(report.together),
+            str(report.axes_doubled or ""), _gaps(report.doubled),
             f"{report.effect:.0e}" if report.together.tried else "",
             str(report.sections), str(report.deeper.tried), _gaps(report.deeper),
             f"{report.parts.tried} of {cuts}", back, "pass" if report.ok else "**fail**",
