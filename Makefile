@@ -1,6 +1,7 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
 # test   everything that CI checks: style, types, layers, tests, doctests
-# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores)
+# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), and grows
+#        the foreign ones: docs/growth.md (another)
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README)
 # bench  timings as ratios against baselines measured in the same run
@@ -30,6 +31,8 @@ lint: $(VENV)/.installed-dev
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
+	$(BIN)/python -m tests.zoo --exam growth --group torchvision --group transformers \
+	  --jobs $(JOBS) --write docs/growth.md
 
 # One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
 small: $(VENV)/.installed

@@ -698,13 +698,18 @@ class Train:
     Attributes:
         objective: What it minimises.
         penalty: A further term that sees the parameters.
+        epochs: Passes over the data, where they are not those of the experiment (fine-tuning).
     """
 
     objective: Objective = CrossEntropy()
     penalty: Penalty | None = None
+    epochs: int | None = None
 
     def __call__(self, work: Work) -> Outcome:
         """Train, and return the state and the metrics of :func:`descend`."""
+        if self.epochs is not None:
+            local = dataclasses.replace(work.local, epochs=self.epochs)
+            work = dataclasses.replace(work, local=local)
         module = module_of(work).train()
         parameters = dict(module.named_parameters())
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from archgraph.errors import DataError
 
-Scheme: TypeAlias = Literal["iid", "dirichlet", "classes"]
+Scheme: TypeAlias = Literal["iid", "dirichlet", "equal_dirichlet", "classes"]
 
 
 def partition(
@@ -35,6 +36,10 @@ def partition(
         * `dirichlet(alpha=0.5, min_size=10, balanced=False)`: of each class the clients get shares
           drawn from a Dirichlet distribution of concentration `alpha`, drawn again until everyone
           has `min_size` examples; `balanced` gives nothing more to clients above the average.
+        * `equal_dirichlet(alpha=0.5, min_size=1)`: every client draws its own mixture of classes
+          from a Dirichlet distribution and takes as many examples as any other, out of what they
+          leave (Hsu, Qi, Brown, 2019; RecipFL); below 0.1 mixtures may want one class only,
+          which runs out.
         * `classes(per_client=2, assignment="first-deterministic", min_size=1)`: each client owns
           so many classes, a class is shared equally among its owners. `first-deterministic` gives
           client i the class i modulo their number and draws the others; `random` draws all;
@@ -46,7 +51,7 @@ def partition(
     Args:
         targets: Class of each example, `[example]`, or text targets `[window, position]`.
         clients: Number of clients.
-        scheme: `iid`, `dirichlet` or `classes`.
+        scheme: `iid`, `dirichlet`, `equal_dirichlet` or `classes`.
         seed: Of everything random.
         **params: Of the scheme, as above.
 
@@ -64,7 +69,122 @@ def partition(
         >>> [sorted(set(labels[own].tolist())) for own in owners]
         [[0], [1], [2]]
     """
-    labels = np.asarray(targets)
+    return _cut(np.asarray(targets), range(clients), scheme, seed, params)
+
+
+def allot(
+    targets: torch.Tensor | np.ndarray,
+    *,
+    tiers: Sequence[str],
+    shares: Mapping[str, float] | None = None,
+    scheme: Scheme | str = "iid",
+    seed: int = 0,
+    **params: Any,
+) -> tuple[np.ndarray, ...]:
+    """Split examples among clients of which some kinds own a fixed share of all (RecipFL, §5.1).
+
+    A share is cut out before anything else, each class in proportion, and divided equally among
+    the clients of its kind; the other clients share the rest by the scheme, as in
+    :func:`partition`. Of text a share is a run of windows.
+
+    Args:
+        targets: As in :func:`partition`.
+        tiers: Kind of each client.
+        shares: Kind → its share of all examples, exact up to rounding.
+        scheme: How the others share the rest.
+        seed: Of everything random.
+        **params: Of the scheme.
+
+    Returns:
+        For each client the positions of its examples, int64, ascending.
+
+    Raises:
+        DataError: A share is of nobody, is no share, leaves nothing to the others or something that
+            nobody owns; or the rest cannot be partitioned so.
+
+    Example:
+        >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
+        >>> parts = allot(labels, tiers=kinds, shares={"strong": 0.5})
+        >>> [len(own) for own in parts], class_histogram(labels[parts[0]], 3)
+        ([30, 10, 10, 10], array([10, 10, 10]))
+    """
+    labels, tiers, shares = np.asarray(targets), list(tiers), dict(shares or {})
+    _check_shares(shares, tiers)
+    order = _spread(labels, seed) if shares else np.arange(0)
+    owned: dict[int, np.ndarray] = {}
+    total, start = 0.0, 0
+    for name, share in shares.items():
+        total += share
+        # Ends are rounded, not sizes: they add up, and shares of 1 leave nothing.
+        stop = round(total * len(labels))
+        members = [client for client, tier in enumerate(tiers) if tier == name]
+        if stop - start < len(members):
+            raise DataError(
+                "too few examples",
+                where=f"partition shares.{name}",
+                found=stop - start,
+                expected=f"at least one for each of its {len(members)} clients",
+            )
+        for client, own in zip(
+            members, np.array_split(order[start:stop], len(members)), strict=True
+        ):
+            owned[client] = np.sort(own)
+        start = stop
+    others = [client for client in range(len(tiers)) if client not in owned]
+    if others or not owned:
+        rest = np.sort(order[start:]) if shares else np.arange(len(labels))
+        for client, own in zip(
+            others, _cut(labels[rest], others, scheme, seed, params), strict=True
+        ):
+            owned[client] = rest[own]
+    return tuple(owned[client] for client in range(len(tiers)))
+
+
+def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
+    """Raise unless every share is somebody's, and all examples are."""
+    for name, share in shares.items():
+        if name not in tiers:
+            raise DataError(
+                "a share of nobody",
+                where="partition shares",
+                found=repr(name),
+                expected=_list(dict.fromkeys(tiers)),
+            )
+        if not 0 < share <= 1:
+            raise DataError(
+                "no share", where=f"partition shares.{name}", found=share, expected="in (0, 1]"
+            )
+    total, all_shared = sum(shares.values()), set(tiers) <= set(shares)
+    whole = math.isclose(total, 1)
+    if shares and ((total > 1 and not whole) or all_shared != whole):
+        raise DataError(
+            "shares do not add up",
+            where="partition shares",
+            found=f"{total:g}",
+            expected="1, since everybody has one"
+            if all_shared
+            else "less than 1, since others share the rest",
+        )
+
+
+def _spread(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Positions in an order of which every stretch has the classes of the whole; text as it is."""
+    if labels.ndim != 1:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    places = np.empty(len(labels))
+    for value in np.unique(labels):
+        own = random.permutation(np.flatnonzero(labels == value))
+        # At equal distances, from a start of its own: no class is always the first.
+        places[own] = (np.arange(len(own)) + random.random()) / len(own)
+    return np.argsort(places, kind="stable")
+
+
+def _cut(
+    labels: np.ndarray, clients: Sequence[int], scheme: str, seed: int, params: Mapping[str, Any]
+) -> tuple[np.ndarray, ...]:
+    """The parts of some clients, who are called by their ids where one goes wrong."""
+    count = len(clients)
     where = f"partition {scheme}"
     if scheme not in _SCHEMES:
         raise DataError(
@@ -89,24 +209,24 @@ def partition(
     min_size = params.get("min_size", inspect.signature(assign).parameters["min_size"].default)
     if min_size < 1:
         raise DataError("clients need examples", where=where, found=f"min_size={min_size}")
-    if clients < 1 or clients * min_size > len(labels):
+    if count < 1 or count * min_size > len(labels):
         raise DataError(
             "impossible number of clients",
             where=where,
-            found=clients,
+            found=count,
             expected=f"1…{len(labels) // min_size} clients of at least {min_size} of the "
             f"{len(labels)} examples",
         )
     try:
-        parts = assign(labels, clients, seed, **params)
+        parts = assign(labels, count, seed, **params)
     except ValueError as error:  # how flwr-datasets says no
         raise DataError(
             "no such partition",
             where=where,
-            found=f"{clients} clients, {params}: {error}",
+            found=f"{count} clients, {dict(params)}: {error}",
             hint="choose fewer clients, a larger alpha or a smaller min_size",
         ) from error
-    for client, own in enumerate(parts):
+    for client, own in zip(clients, parts, strict=True):
         if len(own) < min_size:
             raise DataError(
                 "too few examples",
@@ -193,6 +313,26 @@ def _dirichlet(
         return _collect(partitioner, labels, np.arange(len(labels)))
 
 
+def _equal_dirichlet(
+    labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1
+) -> tuple[np.ndarray, ...]:
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha} should be greater than 0")
+    # The partitioner counts classes from 0, without gaps.
+    _, labels = np.unique(labels, return_inverse=True)
+    each, more = divmod(len(labels), clients)
+    with _quiet():
+        from flwr_datasets.partitioner import InnerDirichletPartitioner
+
+        partitioner = InnerDirichletPartitioner(
+            partition_sizes=[each + (client < more) for client in range(clients)],
+            partition_by="label",
+            alpha=float(alpha),
+            seed=seed,
+        )
+        return _collect(partitioner, labels, np.arange(len(labels)))
+
+
 def _classes(
     labels: np.ndarray,
     clients: int,
@@ -219,6 +359,7 @@ def _classes(
 _SCHEMES: Mapping[str, Callable[..., tuple[np.ndarray, ...]]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
+    "equal_dirichlet": _equal_dirichlet,
     "classes": _classes,
 }
 

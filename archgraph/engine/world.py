@@ -19,7 +19,7 @@ from archgraph.engine.attack import malicious
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
 from archgraph.engine.evaluate import GLOBAL
 from archgraph.engine.experiment import Experiment, Options
-from archgraph.engine.partition import partition
+from archgraph.engine.partition import allot
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
 from archgraph.family import Family, Member, resolve
@@ -70,10 +70,11 @@ def prepare(
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
     data = load_dataset(spec.data.dataset, root, limit=spec.data.limit, bptt=spec.data.bptt)
-    count = sum(member.count for member in family.clients)
+    kinds = [member.name for member in family.clients for _ in range(member.count)]
+    count = len(kinds)
     sampled = _sampled(spec.sample, count)
     scheme = spec.data.partition.model_dump()
-    shares = partition(data.train.targets, clients=count, seed=spec.seed, **scheme)
+    shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
     for graph in (family.graph, *(member.graph for member in family.clients)):
         if graph.nodes:
             fits(graph, data)

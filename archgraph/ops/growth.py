@@ -225,6 +225,12 @@ _GROWTH: dict[str, Growth] = {
         Growth(keeps_zero=True),
     ),
     **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax", "softplus", "sum"), Growth()),
+    # Of these nothing is known but that they make no 0/0.
+    **dict.fromkeys(
+        ("index", "index_select", "gather", "where", "masked_fill", "cos", "exp", "cumsum"),
+        Growth(),
+    ),
+    **dict.fromkeys(("tril", "triu", "sort", "topk", "scaled_dot_product_attention"), Growth()),
     **dict.fromkeys((f"{kind}_pool{d}d" for kind in _MEANS for d in (1, 2, 3)), Growth()),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), Growth(picks=True)),
 }

@@ -6,6 +6,7 @@ A model file has one of three forms: *authored* (blocks and sections), *flat* (e
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from archgraph.spec import flat
 from archgraph.spec.document import (
     Document,
     Mistake,
+    nearest,
     read_document,
     shorten,
     write_atomically,
@@ -144,7 +146,34 @@ def load_experiment(path: Path_) -> ExperimentSpec:
         family = load_family(file)
     else:
         family = _family(document.sub(("family",)))
+    _shared(document, spec, family)
     return spec.model_copy(update={"family": family})
+
+
+def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
+    """Check that shares of the data are the family's, and that all data is shared out."""
+    shares = spec.data.partition.shares
+    if shares is None:
+        return
+    place = ("data", "partition", "shares")
+    kinds = [member.name for member in family.clients]
+    for name in shares:
+        if name not in kinds:
+            document.fail(
+                (*place, name),
+                "is no kind of client",
+                found=repr(name),
+                expected=f"one of {', '.join(kinds)}",
+                hint=nearest(name, kinds),
+            )
+    everybody, total = len(shares) == len(kinds), sum(shares.values())
+    if everybody != math.isclose(total, 1):
+        document.fail(
+            place,
+            "leaves something to nobody" if everybody else "leaves nothing to the others",
+            found=f"{total:g}",
+            expected="1 together" if everybody else "less than 1 together",
+        )
 
 
 def _family(document: Document) -> FamilySpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -169,11 +170,33 @@ class FamilySpec(Base):
         return self
 
 
+def _at_most_all(value: dict[str, float]) -> dict[str, float]:
+    total = sum(value.values())
+    if total > 1 and not math.isclose(total, 1):
+        raise Mistake("share out more than there is", found=f"{total:g}", expected="at most 1")
+    return value
+
+
+Shares = (
+    Annotated[
+        dict[Name, Share],
+        pydantic.AfterValidator(_at_most_all),
+        Field(
+            min_length=1,
+            description="kind of client → share of all examples that its clients own in equal "
+            "parts, with all classes in proportion; the others share the rest",
+        ),
+    ]
+    | None
+)
+
+
 class IidSpec(Base):
     """A random order cut into equal shards."""
 
     scheme: Literal["iid"] = "iid"
     min_size: Count = 1
+    shares: Shares = None
 
 
 class DirichletSpec(Base):
@@ -183,6 +206,16 @@ class DirichletSpec(Base):
     alpha: Annotated[float, Field(gt=0)] = 0.5
     min_size: Count = 10
     balanced: bool = False
+    shares: Shares = None
+
+
+class EqualDirichletSpec(Base):
+    """As many examples for each client, in classes drawn from a Dirichlet distribution."""
+
+    scheme: Literal["equal_dirichlet"]
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    min_size: Count = 1
+    shares: Shares = None
 
 
 class ClassesSpec(Base):
@@ -192,9 +225,12 @@ class ClassesSpec(Base):
     per_client: Count = 2
     assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
     min_size: Count = 1
+    shares: Shares = None
 
 
-PartitionSpec = Annotated[IidSpec | DirichletSpec | ClassesSpec, Field(discriminator="scheme")]
+PartitionSpec = Annotated[
+    IidSpec | DirichletSpec | EqualDirichletSpec | ClassesSpec, Field(discriminator="scheme")
+]
 
 
 class DataSpec(Base):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archgraph.engine import prepare
 from archgraph.engine.data import load_dataset
-from archgraph.engine.partition import class_histogram, local_test_indices, partition
+from archgraph.engine.partition import allot, class_histogram, local_test_indices, partition
 from archgraph.errors import DataError
 
 
@@ -28,6 +30,10 @@ schemes: st.SearchStrategy[tuple[str, dict[str, Any]]] = st.one_of(
                 "balanced": st.booleans(),
             }
         ),
+    ),
+    st.tuples(
+        st.just("equal_dirichlet"),
+        st.fixed_dictionaries({"alpha": st.sampled_from([0.1, 0.5, 100.0])}),
     ),
     st.tuples(
         st.just("classes"),
@@ -64,7 +70,7 @@ def test_parts_are_disjoint_nonempty_ascending_and_seeded(scheme_and_params, cli
 
 
 @settings(max_examples=10)
-@given(st.sampled_from(["iid", "dirichlet"]), st.integers(1, 12))
+@given(st.sampled_from(["iid", "dirichlet", "equal_dirichlet"]), st.integers(1, 12))
 def test_every_example_has_an_owner(scheme, clients):
     targets = labels()
     parts = partition(targets, clients=clients, scheme=scheme, seed=clients)
@@ -80,17 +86,98 @@ def test_classes_cover_everything_as_soon_as_the_owners_can(clients, params):
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
 
 
-@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "classes"])
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "equal_dirichlet", "classes"])
 def test_another_seed_gives_another_partition(scheme):
     one, two = (partition(labels(), clients=4, scheme=scheme, seed=seed) for seed in (1, 2))
     assert not all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "classes"])
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "equal_dirichlet", "classes"])
 def test_tensor_and_array_targets_agree(scheme):
     one = partition(labels(), clients=3, scheme=scheme, seed=5)
     two = partition(torch.from_numpy(labels()), clients=3, scheme=scheme, seed=5)
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+SCHEMES = ["iid", "dirichlet", "equal_dirichlet", "classes"]
+KINDS = ["weak", "strong", "weak", "weak", "strong", "middle", "weak", "weak"]
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from(SCHEMES[:3]),
+    st.dictionaries(st.sampled_from(["strong", "middle"]), st.floats(0.05, 0.4), min_size=1),
+    st.integers(0, 2**31),
+)
+def test_a_share_is_exact_equally_divided_and_of_all_classes(scheme, shares, seed):
+    targets = labels(seed=seed % 7)
+    parts = allot(targets, tiers=KINDS, shares=shares, scheme=scheme, seed=seed)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(targets)))
+    assert all(np.all(np.diff(own) > 0) and own.dtype == np.int64 for own in parts)
+    whole = class_histogram(targets, 10)
+    for name, share in shares.items():
+        owned = [own for own, kind in zip(parts, KINDS, strict=True) if kind == name]
+        assert abs(sum(map(len, owned)) - share * len(targets)) <= 1
+        assert max(map(len, owned)) - min(map(len, owned)) <= 1
+        for own in owned:
+            asked = whole * share / len(owned)
+            assert np.all(np.abs(class_histogram(targets[own], 10) - asked) <= 2)
+    again = allot(targets, tiers=KINDS, shares=shares, scheme=scheme, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shares", [None, {}])
+def test_without_shares_everybody_takes_part_in_the_scheme(scheme, shares):
+    one = allot(labels(), tiers=KINDS, shares=shares, scheme=scheme, seed=3)
+    two = partition(labels(), clients=len(KINDS), scheme=scheme, seed=3)
+    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_others_share_what_is_left_by_the_scheme(scheme):
+    parts = allot(labels(), tiers=KINDS, shares={"strong": 0.5}, scheme=scheme, seed=3)
+    others = [i for i, kind in enumerate(KINDS) if kind != "strong"]
+    rest = np.setdiff1d(np.arange(600), np.concatenate([parts[1], parts[4]]))
+    for client, own in zip(
+        others, partition(labels()[rest], clients=6, scheme=scheme, seed=3), strict=True
+    ):
+        assert np.array_equal(parts[client], rest[own])
+
+
+def test_who_has_a_share_depends_on_the_seed():
+    one, two = (allot(labels(), tiers=KINDS, shares={"strong": 0.5}, seed=s)[1] for s in (1, 2))
+    assert len(one) == len(two) == 150
+    assert not np.array_equal(one, two)
+
+
+def test_a_share_is_drawn_within_its_classes():
+    own = allot(np.zeros(100, np.int64), tiers=["strong", "weak"], shares={"strong": 0.5})[0]
+    assert len(own) == 50 and own.max() >= 50
+
+
+def test_shares_of_everybody_add_up():
+    shares = {"strong": 0.1, "middle": 0.2, "weak": 0.7}
+    parts = allot(labels(), tiers=KINDS, shares=shares)
+    assert [len(own) for own in parts] == [84, 30, 84, 84, 30, 120, 84, 84]
+    assert len(np.unique(np.concatenate(parts))) == 600
+
+
+def test_recipfl_table_2():
+    """One strong client with 50 %, five weak ones with 10 % each."""
+    targets = np.repeat(np.arange(10), 100)
+    parts = allot(
+        targets, tiers=["strong"] + ["weak"] * 5, shares={"strong": 0.5}, scheme="equal_dirichlet"
+    )
+    assert [len(own) for own in parts] == [500, 100, 100, 100, 100, 100]
+    assert class_histogram(targets[parts[0]], 10).tolist() == [50] * 10
+    assert all(class_histogram(targets[own], 10).max() > 15 for own in parts[1:])
+
+
+def test_a_share_of_text_is_a_run():
+    text = np.zeros((12, 4), np.int64)
+    parts = allot(text, tiers=["weak", "strong", "weak"], shares={"strong": 0.5})
+    assert [own.tolist() for own in parts] == [[6, 7, 8], [0, 1, 2, 3, 4, 5], [9, 10, 11]]
 
 
 # ---------------------------------------------------------------- closed forms
@@ -140,6 +227,17 @@ def test_balanced_gives_nothing_more_to_clients_above_the_average():
     assert max(map(len, balanced)) < 100 + 80
 
 
+def test_equal_dirichlet_is_of_equal_size_and_skewed_as_its_alpha_says():
+    targets = np.repeat([3, 5, 7, 8, 11], 120)  # any labels
+    share = {}
+    for alpha in (0.1, 1e6):
+        parts = partition(targets, clients=7, scheme="equal_dirichlet", alpha=alpha, seed=1)
+        assert {len(own) for own in parts} == {85, 86}
+        counts = [class_histogram(targets[own], 12)[[3, 5, 7, 8, 11]] for own in parts]
+        share[alpha] = float(np.mean([c.max() / c.sum() for c in counts]))
+    assert share[0.1] > 0.5 > 0.3 > share[1e6]
+
+
 @pytest.mark.parametrize("per_client", [1, 2, 10])
 def test_each_client_owns_as_many_classes_as_asked(per_client):
     targets = labels(2000)
@@ -181,6 +279,32 @@ def test_digits_clients_test_only_on_what_they_own():
         assert len(chosen) == sum(int((digits.test.targets == label).sum()) for label in owned)
 
 
+# ---------------------------------------------------------------- experiments
+
+
+def test_an_experiment_gives_kinds_of_client_their_shares(tmp_path):
+    family = Path(__file__).parents[2] / "specs" / "families" / "fedfa_digits.yaml"
+    text = (
+        f"archgraph: 1\nname: e\nfamily: {family}\nrounds: 1\nstrategy: {{exclusivefl: {{}}}}\n"
+        "data:\n  dataset: digits\n  partition: {scheme: equal_dirichlet"
+    )
+    file = tmp_path / "e.yaml"
+    file.write_text(f"{text}, shares: {{deep: 0.5, large: 0.1}}}}\n")
+    found = prepare(file)
+    total = len(found.data.train.targets)
+    sizes = {c.name: c.examples for c in found.world.clients}
+    assert sum(c.examples for c in found.world.clients) == total
+    assert abs(2 * sizes["deep"] - total / 2) <= 1
+    assert abs(sizes["large"] - total / 10) <= 1
+    assert abs(sizes["small"] - total * 0.4 / 7) <= 1
+    file.write_text(found.text)
+    again = prepare(file)
+    assert again.facts == found.facts
+    assert all(np.array_equal(a, b) for a, b in zip(again.shares, found.shares, strict=True))
+    file.write_text(f"{text}}}\n")
+    assert "shares" not in prepare(file).facts["data"]["partition"]
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -198,6 +322,10 @@ def test_digits_clients_test_only_on_what_they_own():
         ({"clients": 2, "scheme": "classes", "per_client": 11}, r"no such partition.*11"),
         ({"clients": 2, "scheme": "classes", "per_client": 0}, r"no such partition.*per_client=0"),
         ({"clients": 2, "scheme": "classes", "assignment": "best"}, r"no such partition.*best"),
+        (
+            {"clients": 7, "scheme": "equal_dirichlet", "alpha": 0.001},
+            r"no such partition.*larger alpha",
+        ),
         ({"clients": 590, "scheme": "classes"}, r"no such partition.*fewer clients"),
         (
             {"clients": 50, "scheme": "dirichlet", "alpha": 0.01, "min_size": 10},
@@ -212,6 +340,37 @@ def test_digits_clients_test_only_on_what_they_own():
 def test_impossible_partitions_are_refused(options, message):
     with pytest.raises(DataError, match=message):
         partition(labels(), **options)
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "message"),
+    [
+        ({"storng": 0.5}, {}, r"partition shares: a share of nobody; found 'storng'; expected one"),
+        ({"strong": 0.0}, {}, r"shares.strong: no share; found 0.0; expected in \(0, 1\]"),
+        ({"strong": 1.5}, {}, r"shares.strong: no share; found 1.5"),
+        ({"strong": 0.7, "middle": 0.7}, {}, r"do not add up; found 1.4; expected less than 1"),
+        ({"strong": 1.0}, {}, r"do not add up; found 1; expected less than 1, since others"),
+        ({"strong": 0.2, "middle": 0.2, "weak": 0.2}, {}, r"found 0.6; expected 1, since every"),
+        ({"strong": 0.001}, {}, r"shares.strong: too few examples; found 1; .* each of its 2"),
+        ({"strong": 0.995}, {}, r"impossible number of clients; found 6; .* of the 3 examples"),
+        (
+            {"strong": 0.5},
+            {"scheme": "classes", "per_client": 1, "min_size": 45},
+            r"partition classes, client 0: too few examples",
+        ),
+        ({"strong": 0.5}, {"scheme": "equal_dirichlet", "alpha": 0.0}, r"no such partition.*great"),
+    ],
+)
+def test_impossible_shares_are_refused(shares, options, message):
+    with pytest.raises(DataError, match=message):
+        allot(labels(), tiers=KINDS, shares=shares, **{"min_size": 1, **options})
+
+
+def test_a_client_with_too_few_examples_is_called_by_its_own_number():
+    kinds = ["strong", "weak", "weak"]
+    with pytest.raises(DataError, match=r"client 1: too few examples"):
+        allot(np.arange(90) % 3, tiers=kinds, shares={"strong": 0.5},
+              scheme="classes", per_client=1, min_size=16)  # fmt: skip
 
 
 def test_text_cannot_be_split_by_classes():

@@ -418,10 +418,25 @@ attack: {fraction: 0.2, intensity: 20}
     [
         ("dirichlet", "dirichelt",
          "e.yaml:6: data.partition: has an unknown value; found 'dirichelt'; "
-         "expected one of iid, dirichlet, classes; did you mean 'dirichlet'?"),
+         "expected one of iid, dirichlet, equal_dirichlet, classes; did you mean 'dirichlet'?"),
         ("alpha: 0.5", "alhpa: 0.5",
          "e.yaml:6: data.partition.alhpa: is no known key; found 'alhpa'; "
-         "expected one of scheme, alpha, min_size, balanced; did you mean 'alpha'?"),
+         "expected one of scheme, alpha, min_size, balanced, shares; did you mean 'alpha'?"),
+        ("alpha: 0.5", "shares: {c: 0.5}",
+         "e.yaml:6: data.partition.shares.c: is no kind of client; found 'c'; "
+         "expected one of a, b"),
+        ("alpha: 0.5", "shares: {a: 1.5}",
+         "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
+         "expected less than or equal to 1"),
+        ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
+         "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
+         "expected at most 1"),
+        ("alpha: 0.5", "shares: {a: 1}",
+         "e.yaml:6: data.partition.shares: leaves nothing to the others; found 1; "
+         "expected less than 1 together"),
+        ("alpha: 0.5", "shares: {a: 0.2, b: 0.2}",
+         "e.yaml:6: data.partition.shares: leaves something to nobody; found 0.4; "
+         "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: names no single strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),

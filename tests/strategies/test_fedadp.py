@@ -239,7 +239,7 @@ def make(layers, wider=0):
     found, last = [], 3
     for stage, count in enumerate(STAGES[layers]):
         for layer in range(count):
-            width = (2, 3, 4, 5, 5)[stage] + wider * (stage == 1 and layer == 0)
+            width = (2, 3, 4, 5, 5)[stage] + wider * (stage == 4 and layer == 0)
             found += [nn.Conv2d(last, width, 3, padding=1), nn.ReLU()]
             last = width
         found += [nn.MaxPool2d(2)]
@@ -251,7 +251,13 @@ def test_a_round_of_traced_vggs_covers_their_join(lab, tmp_path, monkeypatch):
     """Written in Python, leaves numbered through: all positions move with the depth."""
     (tmp_path / "traced_vggs.py").write_text(TRACED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    kinds = {"vgg13": (13, 0), "vgg16_wider": (16, 2), "vgg19": (19, 0), "vgg19_wider": (19, 2)}
+    kinds = {
+        "vgg13": (13, 0),
+        "vgg16": (16, 0),
+        "vgg16_wider": (16, 2),
+        "vgg19": (19, 0),
+        "vgg19_wider": (19, 2),
+    }
     clients = [
         {
             "name": name,

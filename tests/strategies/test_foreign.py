@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "heterofl": ("whole", "half"),  # slices, and nothing else
 }
 # No state of a global model's form on the server.
-WITHOUT_GLOBAL = frozenset({"fedin", "flexifed", "standalone"})
+WITHOUT_GLOBAL = frozenset({"exclusivefl", "fedin", "flexifed", "standalone"})
 # What a method has to be told: a layer that ends in a norm has no form of the identity.
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {("fedadp", "bert"): {"approximate": True}}
 

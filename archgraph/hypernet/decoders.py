@@ -1,0 +1,139 @@
+"""From a node's features to tensors of its shapes: one decoder for each slot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["tiled", "low_rank"]
+Form = Callable[[Tensor], Tensor]  # elementwise
+
+
+def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of another shape by repeating and cropping each dimension from its start.
+
+    Example:
+        >>> stretch(torch.tensor([[1, 2], [3, 4]]), (1, 5)).tolist()
+        [[1, 2, 1, 2, 1]]
+    """
+    tensor = crop(tensor, shape)
+    repeats = [-(-size // max(own, 1)) for size, own in zip(shape, tensor.shape, strict=True)]
+    if any(times != 1 for times in repeats):
+        tensor = tensor.repeat(repeats)
+    return crop(tensor, shape)
+
+
+def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The start of a tensor, in each dimension where it is longer than the shape."""
+    for dim, size in enumerate(shape):
+        if size < tensor.shape[dim]:  # a cut that cuts nothing would copy its gradient
+            tensor = tensor.narrow(dim, 0, size)
+    return tensor
+
+
+class Decoder(nn.Module):
+    """Two layers from ``[h_v, a_m]`` to a slot's codes, and from a code to a tensor.
+
+    Args:
+        features: Size of ``[h_v, a_m]``.
+        hidden: Size of the hidden layer.
+        size: Size of a code.
+    """
+
+    def __init__(self, features: int, hidden: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, size)
+        # Features of variance 1 give codes of variance 1: a form's scale is the tensor's then.
+        nn.init.kaiming_normal_(self.inner.weight, nonlinearity="relu")
+        nn.init.kaiming_normal_(self.outer.weight, nonlinearity="linear")
+        nn.init.zeros_(self.inner.bias)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Codes [rows, size] of features [rows, features]."""
+        return self.outer(torch.relu(self.inner(features)))
+
+    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The tensor that a code [size] stands for, every number of it in its form."""
+        raise NotImplementedError
+
+
+class Tiled(Decoder):
+    """A code is a tile, at most ``tile`` long in each dimension, which is repeated and cropped.
+
+    A tile never has more values than one of ``tile × tile`` with kernels of 3 × 3, and a vector
+    never more than ``tile²``.
+
+    Args:
+        features: Size of ``[h_v, a_m]``.
+        hidden: Size of the hidden layer.
+        largest: Largest size of each dimension among the slot's tensors.
+        tile: Longest side.
+
+    Example:
+        >>> Tiled(8, 4, (512, 256, 3, 3), tile=64).shape, Tiled(8, 4, (512,), tile=64).shape
+        ((64, 64, 3, 3), (512,))
+    """
+
+    def __init__(self, features: int, hidden: int, largest: tuple[int, ...], tile: int) -> None:
+        longest = tile if len(largest) > 1 else tile * tile
+        shape = [min(size, longest) for size in largest]
+        while math.prod(shape) > 9 * tile * tile:
+            widest = shape.index(max(shape))
+            shape[widest] = -(-shape[widest] // 2)
+        super().__init__(features, hidden, math.prod(shape))
+        self.shape = tuple(shape)
+
+    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The tile, repeated and cropped; brought into form while it is small."""
+        return stretch(form(crop(code.view(self.shape), shape)), shape)
+
+
+class LowRank(Decoder):
+    """A code is ``rank`` vectors for each of the first two dimensions, and as many kernels.
+
+    The tensor is ``Σ u ⊗ v ⊗ k``, with nothing repeated as long as no side exceeds ``longest``.
+
+    Args:
+        features: Size of ``[h_v, a_m]``.
+        hidden: Size of the hidden layer.
+        largest: Largest size of each of the (two or more) dimensions of the slot's tensors.
+        rank: Number of terms.
+        longest: Longest vector and largest kernel.
+    """
+
+    def __init__(
+        self, features: int, hidden: int, largest: tuple[int, ...], rank: int, longest: int
+    ) -> None:
+        kernel = [*largest[2:]]
+        while math.prod(kernel) > longest:
+            widest = kernel.index(max(kernel))
+            kernel[widest] = -(-kernel[widest] // 2)
+        first, second = (min(size, longest) for size in largest[:2])
+        super().__init__(features, hidden, rank * (first + second + math.prod(kernel)))
+        self.rank, self.sides, self.kernel = rank, (first, second), tuple(kernel)
+
+    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The sum of products, of variance 1 where codes have it."""
+        first, second = self.sides
+        kernel = math.prod(self.kernel)
+        parts = code.split([self.rank * n for n in (first, second, kernel)])
+        u = stretch(parts[0].view(self.rank, first), (self.rank, shape[0]))
+        v = stretch(parts[1].view(self.rank, second), (self.rank, shape[1]))
+        k = stretch(parts[2].view(self.rank, *self.kernel), (self.rank, *shape[2:]))
+        right = v[:, :, None] * k.reshape(self.rank, 1, -1) / math.sqrt(self.rank)
+        return form((u.T @ right.flatten(1)).view(shape))
+
+
+def decoder(
+    kind: Kind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
+) -> Decoder:
+    """The decoder of a slot; vectors and scalars are always tiled."""
+    if kind == "low_rank" and len(largest) > 1:
+        return LowRank(features, hidden, largest, rank, tile * tile)
+    return Tiled(features, hidden, largest, tile)

@@ -1,0 +1,330 @@
+"""What the hypernetwork reads: graphs as PyG data, their tensors by slot, the order of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from archgraph.errors import GraphError
+from archgraph.ir import ArchGraph, Leaf, Param, per_graph, walk
+from archgraph.ops.schema import torch_dtype
+from archgraph.ops.table import base, initialiser, row
+
+# Why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its numbers
+# are not real ones. Every other tensor is generated.
+Rule = Literal["buffer", "frozen", "unused", "not real"]
+
+# How a decoder's output p becomes a tensor: 2·scale·σ(p/2), tanh(p/5), scale·p.
+Form = Literal["factor", "shift", "weight"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """A place for tensors that one decoder fills: an argument of an operator, by rank.
+
+    >>> str(Slot("conv2d", "weight", 4))
+    'conv2d.weight:4'
+    """
+
+    op: str
+    argument: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.op}.{self.argument}:{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor to generate.
+
+    Attributes:
+        name: Its name in the state.
+        slot: The place that it fills, by the first operator that uses it.
+        node: That operator's position in ``graph.nodes``.
+        shape: Its shape.
+        dtype: Its element type.
+        form: How the decoder's output becomes the tensor.
+        scale: The number in that form.
+    """
+
+    name: str
+    slot: Slot
+    node: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    form: Form
+    scale: float
+
+    def formed(self, p: Tensor) -> Tensor:
+        """A decoder's output in this form, position by position."""
+        match self.form:
+            case "factor":
+                return 2 * self.scale * torch.sigmoid(p / 2)
+            case "shift":
+                return torch.tanh(p / 5)
+            case "weight":
+                return self.scale * p
+
+
+def rule(graph: ArchGraph, param: Param) -> Rule | None:
+    """Why a leaf stays where it is; None for one that is generated."""
+    if param.role != "parameter":
+        return "buffer"
+    if not param.trainable:
+        return "frozen"
+    if not graph.leaf_users[param.name]:
+        return "unused"
+    return None if torch_dtype(param.dtype).is_floating_point else "not real"
+
+
+@per_graph
+def local(graph: ArchGraph) -> Mapping[str, Rule]:
+    """The entries of a state that are never generated, each with its rule.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> graph, _ = trace(torch.nn.BatchNorm1d(2), torch.zeros(3, 2))
+        >>> local(graph)["running_mean"]
+        'buffer'
+    """
+    rules = {name: rule(graph, graph.param[name]) for name in graph.state_names}
+    return {name: why for name, why in rules.items() if why is not None}
+
+
+@per_graph
+def entries(graph: ArchGraph) -> tuple[Entry, ...]:
+    """The tensors of a graph that are generated, in state order; each has exactly one owner.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> graph, _ = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> [(e.name, str(e.slot), e.form) for e in entries(graph)]
+        [('weight', 'linear.weight:2', 'weight'), ('bias', 'linear.bias:1', 'shift')]
+    """
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    stay = local(graph)
+    found = []
+    for name in graph.state_names:
+        if name in stay:
+            continue
+        param = graph.param[name]
+        owner = graph.leaf_users[name][0]
+        slot = Slot(base(graph.node[owner].op), _argument(graph, owner, name), len(param.shape))
+        dtype = torch_dtype(param.dtype)
+        found.append(Entry(name, slot, place[owner], param.shape, dtype, *_form(graph, param)))
+    return tuple(found)
+
+
+def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
+    """Argument that a leaf is given as, with its place in a list of tensors (``params.2``)."""
+    for key, value in graph.node[node].args:
+        for place, item in enumerate(walk(value)):
+            if isinstance(item, Leaf) and item.name == leaf:
+                return key if value is item else f"{key}.{place}"
+    raise AssertionError(f"{node} does not use {leaf}")
+
+
+def _form(graph: ArchGraph, param: Param) -> tuple[Form, float]:
+    """Generated tensors start on the scale that the operator table gives to fresh ones."""
+    how = initialiser(graph, param)
+    if how is not None and how.kind == "ones":
+        return "factor", how.scale
+    if how is None or how.kind == "zeros" or len(param.shape) < 2:
+        return "shift", 1.0
+    if how.kind == "normal":
+        return "weight", how.scale
+    return "weight", math.sqrt(2 / max(math.prod(param.shape[1:]), 1))
+
+
+# -- nodes --------------------------------------------------------------------------------------
+
+_KINDS = ("weighted", "normalises", "merges", "pointwise", "other")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The operators that a hypernetwork tells apart.
+
+    An operator that was not there when the vocabulary was made counts as one of its kind, by what
+    the operator table says of it.
+
+    Attributes:
+        operators: Names without namespace and overload, sorted.
+
+    Example:
+        >>> words = Vocabulary(("conv2d", "relu"))
+        >>> (
+        ...     len(words),
+        ...     words.index("aten.relu"),
+        ...     words.index("aten.tanh") == words.index("aten.exp"),
+        ... )
+        (7, 1, True)
+    """
+
+    operators: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graphs: Iterable[ArchGraph]) -> Vocabulary:
+        """The operators of some graphs."""
+        return cls(tuple(sorted({base(node.op) for graph in graphs for node in graph.nodes})))
+
+    def __len__(self) -> int:
+        return len(self.operators) + len(_KINDS)
+
+    def index(self, op: str) -> int:
+        """Number of an operator's word."""
+        if base(op) in self.operators:
+            return self.operators.index(base(op))
+        facts = row(op)
+        kind = next((k for k in _KINDS[:-1] if getattr(facts, k)), _KINDS[-1])
+        return len(self.operators) + _KINDS.index(kind)
+
+
+@per_graph
+def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges, and every node's level from either end: its longest path from there."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    pairs = [(place[a], place[b]) for a, b in graph.nx.edges]
+    edges = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.contiguous()
+    levels = []
+    for view in (graph.nx, graph.nx.reverse(copy=False)):
+        level = torch.zeros(len(place), dtype=torch.long)
+        for number, names in enumerate(nx.topological_generations(view)):
+            level[[place[name] for name in names]] = number
+        levels.append(level)
+    return edges, levels[0], levels[1]
+
+
+def to_data(graph: ArchGraph, vocabulary: Vocabulary) -> Any:
+    """A graph as ``torch_geometric.data.Data``, a node per operator in the graph's order.
+
+    Args:
+        graph: The architecture; a result used twice by one operator is one edge.
+        vocabulary: Numbers of the operators.
+
+    Returns:
+        ``word`` [nodes], ``edge_index`` [2, edges] from producer to user, ``level_forward`` and
+        ``level_backward`` [nodes]: longest path from an input, and to an output. Batching shifts
+        only what has ``index`` in its name, so that levels of several graphs stay aligned.
+
+    Raises:
+        GraphError: If the graph has no operators.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> graph, _ = trace(torch.nn.ReLU(), torch.zeros(1, 2))
+        >>> to_data(graph, Vocabulary.of([graph])).level_forward
+        tensor([0, 1])
+    """
+    if not graph.nodes:
+        raise GraphError("an architecture without operators has no weights to generate")
+    edges, forward, backward = _skeleton(graph)
+    words = torch.tensor([vocabulary.index(node.op) for node in graph.nodes])
+    return Data(
+        word=words,
+        edge_index=edges,
+        level_forward=forward,
+        level_backward=backward,
+        num_nodes=len(graph.nodes),
+    )
+
+
+def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary) -> Any:
+    """Several graphs as one ``torch_geometric.data.Batch``, side by side.
+
+    Raises:
+        GraphError: If there are none, or one has no operators.
+    """
+    if not graphs:
+        raise GraphError("no architectures to generate weights for")
+    return Batch.from_data_list([to_data(graph, vocabulary) for graph in graphs])
+
+
+# -- sweeps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one level, of all graphs, and where their messages come from.
+
+    Attributes:
+        size: Number of nodes.
+        sources: Earlier levels and which of their rows send; None: all rows.
+        edge_index: [2, edges] from a row of the sources, one after the other, to a row here.
+    """
+
+    size: int
+    sources: tuple[tuple[int, Tensor | None], ...]
+    edge_index: Tensor
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One traversal, level by level.
+
+    Attributes:
+        order: Nodes sorted by level.
+        place: Each node's position in that order.
+        levels: The levels, first to last.
+    """
+
+    order: Tensor
+    place: Tensor
+    levels: tuple[Level, ...]
+
+
+def sweep(level: Tensor, edge_index: Tensor) -> Sweep:
+    """Plan of a traversal in which every node is visited after those that send to it.
+
+    Args:
+        level: Level of each node; an edge leads from a lower level to a higher one.
+        edge_index: [2, edges] from sender to receiver.
+
+    Example:
+        >>> plan = sweep(torch.tensor([0, 1, 1]), torch.tensor([[0, 0], [1, 2]]))
+        >>> [step.size for step in plan.levels]
+        [1, 2]
+    """
+    # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
+    levels, (sender, receiver) = level.cpu().numpy(), edge_index.cpu().numpy()
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(level.device)
+
+    order = np.argsort(levels, kind="stable")
+    place = np.argsort(order, kind="stable")
+    sizes = np.bincount(levels)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    sender, receiver = place[sender], place[receiver]
+    by_receiver = np.argsort(receiver, kind="stable")
+    sender, receiver = sender[by_receiver], receiver[by_receiver]
+    cuts = np.searchsorted(receiver, starts)
+    steps = []
+    for number, size in enumerate(sizes):
+        mine = slice(cuts[number], cuts[number + 1])
+        senders, rows = np.unique(sender[mine], return_inverse=True)
+        homes = levels[order[senders]]
+        sources: list[tuple[int, Tensor | None]] = []
+        for home in np.unique(homes):
+            sending = senders[homes == home] - starts[home]
+            whole = len(sending) == sizes[home]
+            sources.append((int(home), None if whole else tensor(sending)))
+        edges = np.stack([rows, receiver[mine] - starts[number]])
+        steps.append(Level(int(size), tuple(sources), tensor(edges)))
+    return Sweep(tensor(order), tensor(place), tuple(steps))
+
+
+def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
+    """Plans of the forward and of the backward traversal of a graph or a batch of graphs."""
+    there = sweep(batch.level_forward, batch.edge_index)
+    back = sweep(batch.level_backward, batch.edge_index.flip(0))
+    return there, back

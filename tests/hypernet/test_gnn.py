@@ -1,0 +1,120 @@
+"""The batched traversal against a loop over nodes, and what must not change it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import archgraph as ag
+from archgraph.hypernet import GatedGNN, Vocabulary, sweeps, to_batch, to_data
+from tests.nets import image, networks
+
+WIDTH = 8
+
+
+def network(steps=1):
+    torch.manual_seed(0)
+    return GatedGNN(WIDTH, steps).double()
+
+
+def naive(gnn, features, graph):
+    """Eqs. 6-7 node by node, in the graph's own order and then in its reverse."""
+    place = {n.name: i for i, n in enumerate(graph.nodes)}
+    before = [sorted({place[u] for u in n.uses()}) for n in graph.nodes]
+    after = [[i for i, ups in enumerate(before) if j in ups] for j in range(len(before))]
+    h = list(features)
+    for _ in range(gnn.steps):
+        for order, neighbours in (
+            (range(len(h)), before),
+            (reversed(range(len(h))), after),
+        ):
+            for v in order:
+                message = torch.zeros(WIDTH, dtype=features.dtype)
+                for u in neighbours[v]:
+                    message = message + gnn.message(h[u])
+                h[v] = gnn.cell(message[None], h[v][None])[0]
+    return torch.stack(h)
+
+
+def gradients(gnn, features, result):
+    """Gradients of a fixed function of the result, which tells every number apart."""
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+    return torch.autograd.grad((result * weights).sum(), [features, *gnn.parameters()])
+
+
+@settings(max_examples=5)
+@given(net=networks())
+@pytest.mark.parametrize("steps", [1, 2])
+def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps):
+    graph, _ = ag.trace(net, image())
+    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    graphs = [graph, other, graph]
+    gnn, batch = network(steps), to_batch(graphs, Vocabulary.of(graphs))
+    features = torch.randn(batch.num_nodes, WIDTH, dtype=torch.float64, requires_grad=True)
+    found = gnn(features, *sweeps(batch))
+    parts = features.split([len(g.nodes) for g in graphs])
+    expected = torch.cat([naive(gnn, x, g) for x, g in zip(parts, graphs, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for a, b in zip(
+        gradients(gnn, features, found), gradients(gnn, features, expected), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_single_precision_stays_within_a_millionth_on_a_deep_network():
+    graph = ag.load("specs/models/recipfl_resnet18.yaml")
+    gnn = network().float()
+    features = torch.randn(len(graph.nodes), WIDTH, requires_grad=True)
+    found = gnn(features, *sweeps(to_data(graph, Vocabulary.of([graph]))))
+    expected = naive(gnn, features, graph)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@settings(max_examples=5)
+@given(net=networks())
+def test_the_order_of_nodes_of_a_level_changes_nothing(net):
+    graph, _ = ag.trace(net, image())
+    data = to_data(graph, Vocabulary.of([graph]))
+    gnn = network()
+    features = torch.randn(data.num_nodes, WIDTH, dtype=torch.float64)
+    # Sorted by level with ties shuffled: nodes of a level change places among themselves.
+    shuffled = torch.randperm(data.num_nodes)
+    order = shuffled[torch.argsort(data.level_forward[shuffled], stable=True)]
+    place = torch.argsort(order)
+    moved = data.clone()
+    moved.edge_index = place[data.edge_index]
+    moved.level_forward, moved.level_backward = (
+        data.level_forward[order],
+        data.level_backward[order],
+    )
+    expected = gnn(features, *sweeps(data))
+    found = gnn(features[order], *sweeps(moved))
+    torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-12)
+
+
+@settings(max_examples=5)
+@given(net=networks())
+def test_clients_do_not_see_one_another(net):
+    graph, _ = ag.trace(net, image())
+    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    words = Vocabulary.of([graph, other])
+    gnn = network()
+    a = torch.randn(len(graph.nodes), WIDTH, dtype=torch.float64)
+    b = torch.randn(len(other.nodes), WIDTH, dtype=torch.float64)
+    alone = gnn(a, *sweeps(to_data(graph, words))), gnn(b, *sweeps(to_data(other, words)))
+    there = gnn(torch.cat([a, b]), *sweeps(to_batch([graph, other], words)))
+    back = gnn(torch.cat([b, a]), *sweeps(to_batch([other, graph], words)))
+    torch.testing.assert_close(there, torch.cat(alone), rtol=0, atol=1e-12)
+    torch.testing.assert_close(back, torch.cat(alone[::-1]), rtol=0, atol=1e-12)
+
+
+def test_a_node_hears_the_whole_graph_after_one_step():
+    """Forward and backward, so even an input depends on the output's features."""
+    graph = ag.load("specs/models/lenet5.yaml")
+    plans = sweeps(to_data(graph, Vocabulary.of([graph])))
+    features = torch.randn(len(graph.nodes), WIDTH, dtype=torch.float64, requires_grad=True)
+    for node in (0, len(graph.nodes) - 1):
+        heard = torch.autograd.grad(network()(features, *plans)[node].sum(), features)[0]
+        assert (heard.abs().sum(1) > 0).all()

@@ -1,0 +1,182 @@
+"""Graphs as data: levels, edges, words, and who owns which tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import archgraph as ag
+from archgraph.hypernet import Vocabulary, entries, local, sweeps, to_batch, to_data
+from archgraph.ir import Leaf, walk
+from tests.nets import image, networks
+from tests.zoo.collection import entries as zoo
+
+
+class Everything(nn.Module):
+    """What other hypernetworks leave unset without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.table = nn.Parameter(torch.zeros(9, 8))
+        self.gain = nn.Parameter(torch.tensor(0.5))
+        self.gamma = nn.Parameter(torch.full((8,), 1e-2))
+        self.kernel = nn.Parameter(torch.randn(8, 8))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.idle = nn.Parameter(torch.ones(3))
+        self.conv1d, self.norm1d = nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.up, self.group = nn.ConvTranspose1d(8, 8, 2, stride=2), nn.GroupNorm(2, 8)
+        self.shared, self.layer = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.lstm, self.head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        x = x + self.table[torch.arange(x.shape[1])]
+        x = self.shared(torch.relu(self.shared(x))) * self.gamma + self.frozen
+        x = self.group(self.up(self.norm1d(self.conv1d(x.transpose(1, 2))))).transpose(1, 2)
+        return self.head(self.lstm(self.layer(x @ self.kernel) * self.gain)[0][:, -1])
+
+
+@pytest.fixture(scope="module")
+def everything():
+    torch.manual_seed(0)
+    return ag.trace(Everything(), torch.randn(2, 5, 8))
+
+
+def longest(edges, count):
+    """Longest path to each node, by relaxing every edge as often as there are nodes."""
+    level = [0] * count
+    for _ in range(count):
+        for a, b in edges:
+            level[b] = max(level[b], level[a] + 1)
+    return level
+
+
+@settings(max_examples=6)
+@given(net=networks())
+def test_levels_are_longest_paths_from_either_end(net):
+    graph, _ = ag.trace(net, image())
+    data = to_data(graph, Vocabulary.of([graph]))
+    place = {n.name: i for i, n in enumerate(graph.nodes)}
+    edges = {(place[u], place[n.name]) for n in graph.nodes for u in n.uses()}
+    assert sorted(map(tuple, data.edge_index.T.tolist())) == sorted(edges)
+    assert data.level_forward.tolist() == longest(edges, len(place))
+    assert data.level_backward.tolist() == longest({(b, a) for a, b in edges}, len(place))
+
+
+@settings(max_examples=6)
+@given(net=networks())
+def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
+    graph, _ = ag.trace(net, image())
+    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    batch = to_batch([graph, other, graph], Vocabulary.of([graph, other]))
+    for plan, edges in zip(
+        sweeps(batch), (batch.edge_index, batch.edge_index.flip(0)), strict=True
+    ):
+        nodes = [list(part) for part in plan.order.split([x.size for x in plan.levels])]
+        seen = []
+        for number, level in enumerate(plan.levels):
+            senders = []
+            for home, rows in level.sources:
+                assert home < number
+                senders += nodes[home] if rows is None else [nodes[home][r] for r in rows]
+            assert sorted(set(level.edge_index[0].tolist())) == list(range(len(senders)))
+            seen += [(int(senders[a]), int(nodes[number][b])) for a, b in level.edge_index.T]
+        assert sorted(seen) == sorted(map(tuple, edges.T.tolist()))
+        assert torch.equal(plan.order[plan.place], torch.arange(batch.num_nodes))
+
+
+def test_batching_shifts_edges_but_not_levels_or_words(everything):
+    graph, _ = everything
+    words = Vocabulary.of([graph])
+    one, two = to_data(graph, words), to_batch([graph, graph], words)
+    count = len(graph.nodes)
+    assert torch.equal(two.edge_index[:, one.edge_index.shape[1] :], one.edge_index + count)
+    for key in ("word", "level_forward", "level_backward"):
+        assert torch.equal(two[key], one[key].repeat(2))
+
+
+def test_unknown_operators_count_as_one_of_their_kind():
+    words = Vocabulary(("conv2d", "relu"))
+    ops = ["aten.conv2d", "aten.relu", "aten.linear", "aten.layer_norm", "aten.add.Tensor"]
+    assert [words.index(op) for op in [*ops, "aten.tanh", "aten.sort"]] == [0, 1, 2, 3, 4, 5, 6]
+    assert len(words) == 7
+
+
+def test_every_trainable_tensor_has_one_owner_that_uses_it(everything):
+    graph, _ = everything
+    found = entries(graph)
+    trainable = {p.name for p in graph.params if p.role == "parameter" and p.trainable}
+    assert [e.name for e in found] == [n for n in graph.state_names if n in trainable - {"idle"}]
+    for entry in found:
+        node = graph.node[graph.nodes[entry.node].name]
+        value = node.arg(entry.slot.argument.split(".")[0])
+        assert Leaf(entry.name) in walk(value)
+        assert entry.slot.rank == len(entry.shape)
+    # Gates' weights of an LSTM are four tensors of one argument: four decoders.
+    assert len({e.slot for e in found if e.slot.op == "lstm"}) == 4
+
+
+def test_what_stays_local_says_why(everything):
+    graph, _ = everything
+    rules = {"frozen": "frozen", "idle": "unused"}
+    rules |= {f"norm1d.{k}": "buffer" for k in ("running_mean", "running_var")}
+    rules |= {"norm1d.num_batches_tracked": "buffer"}
+    assert dict(local(graph)) == rules
+
+
+def test_complex_parameters_stay_local():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.filter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+        def forward(self, x):
+            return torch.view_as_real(torch.view_as_complex(x) * self.filter)
+
+    graph, _ = ag.trace(Spectral(), torch.ones(2, 3, 2))
+    assert local(graph) == {"filter": "not real"}
+
+
+def test_forms_follow_the_operator_table(everything):
+    graph, _ = everything
+    form = {e.name: (e.form, round(e.scale, 6)) for e in entries(graph)}
+    assert form["conv1d.weight"] == ("weight", round((2 / 24) ** 0.5, 6))
+    assert form["lstm.weight_hh_l0"] == ("weight", round((2 / 6) ** 0.5, 6))
+    for name in ("group.weight", "layer.weight", "norm1d.weight", "gamma", "gain"):
+        assert form[name] == ("factor", 1.0), name
+    for name in ("group.bias", "conv1d.bias", "lstm.bias_ih_l0"):
+        assert form[name] == ("shift", 1.0), name
+    assert form["kernel"] == ("weight", 0.02)
+    factor, shift, weight = (
+        next(e for e in entries(graph) if e.name == name)
+        for name in ("gain", "conv1d.bias", "kernel")
+    )
+    p = torch.tensor([-1.0, 0.0, 3.0])
+    torch.testing.assert_close(factor.formed(p), 2 / (1 + torch.exp(-p / 2)))
+    torch.testing.assert_close(shift.formed(p), torch.tanh(p / 5))
+    torch.testing.assert_close(weight.formed(p), 0.02 * p)
+
+
+@pytest.mark.parametrize("model", zoo("handmade")[::20], ids=lambda e: e.name)
+def test_handmade_models_are_generated_or_local(model):
+    foreign = model.make()
+    graph, _ = ag.trace(foreign.model, *foreign.args, **foreign.kwargs)
+    names = [e.name for e in entries(graph)]
+    assert sorted([*names, *local(graph)]) == sorted(graph.state_names)
+    trained = {
+        p.name
+        for p in graph.params
+        if p.role == "parameter" and p.trainable and graph.leaf_users[p.name]
+    }
+    assert set(names) == trained
+
+
+def test_nothing_to_read_in_an_empty_architecture():
+    empty = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
+    with pytest.raises(ag.GraphError, match="without operators"):
+        to_data(empty, Vocabulary(()))
+    with pytest.raises(ag.GraphError, match="no architectures"):
+        to_batch([], Vocabulary(()))

@@ -1,0 +1,143 @@
+"""The parameter encoder and the decoders in closed form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archgraph.hypernet import LowRank, ParameterEncoder, Tiled, summary
+from archgraph.hypernet.decoders import crop, decoder, stretch
+
+SHAPES = st.lists(st.integers(1, 9), max_size=4).map(tuple)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=1, max_size=4), bins=st.sampled_from([1, 8, 128])
+)
+def test_summary_is_the_mean_of_equally_long_runs(sizes, bins):
+    tensors = [torch.arange(n, dtype=torch.float64) ** 2 for n in sizes]
+    means, counts = summary(tensors, bins)
+    for tensor, row, count in zip(tensors, means, counts.tolist(), strict=True):
+        step = max(math.ceil(len(tensor) / bins), 1)
+        runs = [tensor[i : i + step].mean() for i in range(0, len(tensor), step)]
+        assert count == len(runs) <= bins
+        torch.testing.assert_close(row[:count], torch.tensor(runs, dtype=torch.float64))
+        assert not row[count:].any()
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return ParameterEncoder(2, 16, bins=32).double()
+
+
+def test_a_tensors_code_does_not_depend_on_longer_ones_beside_it(encoder):
+    small, large = torch.randn(5), torch.randn(40, 50)
+    slots = torch.tensor([0, 0])
+    both = encoder([small, large], slots)
+    alone = torch.cat([encoder([t], slots[:1]) for t in (small, large)])
+    torch.testing.assert_close(both, alone, rtol=0, atol=1e-12)
+
+
+def test_a_code_depends_on_every_run_and_on_the_slot(encoder):
+    tensor = torch.randn(64)
+    code = encoder([tensor], torch.tensor([0]))
+    for i in range(64):
+        changed = tensor.clone()
+        changed[i] += 1
+        assert not torch.allclose(encoder([changed], torch.tensor([0])), code, atol=1e-6)
+    assert not torch.allclose(encoder([tensor], torch.tensor([1])), code, atol=1e-6)
+
+
+def test_what_lies_beyond_a_tensors_runs_is_masked(encoder):
+    """Nine values are two pieces of four; the code is the mean over these alone."""
+    held: dict[str, torch.Tensor] = {}
+    encoder.layer.register_forward_hook(lambda m, a, out: held.update(out=out))
+    tensor = torch.randn(9)
+    code = encoder([tensor], torch.tensor([0]))
+    torch.testing.assert_close(code, held["out"][:, :2].mean(1))
+    with torch.no_grad():
+        encoder.position[2:] += torch.randn(16).double()  # of pieces that nobody may attend to
+    torch.testing.assert_close(encoder([tensor], torch.tensor([0])), code)
+
+
+def test_no_gradient_reaches_the_parameters(encoder):
+    tensor = torch.randn(8, requires_grad=True)
+    encoder([tensor], torch.tensor([0])).sum().backward()
+    assert tensor.grad is None and encoder.embed.weight.grad is not None
+
+
+def test_an_empty_tensor_has_a_finite_code(encoder):
+    assert encoder([torch.zeros(0)], torch.tensor([0])).isfinite().all()
+
+
+@given(own=SHAPES, data=st.data())
+def test_stretch_repeats_and_crops(own, data):
+    wanted = tuple(data.draw(st.integers(0, 12)) for _ in own)
+    tensor = torch.randn(own)
+    found = stretch(tensor, wanted)
+    assert tuple(found.shape) == wanted
+    for index in itertools.product(*map(range, wanted)):
+        assert found[index] == tensor[tuple(i % n for i, n in zip(index, own, strict=True))]
+    cut = crop(tensor, wanted)
+    assert tuple(cut.shape) == tuple(map(min, own, wanted))
+
+
+@pytest.mark.parametrize(
+    ("largest", "tile"),
+    [
+        ((512, 256, 3, 3), (64, 64, 3, 3)),
+        ((10, 512), (10, 64)),
+        ((512,), (512,)),
+        ((9000,), (4096,)),
+        ((), ()),
+        ((64, 64, 7, 7), (16, 32, 7, 7)),
+    ],
+)
+def test_tiles_are_bounded(largest, tile):
+    made = Tiled(8, 4, largest, tile=64)
+    assert made.shape == tile and made.size == math.prod(tile) <= 9 * 64 * 64
+
+
+def test_a_tile_is_repeated_in_form():
+    made = Tiled(8, 4, (4, 4), tile=2)
+    code = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    found = made.tensor(code, (3, 5), lambda p: 10 * p)
+    assert found.tolist() == [[10, 20] * 2 + [10], [30, 40] * 2 + [30], [10, 20] * 2 + [10]]
+
+
+def test_low_rank_is_the_sum_of_outer_products():
+    made = LowRank(8, 4, (6, 5, 3, 2), rank=3, longest=100)
+    code = torch.randn(made.size, dtype=torch.float64)
+    u, v, k = code[:18].view(3, 6), code[18:33].view(3, 5), code[33:].view(3, 3, 2)
+    expected = torch.tanh(torch.einsum("ro,ri,rhw->oihw", u, v, k) / math.sqrt(3))
+    torch.testing.assert_close(made.tensor(code, (6, 5, 3, 2), torch.tanh), expected)
+    smaller = made.tensor(code, (4, 2, 1, 1), torch.tanh)
+    torch.testing.assert_close(smaller, expected[:4, :2, :1, :1])
+
+
+def test_low_rank_repeats_beyond_its_longest_side():
+    made = LowRank(8, 4, (100, 5, 9, 9), rank=2, longest=20)
+    assert made.sides == (20, 5) and made.kernel == (3, 5)
+    found = made.tensor(torch.randn(made.size), (100, 5, 9, 9), lambda p: p)
+    assert torch.equal(found[20:40], found[:20])
+
+
+@pytest.mark.parametrize("kind", ["tiled", "low_rank"])
+def test_features_of_variance_one_give_tensors_of_variance_one(kind):
+    torch.manual_seed(0)
+    made = decoder(kind, 64, 256, (32, 32, 3, 3), 16, 8)
+    codes = made(torch.randn(50, 64))
+    found = torch.stack([made.tensor(c, (32, 32, 3, 3), lambda p: p) for c in codes]).detach()
+    assert abs(float(found.mean())) < 0.05
+    assert float(found.var()) == pytest.approx(1, abs=0.15)
+
+
+def test_vectors_are_never_low_rank():
+    assert isinstance(decoder("low_rank", 8, 4, (5,), 16, 8), Tiled)
+    assert isinstance(decoder("low_rank", 8, 4, (5, 5), 16, 8), LowRank)

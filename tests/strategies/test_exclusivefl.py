@@ -1,0 +1,307 @@
+"""ExclusiveFL: FedAvg within each architecture; groups do not hear of one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import archgraph as ag
+from archgraph.engine import execute
+from archgraph.engine.data import load_dataset
+from archgraph.engine.experiment import Experiment, Options
+from archgraph.engine.partition import partition
+from archgraph.engine.shard import histogram
+from archgraph.strategy import (
+    Client,
+    LocalOptions,
+    Result,
+    ServerState,
+    Strategy,
+    Tier,
+    Train,
+    World,
+    configure,
+)
+from strategies.allsmall import AllSmall
+from strategies.exclusivefl import ExclusiveFL
+from strategies.fedavg import FedAvg
+
+NORMS = ("averaged", "static", "local")
+EXAMPLES = [3, 50, 7, 20]
+
+
+@pytest.fixture(scope="module")
+def tiers(lab):
+    """Two kinds of the same architecture among three."""
+    return {
+        "full": ag.Rewritten.identity(lab.graph),
+        "slim": ag.take(lab.graph, 0.5),
+        "thin": ag.take(lab.graph, 0.5),
+    }
+
+
+def after_round(
+    strategy: Strategy,
+    world: World,
+    update,
+    order: Sequence[int] | None = None,
+    state: ServerState | None = None,
+) -> ServerState:
+    state = strategy.init(world) if state is None else state
+    sampled = list(range(len(world.clients)) if order is None else order)
+    results = []
+    for client in sampled:
+        task = strategy.send(world, state, client, 1)
+        sent = {k: v for k, v in update(task).items() if k not in task.kept}
+        results.append(Result(client, sent, world.clients[client].examples))
+    return strategy.receive(world, state, iter(results), 1)
+
+
+def models(strategy: Strategy, world: World, state: ServerState):
+    return {model.name: model for model in strategy.evaluated(world, state)}
+
+
+def same(one, two) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[k], v) for k, v in two.items())
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 2**31), counts=st.lists(st.integers(1, 500), min_size=1, max_size=4))
+@pytest.mark.parametrize("norm", NORMS)
+def test_with_one_architecture_it_is_fedavg_bit_for_bit(lab, norm, seed, counts):
+    world = lab.uniform(len(counts), seed=seed, examples=counts)
+    for weights in ("examples", "uniform"):
+        one, two = (
+            after_round(
+                make(norm=norm, weights=weights),
+                world,
+                lambda t: lab.random_state(t.state, seed + t.client),
+            )
+            for make in (FedAvg, ExclusiveFL)
+        )
+        assert same(two.group(lab.graph.digest), one.group("global"))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_each_group_is_fedavg_of_its_own_world(lab, tiers, norm):
+    names = ["slim", "full", "thin", "full"]
+    world = lab.make_world(lab.graph, lab.state, tiers, names, examples=EXAMPLES)
+    found = after_round(
+        ExclusiveFL(norm=norm), world, lambda t: lab.random_state(t.state, t.client)
+    )
+    for members in ([0, 2], [1, 3]):
+        graph, first = world.clients[members[0]].graph, tiers[names[members[0]]].transfer
+        alone = lab.make_world(
+            graph,
+            first.pull(lab.state),
+            {"all": ag.Rewritten.identity(graph)},
+            ["all"] * 2,
+            examples=[EXAMPLES[m] for m in members],
+        )
+        expected, _ = lab.one_round(
+            FedAvg(norm=norm),
+            alone,
+            lambda t, members=members: lab.random_state(t.state, members[t.client]),
+        )
+        assert same(found.group(graph.digest), expected)
+
+
+def test_what_one_group_does_changes_no_bit_of_another(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["slim", "full", "slim", "full"])
+    runs = [
+        after_round(
+            ExclusiveFL(),
+            world,
+            lambda t, other=other: lab.random_state(
+                t.state, t.client + (other if t.tier == "full" else 0)
+            ),
+        )
+        for other in (0, 100)
+    ]
+    slim, full = tiers["slim"].graph.digest, tiers["full"].graph.digest
+    assert same(runs[0].group(slim), runs[1].group(slim))
+    assert not same(runs[0].group(full), runs[1].group(full))
+    nobody = after_round(
+        ExclusiveFL(), world, lambda t: lab.random_state(t.state, t.client), order=[0, 2]
+    )
+    assert same(nobody.group(slim), runs[0].group(slim))
+    assert same(nobody.group(full), ExclusiveFL().init(world).group(full))
+
+
+def test_a_group_of_one_trains_by_itself(lab, tiers):
+    """§5.1: with one strong client its group learns centrally."""
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "slim"])
+    strategy, data, local = ExclusiveFL(weights="uniform"), lab.toy(4), LocalOptions(lr=0.05)
+
+    def trained(task, state, seed):
+        given = lab.work_of(dataclasses.replace(task, state=state), data, local, seed)
+        return task.program(given).state
+
+    state, alone = strategy.init(world), dict(lab.state)
+    for round in range(3):
+        task = strategy.send(world, state, 0, round)
+        alone = trained(task, alone, round)
+        state = after_round(
+            strategy,
+            world,
+            lambda t, seed=round: trained(t, t.state, seed),
+            state=state,
+        )
+    assert same(state.group(lab.graph.digest), alone)
+    assert not same(alone, dict(lab.state))
+
+
+def test_tasks_name_their_tier_and_groups_are_architectures(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["thin", "full", "slim"])
+    state = ExclusiveFL().init(world)
+    tasks = [ExclusiveFL().send(world, state, c, 1) for c in range(3)]
+    assert [t.tier for t in tasks] == ["thin", "full", "slim"]
+    assert tasks[0].graph == tasks[2].graph != tasks[1].graph
+    assert same(tasks[0].state, tasks[2].state)
+    assert {k.partition("/")[0] for k in state.tensors} == {t.graph.digest for t in tasks}
+
+
+def test_a_group_starts_as_its_first_tier_does(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["thin", "slim"])
+    drawn = {t.name: lab.random_state(t.state, i) for i, t in enumerate(world.tiers)}
+    own = tuple(dataclasses.replace(t, source=drawn[t.name], own=True) for t in world.tiers)
+    state = ExclusiveFL().init(dataclasses.replace(world, tiers=own))
+    assert same(state.group(tiers["slim"].graph.digest), drawn["slim"])
+
+
+def test_the_mean_is_weighted_by_examples_or_uniform(tiny):
+    world = tiny.uniform(2, examples=[30, 10])
+    for weights, mean in (("examples", 0.25), ("uniform", 0.5)):
+        state = after_round(
+            configure("exclusivefl", {"weights": weights}),
+            world,
+            lambda t: {k: v * 0 + t.client for k, v in tiny.state.items()},
+        )
+        found = state.group(tiny.graph.digest)
+        assert found and all(torch.equal(v, torch.full_like(v, mean)) for v in found.values())
+
+
+def test_the_order_of_clients_does_not_matter(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "thin", "full"])
+    runs = [
+        after_round(
+            ExclusiveFL(), world, lambda t: lab.random_state(t.state, t.client), order=order
+        )
+        for order in itertools.islice(itertools.permutations(range(4)), 0, 24, 5)
+    ]
+    for other in runs[1:]:
+        assert other.tensors.keys() == runs[0].tensors.keys()
+        for name, value in runs[0].tensors.items():
+            torch.testing.assert_close(other.tensors[name], value, rtol=1e-6, atol=1e-6)
+
+
+def test_results_are_taken_one_at_a_time(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "full"])
+    strategy = ExclusiveFL()
+    state = strategy.init(world)
+    taken = []
+
+    def stream():
+        for client in range(3):
+            update = lab.random_state(strategy.send(world, state, client, 1).state, client)
+            taken.append(client)
+            yield Result(client, update, 10)
+            for value in update.values():
+                if value.is_floating_point():
+                    value.fill_(float("nan"))
+
+    after = strategy.receive(world, state, stream(), 1)
+    assert taken == [0, 1, 2]
+    assert all(v.isfinite().all() for v in after.tensors.values())
+
+
+def test_a_round_without_results_changes_nothing(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim"])
+    state = ExclusiveFL().init(world)
+    assert ExclusiveFL().receive(world, state, iter(()), 1) is state
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["slim", "full", "slim"])
+    strategy = ExclusiveFL(norm=norm)
+    state = after_round(strategy, world, lambda t: lab.random_state(t.state, t.client))
+    found = models(strategy, world, state)
+    assert {name: model.clients for name, model in found.items()} == {"full": (1,), "slim": (0, 2)}
+    for name, model in found.items():
+        assert model.graph == tiers[name].graph
+        assert same(model.state, state.group(model.graph.digest))
+        assert model.kept == (norm == "local")
+        assert model.statistics == ("recompute" if norm == "static" else "stored")
+        assert model.program is None
+    held = {k for k in lab.state if "running" in k or "tracked" in k}
+    assert strategy.send(world, state, 1, 2).kept == (held if norm == "local" else set())
+
+
+def test_fine_tuning_has_a_length_of_its_own(lab):
+    world = lab.uniform(1)
+    strategy = ExclusiveFL(fine_tune=1, mask_absent=True)
+    (model,) = strategy.evaluated(world, strategy.init(world))
+    assert isinstance(model.program, Train)
+    task, data = strategy.send(world, strategy.init(world), 0, 1), lab.toy(1)
+    assert isinstance(task.program, Train)
+    assert model.program == dataclasses.replace(task.program, epochs=1)
+    given = lab.work_of(task, data, LocalOptions(epochs=4, lr=0.05))
+    assert model.program(given).metrics["seen"] == data.examples
+    with pytest.raises(ag.SpecError, match=r"strategy.exclusivefl.fine_tune: no number of passes"):
+        configure("exclusivefl", {"fine_tune": -1})
+
+
+@pytest.mark.parametrize(("make", "groups"), [(ExclusiveFL, 2), (AllSmall, 1)])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
+    data = load_dataset("digits", limit=120)
+    names = ["slim", "full", "thin", "full"]
+    shares = partition(data.train.targets, clients=4, scheme="iid", seed=0)
+    nets = {}
+    torch.manual_seed(0)
+    for name, width in (("full", 12), ("slim", 5), ("thin", 5)):
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(),
+            torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 10),
+        )  # fmt: skip
+        traced = ag.trace(net, torch.zeros(2, 1, 8, 8))
+        graph = traced.graph
+        nets[name] = Tier(name, graph, ag.Transfer.identity(graph), traced.state, own=True)
+    clients = tuple(
+        Client(
+            i, name, nets[name].graph, nets[name].transfer, len(own),
+            histogram(data.train.targets[torch.from_numpy(own)], 10),
+        )
+        for i, (name, own) in enumerate(zip(names, shares, strict=True))
+    )  # fmt: skip
+    nothing = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
+    world = World(nothing, {}, clients, tuple(nets.values()), 10, rounds=3, seed=0)
+
+    def setup(strategy: Strategy) -> Experiment:
+        local, options = LocalOptions(lr=0.05, batch=16), Options(sampled=3, batch=200)
+        return Experiment(world, strategy, data, shares, local=local, options=options)
+
+    class Stop(BaseException):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Dies(make):  # type: ignore[valid-type, misc]  # one of two classes
+        def begin(self, world, state, round, sampled):
+            if round == 3:
+                raise Stop
+            return super().begin(world, state, round, sampled)
+
+    whole = execute(setup(make()), out=tmp_path / "whole", progress=False)
+    with pytest.raises(Stop):
+        execute(setup(Dies()), out=tmp_path / "broken", progress=False)
+    resumed = execute(setup(make()), out=tmp_path / "broken", resume=True, progress=False)
+    assert same(resumed.server.tensors, whole.server.tensors)
+    assert len({k.partition("/")[0] for k in whole.server.tensors}) == groups
+    models_ = whole.rounds[-1]["evaluation"]["models"]
+    assert set(models_) == {"full", "slim", "thin"}
