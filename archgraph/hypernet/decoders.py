@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -35,7 +36,7 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, ABC):
     """Two layers from ``[h_v, a_m]`` to a slot's codes, and from a code to a tensor.
 
     Args:
@@ -58,9 +59,9 @@ class Decoder(nn.Module):
         """Codes [rows, size] of features [rows, features]."""
         return self.outer(torch.relu(self.inner(features)))
 
+    @abstractmethod
     def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
         """The tensor that a code [size] stands for, every number of it in its form."""
-        raise NotImplementedError
 
 
 class Tiled(Decoder):

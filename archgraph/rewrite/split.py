@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from archgraph.analysis.structure import Structure, structure
 from archgraph.check import check
@@ -48,7 +49,11 @@ class Parts(Sequence[Rewritten]):
     name: str = ""
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice, as a tuple
+    @overload
+    def __getitem__(self, index: int) -> Rewritten: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rewritten, ...]: ...
+    def __getitem__(self, index: int | slice) -> Rewritten | tuple[Rewritten, ...]:
         return self.parts[index]
 
     def __len__(self) -> int:

@@ -58,12 +58,15 @@ class Measure:
         title: In tables.
         read: From the rounds until the last common test, and that test; None: not measured.
         show: A value as text.
+        absent: What a run counts that did not measure it, where another did; None: then nobody has
+            the figure.
     """
 
     key: str
     title: str
     read: Callable[[Sequence[Line], Mapping[str, Any]], float | None]
     show: Callable[[float], str]
+    absent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -259,8 +262,8 @@ def _group(label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]]) -> Group
             measure.read([line for line in log.rounds if line["round"] <= at], tests[at])
             for (_, log, _), tests in zip(runs, tested, strict=True)
         ]
-        if measure.key == "lost" and any(values):
-            values = [value or 0.0 for value in values]
+        if any(value is not None for value in values):
+            values = [measure.absent if value is None else value for value in values]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             figures[measure.key] = Figure(tuple(known))
@@ -431,7 +434,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("best_local_accuracy", "best local %", _best_local, _percent),
     Measure("seconds", "seconds", _spent(), _seconds),
     Measure("server_seconds", "server s", _spent("server"), _seconds),
-    Measure("lost", "lost updates", _lost, _number),
+    Measure("lost", "lost updates", _lost, _number, absent=0.0),
 )
 
 
