@@ -240,8 +240,12 @@ def _report(exam: _Exam, found: Mapping[str, Any]) -> Report:
 
 
 def held(gap64: float, gap32: float, rounding: float) -> None:
-    """Assert that the function stayed, in float32 as far as the original is itself there."""
-    allowed = max(EXACT32, rounding)
+    """Assert that the function stayed, in float32 as far as the original is itself there.
+
+    The original and what it grew into each differ from the function by rounding: twice the
+    original's is how far they may differ from each other.
+    """
+    allowed = max(EXACT32, 2 * rounding)
     assert gap64 <= EXACT64, f"float64 differs by {gap64:.2g}, allowed {EXACT64:g}"
     assert gap32 <= allowed, f"float32 differs by {gap32:.2g}, allowed {allowed:g}"
 
@@ -410,8 +414,8 @@ def table(found: Found, level: Level, models: int) -> str:
         f"scaled up), then grown: axes ×{FACTOR:g}, {alone}, then all at once; every section by "
         "one block; cut behind every section. What it then computes in evaluation is compared with "
         f"the original in float64 (allowed: {EXACT64:g}) and float32 ({EXACT32:g}), relative to "
-        "the largest value of each output; where the original itself differs more between the two, "
-        "that much is allowed in float32. A refusal is no failure: it is counted, with its "
+        "the largest value of each output; where twice the original's own difference between the two "
+        "is more, that much is allowed in float32. A refusal is no failure: it is counted, with its "
         "reason. Refusals are counted on the model as it is; where it has more than "
         f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
         f"*Exact*: free axes that can be widened so. *Doubled*: how many are widened ×{TWICE:g} at "
