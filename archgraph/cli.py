@@ -536,6 +536,17 @@ def compare(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Take runs as far as they are.")
     ] = False,
+    by_tier: Annotated[
+        bool,
+        typer.Option("--tiers", help="A column for each tier, on test data like its clients' own."),
+    ] = False,
+    last: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Draw curves, too (.svg .png .pdf)."),
@@ -549,12 +560,15 @@ def compare(
     Runs that differ in the seed only share a row: mean ± standard deviation of the worst and the
     average submodel on all test data, of the clients on their own, and of the time. Below stands
     what the rows differ in.
+
+    Each figure is that of the last test, or with --last the mean over several. With --tiers the
+    clients of each tier are told apart: each is tested on as much of every class as it has.
     """
     from archgraph.view.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
         raise SpecError("can be one only", where="--json, --csv, --markdown")
-    found = comparison(folders, unfinished=unfinished)
+    found = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
         from archgraph.view.plots import save, spread
 

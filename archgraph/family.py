@@ -18,6 +18,7 @@ from archgraph.rewrite.depth import graft, shallow, skip
 from archgraph.rewrite.exits import exits
 from archgraph.rewrite.insert import initialised
 from archgraph.rewrite.steps import steps
+from archgraph.rewrite.trained import train_only
 from archgraph.rewrite.widen import narrow, widen
 from archgraph.rewrite.width import take
 from archgraph.spec import FamilySpec, load_model
@@ -90,6 +91,8 @@ _CHAIN: Mapping[str, Callable[[ArchGraph, Any, bool], Rewritten]] = {
     "steps": lambda g, blocks, verify: steps(g, _blocks(blocks), verify=verify),
     "adapters": lambda g, size, verify: adapters(g, size, verify=verify),
     "exits": lambda g, heads, verify: exits(g, heads, verify=verify),
+    # Last, so that what was added can be named.
+    "train": lambda g, patterns, verify: train_only(g, patterns),
 }
 
 

@@ -167,7 +167,8 @@ class Merger:
     recently used are embedded. The old state is only referred to, and the updates are not kept.
 
     Args:
-        graph: The global architecture, or its signature.
+        graph: The global architecture, or its signature. Its frozen parameters keep their old
+            values bit for bit, whatever is given: a mean of equal numbers need not be that number.
         state: The old global state.
         dtype: What sums are kept in; by default float32 for half precision, else the entry's own.
         groups: For how many distinct transfers sums are kept.
@@ -196,6 +197,7 @@ class Merger:
     ) -> None:
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
+        self._frozen = _frozen(graph) if isinstance(graph, ArchGraph) else frozenset()
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
@@ -315,7 +317,7 @@ class Merger:
         group = _Group()
         for want in _expected(transfer.target):
             entry = transfer.entries[want.name]
-            if entry.source is None or want.dtype == torch.bool:
+            if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
             dtype = self._dtype or accumulator(self._old[entry.source].dtype)
             lanes = group.averaged if want.averaged else group.integers
@@ -418,6 +420,11 @@ class Merger:
             result[name].scatter_reduce_(0, at, value.flatten(), "amax")
             seen[name][at] = True
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
+
+
+def _frozen(graph: ArchGraph) -> frozenset[str]:
+    """Parameters that nobody trains."""
+    return frozenset(p.name for p in graph.params if p.role == "parameter" and not p.trainable)
 
 
 def _check_options(

@@ -154,7 +154,7 @@ class FedADP(Strategy):
             fit = self.fit(world, world.tier(world.clients[result.client].name), drawn)
             weight = result.examples if self.weights == "examples" else 1
             if fit not in means:
-                means[fit], totals[fit] = ag.Merger(fit.graph, fit.blank), 0.0
+                means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
             means[fit].add(
                 fit.same,
                 policy.filled(fit.graph, result.state),

@@ -6,16 +6,18 @@ sets are read from their original files, plain, `.gz` or `.xz`, below one root f
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -23,6 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archgraph.engine.sentences import (
+    INPUTS,
+    LENGTH,
+    VOCABULARY,
+    Encode,
+    Pair,
+    encoder,
+    learned,
+    pretrained,
+)
 from archgraph.errors import DataError
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
@@ -38,11 +50,12 @@ class Split:
     """One split of a data set, in the most compact types that lose nothing.
 
     Attributes:
-        inputs: Images, uint8 `[example, channel, height, width]`, or token windows, int64
+        inputs: Images, uint8 `[example, channel, height, width]`, or tokens, of any integer type
             `[example, position]`.
         targets: Classes, int64 `[example]`, or the next tokens, int64 `[example, position]`.
         mean: Mean of each channel over the *train* split, in units of `inputs`; None for text.
         std: Standard deviation of each channel likewise.
+        beside: Further inputs by name, `[example, ...]`: an attention mask, say.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -55,15 +68,17 @@ class Split:
     targets: Tensor
     mean: Tensor | None = None
     std: Tensor | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that every input has a target."""
-        if len(self.inputs) != len(self.targets):
-            raise DataError(
-                "inputs and targets differ in number",
-                found=f"{len(self.inputs)} inputs, {len(self.targets)} targets",
-                expected="as many targets as inputs",
-            )
+        for name, inputs in (("inputs", self.inputs), *self.beside.items()):
+            if len(inputs) != len(self.targets):
+                raise DataError(
+                    "inputs and targets differ in number",
+                    found=f"{len(inputs)} {name}, {len(self.targets)} targets",
+                    expected="as many targets as inputs",
+                )
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -81,14 +96,38 @@ class Split:
         chosen = _as_index(indices)
         inputs, targets = self.inputs[chosen], self.targets[chosen]
         if self.mean is None or self.std is None:
-            return inputs, targets
+            return _whole(inputs), targets
         mean, std = self.mean[:, None, None], self.std[:, None, None]
         return inputs.to(torch.float32).sub_(mean).div_(std), targets
+
+    def examples(self, indices: Indices) -> tuple[tuple[Tensor, ...], Tensor]:
+        """As :meth:`batch`, with all inputs in their order.
+
+        Example:
+            >>> ids = torch.tensor([[2, 7, 0]], dtype=torch.int16)
+            >>> split = Split(ids, torch.tensor([1]), beside={"attention_mask": ids.bool()})
+            >>> split.examples([0])
+            ((tensor([[2, 7, 0]]), tensor([[1, 1, 0]])), tensor([1]))
+        """
+        chosen = _as_index(indices)
+        inputs, targets = self.batch(chosen)
+        return (inputs, *(_whole(more[chosen]) for more in self.beside.values())), targets
 
     def subset(self, indices: Indices) -> Split:
         """The chosen examples as a split of its own, normalised by the same statistics."""
         chosen = _as_index(indices)
-        return Split(self.inputs[chosen], self.targets[chosen], self.mean, self.std)
+        beside = {name: more[chosen] for name, more in self.beside.items()}
+        return Split(self.inputs[chosen], self.targets[chosen], self.mean, self.std, beside)
+
+    def with_only(self, names: Collection[str]) -> Split:
+        """The split with these of the further inputs."""
+        beside = {name: more for name, more in self.beside.items() if name in names}
+        return Split(self.inputs, self.targets, self.mean, self.std, beside)
+
+
+def _whole(inputs: Tensor) -> Tensor:
+    """Integers of any size, and flags, as int64."""
+    return inputs if inputs.is_floating_point() else inputs.to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +137,13 @@ class Dataset:
     Attributes:
         name: Its name in `DATASETS`.
         kind: `image` or `text`.
-        classes: Number of classes, or of words.
+        classes: Number of classes, or of words where the targets are the next ones.
         shape: Shape of one input: `(channel, height, width)` or `(position,)`.
         train: Examples to train on.
         test: Examples to test on.
         labels: Name of each class, or each word of the vocabulary.
+        inputs: Name of each input in order, where there are several: that of `Split.inputs`, then
+            those of `Split.beside`.
     """
 
     name: str
@@ -112,6 +153,47 @@ class Dataset:
     train: Split
     test: Split
     labels: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that both splits offer the inputs that are named."""
+        for split in (self.train, self.test):
+            if self.inputs[1:] != tuple(split.beside):
+                raise DataError(
+                    "inputs have other names",
+                    where=self.name,
+                    found=", ".join(split.beside) or "none",
+                    expected=", ".join(self.inputs[1:]) or "none beside the first",
+                )
+
+    @property
+    def classified(self) -> bool:
+        """Whether every example has one class; else it has a target at each position."""
+        return self.train.targets.dim() == 1
+
+    @property
+    def integral(self) -> bool:
+        """Whether inputs are integers, as models take them."""
+        return self.train.mean is None and not self.train.inputs.is_floating_point()
+
+    def with_only(self, names: Collection[str]) -> Dataset:
+        """The data set with its first input, and those of the others that are named.
+
+        Example:
+            >>> ids = torch.zeros(1, 3, dtype=torch.int16)
+            >>> split = Split(ids, torch.tensor([0]), beside={"mask": ids, "types": ids})
+            >>> names = ("ids", "mask", "types")
+            >>> data = Dataset("pairs", "text", 2, (3,), split, split, ("no", "yes"), names)
+            >>> data.with_only({"types"}).inputs
+            ('ids', 'types')
+        """
+        kept = tuple(n for i, n in enumerate(self.inputs) if i == 0 or n in names)
+        return dataclasses.replace(
+            self,
+            train=self.train.with_only(kept),
+            test=self.test.with_only(kept),
+            inputs=kept,
+        )
 
     def __repr__(self) -> str:
         """One line: what it is and how much of it there is."""
@@ -127,6 +209,9 @@ def load_dataset(
     *,
     limit: int | None = None,
     bptt: int = 64,
+    length: int | None = None,
+    vocabulary: int | None = None,
+    tokenizer: str | Path | None = None,
     verify: bool = True,
 ) -> Dataset:
     """Load a data set by name from local files.
@@ -138,6 +223,9 @@ def load_dataset(
         limit: Keep at most the first so many examples of each split; the normalisation is that of
             the kept train examples.
         bptt: Length of a text window, in tokens.
+        length: Tokens of a pair of sentences, its three marks and padding among them; None: 128.
+        vocabulary: Most tokens of the vocabulary that is learned from the train pairs; None: 8192.
+        tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
         verify: Compare sizes and MD5 checksums with the published files. False reads files of one's
             own in the same format; everything else is still checked.
 
@@ -145,7 +233,8 @@ def load_dataset(
         The data set, its two splits normalised by the statistics of its train split.
 
     Raises:
-        DataError: The name is unknown, a file is missing, damaged or not the published one.
+        DataError: The name is unknown, a file is missing, damaged or not the published one, or an
+            option is not one of this data set.
 
     Example:
         >>> load_dataset("digits")
@@ -164,11 +253,34 @@ def load_dataset(
     if bptt < 1:
         raise DataError("window too short", where=name, found=f"bptt={bptt}", expected="at least 1")
     source = _SOURCES[name]
+    given = {"length": length, "vocabulary": vocabulary, "tokenizer": tokenizer}
+    for option, value in given.items():
+        if value is not None and not source.pairs:
+            raise DataError(
+                f"has no option {option}",
+                where=name,
+                found=value,
+                expected="it with pairs of sentences: " + ", ".join(_pair_sets()),
+            )
+    if tokenizer is not None and vocabulary is not None:
+        raise DataError(
+            "has two vocabularies",
+            where=name,
+            found=f"a learned one of {vocabulary} tokens and that of {tokenizer}",
+            expected="one of them",
+        )
+    options = _Options(
+        limit=limit,
+        bptt=bptt,
+        length=LENGTH if length is None else length,
+        vocabulary=VOCABULARY if vocabulary is None else vocabulary,
+        tokenizer=tokenizer,
+    )
     paths = _locate(name, source, root) if source.files else {}
     files = {
         file: _File(path, source.files[file] if verify else None) for file, path in paths.items()
     }
-    return source.read(name, files, limit, bptt)
+    return source.read(name, files, options)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,6 +302,17 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         means.append(mean)
         deviations.append(variance.sqrt() if variance > 0 else torch.ones_like(variance))
     return torch.stack(means).float(), torch.stack(deviations).float()
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is asked of a data set; see :func:`load_dataset`."""
+
+    limit: int | None
+    bptt: int
+    length: int
+    vocabulary: int
+    tokenizer: str | Path | None
 
 
 # ---------------------------------------------------------------- finding and reading files
@@ -468,7 +591,7 @@ def read_tokens(content: bytes, where: str) -> list[str]:
 # ---------------------------------------------------------------- the data sets
 
 
-def _read_digits(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+def _read_digits(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
     """The 1797 digits that scikit-learn brings along, split 4 : 1 within each class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -481,11 +604,15 @@ def _read_digits(name: str, files: Mapping[str, _File], limit: int | None, bptt:
         np.arange(len(targets)), test_size=0.2, random_state=0, stratify=digits.target
     )
     return _images(
-        name, (images[train], targets[train]), (images[test], targets[test]), _TEN_DIGITS, limit
+        name,
+        (images[train], targets[train]),
+        (images[test], targets[test]),
+        _TEN_DIGITS,
+        options.limit,
     )
 
 
-def _read_mnist(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+def _read_mnist(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
     """MNIST and its drop-in replacements: four IDX files."""
     splits = []
     for part in ("train", "t10k"):
@@ -502,11 +629,12 @@ def _read_mnist(name: str, files: Mapping[str, _File], limit: int | None, bptt: 
         _check_range(targets, 10, str(labels.path))
         splits.append((torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets)))
     labels_of = _CLOTHES if name == "fashion_mnist" else _TEN_DIGITS
-    return _images(name, splits[0], splits[1], labels_of, limit)
+    return _images(name, splits[0], splits[1], labels_of, options.limit)
 
 
-def _read_cifar10(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+def _read_cifar10(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
     """CIFAR-10: five train batches and a test batch."""
+    limit = options.limit
 
     def gather(batches: Iterable[str]) -> tuple[Tensor, Tensor]:
         images: list[np.ndarray] = []
@@ -525,7 +653,7 @@ def _read_cifar10(name: str, files: Mapping[str, _File], limit: int | None, bptt
     return _images(name, train, gather(["test_batch"]), _CIFAR, limit)
 
 
-def _read_cifar100(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+def _read_cifar100(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
     """CIFAR-100 by its fine labels: one file of train examples and one of test examples."""
 
     def part(file: _File) -> tuple[Tensor, Tensor]:
@@ -533,11 +661,12 @@ def _read_cifar100(name: str, files: Mapping[str, _File], limit: int | None, bpt
         _check_range(labels, len(_CIFAR_FINE), str(file.path))
         return torch.from_numpy(images), torch.from_numpy(labels)
 
-    return _images(name, part(files["train"]), part(files["test"]), _CIFAR_FINE, limit)
+    return _images(name, part(files["train"]), part(files["test"]), _CIFAR_FINE, options.limit)
 
 
-def _read_wikitext(name: str, files: Mapping[str, _File], limit: int | None, bptt: int) -> Dataset:
+def _read_wikitext(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
     """WikiText-2 as windows of consecutive tokens; the vocabulary is that of the train text."""
+    limit, bptt = options.limit, options.bptt
     vocabulary: dict[str, int] = {}
 
     def windows(file: _File) -> Split:
@@ -574,6 +703,129 @@ def _read_wikitext(name: str, files: Mapping[str, _File], limit: int | None, bpt
     train = windows(files["wiki.train.tokens"])
     test = windows(files["wiki.test.tokens"])
     return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
+
+
+def _read_dev_pairs(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
+    """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
+
+    The training pairs of both corpora are not among the files that are read here. About four in
+    five pairs are for training, the others for testing; which, the premise alone decides (its
+    SHA-256), so that no premise is in both: three hypotheses share each. Accuracies are therefore
+    not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
+    """
+    (file,) = files.values()
+    parts: tuple[list[Pair], list[Pair]] = ([], [])
+    for pair in read_pairs(file.read(), str(file.path)):
+        digest = hashlib.sha256(pair.premise.encode()).digest()
+        parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
+    return _pairs(name, *parts, options)
+
+
+def _read_sick(name: str, files: Mapping[str, _File], options: _Options) -> Dataset:
+    """SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
+    (file,) = files.values()
+    parts = read_sick(file.read(), str(file.path))
+    return _pairs(name, parts["TRAIN"], parts["TEST"], options)
+
+
+def read_pairs(content: bytes, where: str) -> list[Pair]:
+    """Decode pairs of sentences: a JSON object a line, `premise`, `hypothesis`, `label`.
+
+    Raises:
+        DataError: A line is something else; names it.
+
+    Example:
+        >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
+        [Pair(premise='a', hypothesis='b', target=1)]
+    """
+    pairs = []
+    for number, line in enumerate(_lines(content, where), 1):
+        try:
+            found = json.loads(line)
+            pairs.append(_pair(found["premise"], found["hypothesis"], found["label"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                "no pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected="premise, hypothesis and a label of " + ", ".join(_NLI),
+            ) from error
+    return pairs
+
+
+def read_sick(content: bytes, where: str) -> dict[str, list[Pair]]:
+    """Decode SICK, columns between tabs, as pairs by part: TRAIN, TRIAL, TEST.
+
+    Raises:
+        DataError: A column is missing, or a line is something else; names it.
+    """
+    columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
+    lines = _lines(content, where)
+    header = [name.strip() for name in lines[0].split("\t")] if lines else []
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise DataError(
+            "columns missing", where=f"{where}:1", found=", ".join(header[:4]), expected=missing[0]
+        )
+    places = [header.index(name) for name in columns]
+    parts: dict[str, list[Pair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            fields = line.split("\t")
+            premise, hypothesis, label, part = (fields[place].strip() for place in places)
+            parts[part].append(_pair(premise, hypothesis, label.lower()))
+        except (ValueError, KeyError, IndexError) as error:
+            raise DataError(
+                "no pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected=f"{', '.join(columns)}",
+            ) from error
+    return parts
+
+
+def _lines(content: bytes, where: str) -> list[str]:
+    """Lines of a UTF-8 text."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            "not a UTF-8 text", where=where, found=str(error), hint="fetch the file again"
+        ) from error
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _pair(premise: object, hypothesis: object, label: object) -> Pair:
+    if not (isinstance(premise, str) and isinstance(hypothesis, str)):
+        raise TypeError("a sentence is no text")
+    if label not in _NLI:
+        raise ValueError(f"label {label!r}")
+    return Pair(premise, hypothesis, _NLI.index(str(label)))
+
+
+def _pairs(name: str, train: list[Pair], test: list[Pair], options: _Options) -> Dataset:
+    """Assemble a data set of pairs of sentences, whose targets are the classes in `_NLI`."""
+    if not (train and test):
+        raise DataError(
+            "no pairs of sentences",
+            where=name,
+            found=f"{len(train)} to train on, {len(test)} to test on",
+            expected="at least one each",
+        )
+    encode: Encode
+    if options.tokenizer is None:
+        encode = encoder(learned(train, options.vocabulary), options.length)
+    else:
+        encode = pretrained(options.tokenizer, options.length)
+
+    def split(pairs: list[Pair]) -> Split:
+        arrays = encode(pairs)
+        first = next(iter(arrays))
+        targets = torch.tensor([pair.target for pair in pairs], dtype=torch.int64)
+        return Split(arrays.pop(first), targets, beside=arrays)
+
+    parts = split(train[: options.limit]), split(test[: options.limit])
+    return Dataset(name, "text", len(_NLI), (options.length,), *parts, _NLI, INPUTS)
 
 
 def _images(
@@ -621,6 +873,8 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
     return f"did you mean {near[0]!r}?" if near else None
 
 
+# In the order of GLUE.
+_NLI = ("entailment", "neutral", "contradiction")
 _TEN_DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top",
@@ -668,11 +922,13 @@ class _Source:
         folders: Places below the root, in the order of search; the root itself comes last.
         files: Each file, with the size and MD5 of its decompressed content.
         read: Makes the data set from the located files.
+        pairs: Whether it is of pairs of sentences, which are encoded as one likes.
     """
 
     folders: tuple[str, ...]
     files: Mapping[str, _Published]
-    read: Callable[[str, Mapping[str, _File], int | None, int], Dataset]
+    read: Callable[[str, Mapping[str, _File], _Options], Dataset]
+    pairs: bool = False
 
 
 # Checksums are of the decompressed content, so that it does not matter how a file is stored. Those
@@ -728,7 +984,29 @@ _SOURCES: Mapping[str, _Source] = {
         },
         _read_wikitext,
     ),
+    "mnli": _Source(
+        ("nli", "mnli", "MNLI"),
+        {"mnli_dev_matched.jsonl": _Published(2198164, "d5f01f94da000c0e7d73b7890359e2ac")},
+        _read_dev_pairs,
+        pairs=True,
+    ),
+    "snli": _Source(
+        ("nli", "snli", "SNLI"),
+        {"snli_dev.jsonl": _Published(1645357, "9fc910897d3314716d5317af2a5282ad")},
+        _read_dev_pairs,
+        pairs=True,
+    ),
+    "sick": _Source(
+        ("nli", "sick", "SICK"),
+        {"SICK.txt": _Published(2432648, "e1059f69c667c10e63e74f6a798a9535")},
+        _read_sick,
+        pairs=True,
+    ),
 }
 
 DATASETS: tuple[str, ...] = tuple(_SOURCES)
 """Names that `load_dataset` knows."""
+
+
+def _pair_sets() -> list[str]:
+    return [name for name, source in _SOURCES.items() if source.pairs]

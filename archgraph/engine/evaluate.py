@@ -24,12 +24,14 @@ from archgraph.ops.schema import schema
 from archgraph.ops.table import row, statistics
 from archgraph.strategy import (
     ClientData,
+    CrossEntropy,
     Evaluated,
     LocalOptions,
     Logits,
     Model,
     Predict,
     State,
+    Train,
     Work,
     World,
     mask_absent,
@@ -69,6 +71,28 @@ class Answers:
             "loss": float(self.loss[chosen].sum()) / count,
         }
 
+    def matched(self, targets: Tensor, shares: Sequence[float]) -> float:
+        """Accuracy to be expected of test examples with these shares of the classes.
+
+        Σ_c p_c · (accuracy on examples of class c): the mean over all test sets that could be drawn
+        by the shares p (RecipFL, §5.1, draws one). Classes without a test example count for nothing
+        and the other shares are divided by their sum.
+
+        Args:
+            targets: Class of each example, ``[example]``.
+            shares: Of each class, up to a common factor (numbers of examples, say), ``[class]``.
+
+        Example:
+            >>> answers = Answers(torch.zeros(3), torch.tensor([1, 0, 1]), torch.ones(3))
+            >>> answers.matched(torch.tensor([0, 0, 1]), (3, 1, 4))
+            0.625
+        """
+        count = torch.bincount(targets, minlength=len(shares))
+        right = torch.bincount(targets, self.right.double(), len(shares))
+        mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
+        whole = float(mixture.sum())
+        return float(mixture @ (right / count.clamp(min=1))) / whole if whole else 0.0
+
 
 def answers(
     module: nn.Module,
@@ -95,9 +119,9 @@ def answers(
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in variants]
     with torch.inference_mode():
         for start in range(0, len(data), batch):
-            inputs, targets = data.batch(slice(start, start + batch))
+            inputs, targets = data.examples(slice(start, start + batch))
             wanted = targets.to(device)
-            logits = predict(module(inputs.to(device)))
+            logits = predict(module(*(x.to(device) for x in inputs)))
             whole: tuple[Tensor, Tensor] | None = None
             for present, part in zip(variants, parts, strict=True):
                 # A mask that hides nothing changes nothing.
@@ -165,8 +189,8 @@ def recalibrated(
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
     with torch.no_grad():
         for piece in pieces:
-            inputs, _ = data.batch(piece)
-            module(inputs.to(device))
+            inputs, _ = data.examples(piece)
+            module(*(x.to(device) for x in inputs))
             for name, total in sums.items():
                 total += live[name]
     means = {
@@ -203,6 +227,8 @@ class Evaluator:
         local: How programs train before a test.
         batch: Examples at a time.
         examples: Training examples for statistics; None: all.
+        fine_tune: Passes over a client's data before a model is tested for it, where the model has
+            no program of its own for that (RecipFL, §5.1: 1).
         device: Where to compute.
     """
 
@@ -212,6 +238,7 @@ class Evaluator:
     local: LocalOptions
     batch: int = 500
     examples: int | None = None
+    fine_tune: int = 0
     device: str = "cpu"
 
     def __call__(
@@ -225,20 +252,22 @@ class Evaluator:
             round: Rounds that are done; randomness of programs depends on it.
 
         Returns:
-            ``models``: of each ``accuracy`` and ``loss`` (for text ``perplexity`` too) on all test
-            data (of a model that every client has in its own way: the mean over its clients), and
-            ``local``, the mean over its clients of the accuracy on test examples of the
-            client's own classes (``masked``: with the logits of its absent classes set to 0).
+            ``models``: of each ``accuracy`` and ``loss`` (of next words ``perplexity`` too) on all
+            test data (of a model that every client has in its own way: the mean over its clients),
+            and ``local``, the mean over its clients of the accuracy on test examples of the
+            client's own classes (``masked``: with the logits of its absent classes set to 0;
+            ``matched``: on as much of each class as in its training data, see
+            :meth:`Answers.matched`).
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
-            ``worst``: the tier with the least accuracy (for text the largest perplexity).
+            ``worst``: the tier with the least accuracy (of next words the largest perplexity).
         """
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
         first: _Tested | None = None
-        for model in models:
+        for model in map(self._tuned, models):
             name = model.name
-            if _personal(model) and model.clients:
+            if model.personal and model.clients:
                 plain, clients[name] = self._each(model, kept, round)
             else:
                 # The largest tier often is the global model, which comes first: tested once.
@@ -251,11 +280,18 @@ class Evaluator:
                 figures[name]["local"] = _mean(clients[name].values())
         return _together(figures, clients)
 
+    def _tuned(self, model: Evaluated) -> Evaluated:
+        """The model with what its clients do before a test."""
+        if not self.fine_tune or model.program is not None:
+            return model
+        train = Train(CrossEntropy(predict=model.predict), epochs=self.fine_tune)
+        return dataclasses.replace(model, program=train)
+
     def _tested(self, model: Evaluated) -> _Tested:
         """The model on all test data, and under the masks that its clients, or all, may ask for."""
         state = self._state(model)
         asked = model.clients or tuple(c.id for c in self.world.clients)
-        masks = () if _personal(model) else tuple(self._classes(asked))
+        masks = () if model.personal else tuple(self._classes(asked))
         module = module_of(Model(model.graph, state), self.device)
         plain, *masked = self._answers(module, model, self.data.test, masks)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
@@ -277,7 +313,7 @@ class Evaluator:
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""
         return {
-            client: _local(tested.plain, tested.masked[present], at)
+            client: self._local(client, tested.plain, tested.masked[present], at)
             for present, ids in self._classes(model.clients).items()
             if len(at := self._examples(present))
             for client in ids
@@ -293,19 +329,38 @@ class Evaluator:
         for client in model.clients:
             # The windows of a text are not of classes: everybody's are all of them.
             owned = tuple(self._classes([client]))
-            mine = self._mine(model, kept, client, round)
-            load_state(module, self._state(dataclasses.replace(model, state=mine)))
+            # No name for the weights: they are gone before the next client's are made.
+            load_state(
+                module,
+                self._state(
+                    dataclasses.replace(model, state=self._mine(model, kept, client, round))
+                ),
+            )
             plain, *masked = self._answers(module, model, self.data.test, owned)
             everywhere.append(plain.summary())
             at = self._examples(*owned) if owned else slice(None)
             if isinstance(at, slice) or len(at):
-                clients[client] = _local(plain, masked[0] if masked else None, at)
+                clients[client] = self._local(client, plain, masked[0] if masked else None, at)
         return _mean(everywhere), clients
 
+    def _local(
+        self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
+    ) -> dict[str, float]:
+        """Figures of a client on its part of the test data; by class where there are masks."""
+        found = plain.summary(at)
+        if masked is None:
+            return found
+        mixture = self.world.clients[client].histogram
+        return {
+            **found,
+            "masked": masked.summary(at)["accuracy"],
+            "matched": plain.matched(self.data.test.targets, mixture),
+        }
+
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Clients by the classes that they own; nobody's for text."""
+        """Clients by the classes that they own; nobody's where examples have no single class."""
         owners: dict[tuple[bool, ...], list[int]] = {}
-        if self.data.kind == "image":
+        if self.data.classified:
             for client in clients:
                 present = tuple(n > 0 for n in self.world.clients[client].histogram)
                 owners.setdefault(present, []).append(client)
@@ -339,9 +394,11 @@ class Evaluator:
         client: int,
         round: int,
     ) -> State:
-        """The model as one client has it: with its own entries, then fine-tuned."""
+        """The model as one client has it: its own version, with what it kept, then fine-tuned."""
         own = kept.get(client, Kept())
-        state = own.over(model.state) if model.kept else model.state
+        state = model.state if model.states is None else model.states(client)
+        if model.kept:
+            state = own.over(state)
         if model.program is None:
             return state
         generator = seeded(self.world.seed, "evaluate", model.name, round, client)
@@ -363,7 +420,7 @@ class Evaluator:
 
     def _perplexing(self, figures: dict[str, float]) -> dict[str, Json]:
         """The figures, with perplexity where the targets are tokens."""
-        if self.data.kind == "image":
+        if self.data.classified:
             return dict(figures)
         return {**figures, "perplexity": math.exp(min(figures["loss"], _LARGEST_EXPONENT))}
 
@@ -385,18 +442,6 @@ class _Tested:
             and mine.graph == theirs.graph
             and all(torch.equal(mine.state[k], theirs.state[k]) for k in mine.graph.state_names)
         )
-
-
-def _personal(model: Evaluated) -> bool:
-    """Whether each client has it in its own way."""
-    return model.kept or model.program is not None
-
-
-def _local(
-    plain: Answers, masked: Answers | None = None, at: Tensor | slice = slice(None)
-) -> dict[str, float]:
-    found = plain.summary(at)
-    return found if masked is None else {**found, "masked": masked.summary(at)["accuracy"]}
 
 
 def _mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -343,7 +343,7 @@ class Loop:
         turn.settle()
         self.server, self.done = state, number
         line: dict[str, Json] = {"round": number, **turn.report()}
-        if self._due(setup.options.evaluate_every):
+        if setup.options.tests(number, world.rounds):
             with turn.clock.measure("evaluate"):
                 models = strategy.evaluated(world, state)
                 line["evaluation"] = self._evaluator(
@@ -363,7 +363,7 @@ class Loop:
                 if before.get(client) is not kept:
                     self.record.changed(client)
             self.record.line(line)
-            if self._due(setup.options.checkpoint_every):
+            if setup.options.saves(number, world.rounds):
                 self._save()
             self._recording = time.perf_counter() - began
         self.watch.round_done(line.get("evaluation", {}))
@@ -379,6 +379,7 @@ class Loop:
             local=setup.local,
             batch=options.batch,
             examples=options.statistics,
+            fine_tune=options.fine_tune,
             device=options.device,
         )
 
@@ -386,10 +387,6 @@ class Loop:
         for model in models:
             self.watch.testing(model.name)
             yield model
-
-    def _due(self, every: int) -> bool:
-        """Whether something is to be done after this round: every so often, and at the end."""
-        return self.done % every == 0 or self.done == self.experiment.world.rounds
 
     def _save(self) -> None:
         if self.record is not None:

@@ -28,9 +28,10 @@ class Shard:
     """Training data as models take it; implements :class:`archgraph.strategy.ClientData`.
 
     Attributes:
-        inputs: All inputs, normalised, ``[example, ...]``.
+        inputs: The first input of all examples, normalised, ``[example, ...]``.
         targets: Classes ``[example]``, or tokens ``[example, position]``.
         histogram: Targets per class.
+        beside: Their further inputs in the model's order, ``[example, ...]`` each.
 
     Example:
         >>> shard = Shard(torch.zeros(5, 2), torch.arange(5), (1, 1, 1, 1, 1))
@@ -41,14 +42,16 @@ class Shard:
     inputs: Tensor
     targets: Tensor
     histogram: tuple[int, ...]
+    beside: tuple[Tensor, ...] = ()
 
     @classmethod
     def of(
         cls, split: Split, own: Indices, histogram: tuple[int, ...], device: str = "cpu"
     ) -> Shard:
         """The chosen examples of a split, on the device where they will be used."""
-        inputs, targets = split.batch(own)
-        return cls(inputs.to(device), targets.to(device), histogram)
+        (inputs, *beside), targets = split.examples(own)
+        further = tuple(more.to(device) for more in beside)
+        return cls(inputs.to(device), targets.to(device), histogram, further)
 
     @property
     def examples(self) -> int:
@@ -67,9 +70,8 @@ class Shard:
         )
         for ids in cut(order, size):
             at = ids.to(self.inputs.device)
-            yield Examples(
-                (self.inputs.index_select(0, at),), self.targets.index_select(0, at), ids
-            )
+            inputs = tuple(x.index_select(0, at) for x in (self.inputs, *self.beside))
+            yield Examples(inputs, self.targets.index_select(0, at), ids)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from archgraph.engine.local import finite
@@ -10,7 +11,7 @@ from archgraph.engine.record import Record
 from archgraph.engine.shard import Kept
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
-from archgraph.strategy import Model, ServerState
+from archgraph.strategy import Evaluated, Model, ServerState
 
 
 def trained(
@@ -18,7 +19,8 @@ def trained(
 ) -> dict[str, Model]:
     """Architectures with weights by name: ``global``, tiers, clusters.
 
-    A model that every client has in its own way is there once per client, as ``NAME/CLIENT``.
+    A model of which clients have their own versions (made for them, or with what they kept) is
+    there once per client, as ``NAME/CLIENT``.
 
     Args:
         folder: The run folder; the run may be going on.
@@ -34,12 +36,26 @@ def trained(
     setup = prepare(place / "run.yaml", data_root=data_root)
     checkpoint = Record.last(place, finite(setup.facts))
     server = ServerState(checkpoint.tensors, checkpoint.values)
-    found: dict[str, Model] = {}
-    for model in setup.strategy.evaluated(setup.world, server):
-        if not (model.kept and model.clients):
-            found[model.name] = Model(model.graph, model.state)
+    models = setup.strategy.evaluated(setup.world, server)
+    kept = {client: Kept.from_flat(flat) for client, flat in checkpoint.kept.items()}
+    return dict(versions(models, kept))
+
+
+def versions(models: Iterable[Evaluated], kept: Mapping[int, Kept]) -> Iterator[tuple[str, Model]]:
+    """Names and weights, one at a time: of each model, or of each client's version of it.
+
+    Fine-tuning before a test parts no versions: it is no part of what a run leaves behind.
+
+    Args:
+        models: What a strategy answers for.
+        kept: What clients kept.
+    """
+    for model in models:
+        if not (model.clients and (model.kept or model.states is not None)):
+            yield model.name, Model(model.graph, model.state)
             continue
         for client in model.clients:
-            own = Kept.from_flat(checkpoint.kept.get(client, {}))
-            found[f"{model.name}/{client}"] = Model(model.graph, own.over(model.state))
-    return found
+            state = model.state if model.states is None else model.states(client)
+            if model.kept and client in kept:
+                state = kept[client].over(state)
+            yield f"{model.name}/{client}", Model(model.graph, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -14,7 +15,7 @@ import pydantic_core
 import torch
 from ruamel.yaml import YAML
 
-from archgraph.build import initial_state
+from archgraph.build import build, initial_state
 from archgraph.engine.attack import malicious
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
 from archgraph.engine.evaluate import GLOBAL
@@ -23,7 +24,9 @@ from archgraph.engine.partition import allot
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
 from archgraph.family import Family, Member, resolve
-from archgraph.ir import ArchGraph, Ref
+from archgraph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
+from archgraph.ops.schema import torch_dtype
+from archgraph.rewrite.insert import fresh, refs
 from archgraph.spec import ExperimentSpec, FamilySpec, load_experiment, load_family
 from archgraph.strategy import (
     Client,
@@ -69,15 +72,21 @@ def prepare(
         )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
-    data = load_dataset(spec.data.dataset, root, limit=spec.data.limit, bptt=spec.data.bptt)
+    data = load_dataset(
+        spec.data.dataset,
+        root,
+        limit=spec.data.limit,
+        bptt=spec.data.bptt,
+        length=spec.data.length,
+        vocabulary=spec.data.vocabulary,
+        tokenizer=spec.data.tokenizer,
+    )
+    family, data = matched(family, data)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     count = len(kinds)
     sampled = _sampled(spec.sample, count)
     scheme = spec.data.partition.model_dump()
     shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
-    for graph in (family.graph, *(member.graph for member in family.clients)):
-        if graph.nodes:
-            fits(graph, data)
     attack = spec.attack
     return Experiment(
         world=_world(spec, family, data, shares, device),
@@ -88,6 +97,8 @@ def prepare(
         options=Options(
             sampled=sampled,
             evaluate_every=spec.evaluate.every,
+            evaluate_after=spec.evaluate.after or 0.0,
+            fine_tune=spec.evaluate.fine_tune or 0,
             batch=spec.evaluate.batch,
             statistics=spec.evaluate.statistics,
             device=device,
@@ -184,32 +195,121 @@ def _device(name: str) -> str:
     return name
 
 
+def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:
+    """The family with models that all take the same inputs, and the data with these.
+
+    Of the inputs that the data offers by name those stay that some model asks for. Every model then
+    takes them in the data's order; what it does not ask for itself, it does not use. So one
+    minibatch suits all models of a client, and a model with one input is as it was where nobody
+    asks for more.
+
+    Raises:
+        RunError: If a model does not fit the data; see :func:`fits`.
+    """
+    graphs = [g for g in (family.graph, *(m.graph for m in family.clients)) if g.nodes]
+    asked = {key for graph in graphs if len(graph.inputs) > 1 for key, _ in graph.inputs}
+    data = data.with_only(asked)
+    made: dict[ArchGraph, ArchGraph] = {}
+    for graph in graphs:
+        if graph not in made:
+            made[graph] = fitted(graph, data)
+            fits(made[graph], data)
+    members = tuple(
+        dataclasses.replace(member, graph=made.get(member.graph, member.graph))
+        for member in family.clients
+    )
+    graph = made.get(family.graph, family.graph)
+    return dataclasses.replace(family, graph=graph, clients=members), data
+
+
+def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
+    r"""The architecture with the data's named inputs in their order; the same function of them.
+
+    The only input of a model may be called anything; it is the data's first.
+
+    Raises:
+        RunError: If it asks for an input that the data does not have.
+
+    Example:
+        >>> from archgraph.engine.data import Split
+        >>> from archgraph.text import parse
+        >>> ids = torch.zeros(4, 3, dtype=torch.int16)
+        >>> split = Split(ids, torch.zeros(4, dtype=torch.int64), beside={"mask": ids})
+        >>> data = Dataset("pairs", "text", 2, (3,), split, split, ("no", "yes"), ("ids", "mask"))
+        >>> graph = parse("%x: int64[batch, 3] = input()\nforward x = %x\nreturn %x")
+        >>> [key for key, _ in fitted(graph, data).inputs]
+        ['x', 'mask']
+    """
+    if len(data.inputs) < 2:
+        return graph
+    own = dict(graph.inputs)
+    alone = len(own) == 1
+    unknown = [key for key in own if key not in data.inputs and not alone]
+    if unknown or not own:
+        raise RunError(
+            "the model takes an input that the data does not have",
+            where=graph.name or "model",
+            found=", ".join(unknown) or "no input",
+            expected=f"some of {', '.join(data.inputs)} ({data.name})",
+        )
+    taken = set(graph.node) | set(own)
+    inputs: list[tuple[str, Value]] = []
+    added: list[Node] = []
+    for place, name in enumerate(data.inputs):
+        key = next(iter(own)) if alone and place == 0 else name
+        if key in own:
+            inputs.append((key, own[key]))
+            continue
+        shape = (Batch(), *(data.train.beside[name] if place else data.train.inputs).shape[1:])
+        node = Node(fresh(taken, name), "input", (), TensorType(shape, "int64"))
+        added.append(node)
+        inputs.append((name, Ref(node.name)))
+    first = [graph.node[ref] for _, value in graph.inputs for ref in refs(value)]
+    order = {ref: i for i, (_, value) in enumerate(inputs) for ref in refs(value)}
+    leading = sorted((*first, *added), key=lambda node: order[node.name])
+    rest = [node for node in graph.nodes if node.op != "input"]
+    return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
+
+
 def fits(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model takes the data's examples and knows its classes.
+    """Check that a model takes the data's examples and knows its words and classes.
 
     Raises:
         RunError: Says what the model takes or gives, and what the data is.
     """
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
-    shape = tuple(inputs[0].shape[1:]) if inputs else ()
-    if len(inputs) != 1 or shape != data.shape:
+    shapes = [data.shape, *(tuple(x.shape[1:]) for x in data.train.beside.values())]
+    if [tuple(node.shape[1:]) for node in inputs] != shapes:
+        wanted = f"one input of shape {data.shape}"
+        if len(shapes) > 1:
+            named = zip(data.inputs, shapes, strict=True)
+            wanted = ", ".join(f"{name} of shape {shape}" for name, shape in named)
         raise RunError(
             "the model does not take this data",
             where=where,
             found=", ".join(str(node.type) for node in inputs) or "no input",
-            expected=f"one input of shape {data.shape} per example ({data.name})",
+            expected=f"{wanted} per example ({data.name})",
         )
     integral = inputs[0].dtype.startswith("int")
-    if integral != (data.kind == "text"):
+    if integral != data.integral:
         raise RunError(
             "the model takes another kind of input",
             where=where,
             found=inputs[0].dtype,
             expected="integers for text, floating point numbers for images",
         )
-    if isinstance(graph.outputs, Ref):
-        logits = graph.node[graph.outputs.name]
+    for name, node in zip(data.inputs[1:], inputs[1:], strict=True):
+        if node.dtype != "int64":
+            raise RunError(
+                "the model takes another kind of input",
+                where=f"{where}: {name}",
+                found=node.dtype,
+                expected="int64",
+            )
+    output = _logits(graph.outputs)
+    if output is not None:
+        logits = graph.node[output.name]
         if not logits.shape or logits.shape[-1] != data.classes:
             raise RunError(
                 "the model does not know these classes",
@@ -217,6 +317,36 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
                 found=f"output {logits.type}",
                 expected=f"{data.classes} logits in the last axis ({data.name})",
             )
+    if data.integral:
+        _knows_words(graph, data)
+
+
+def _logits(outputs: Value) -> Ref | None:
+    """The output that :class:`archgraph.strategy.Logits` takes, where it is plain which."""
+    if isinstance(outputs, Record):
+        fields = dict(outputs.fields)
+        outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)
+    return outputs if isinstance(outputs, Ref) else None
+
+
+def _knows_words(graph: ArchGraph, data: Dataset) -> None:
+    """Check that a model has an embedding of the data's largest number: it is run on that."""
+    tokens = data.train.inputs.flatten(1)
+    example = int(tokens.max(1).values.argmax())
+    inputs, _ = data.train.examples(slice(example, example + 1))
+    zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in graph.params}
+    module = build(graph, {name: zeros[name] for name in graph.state_names}).eval()
+    try:
+        with torch.inference_mode():
+            module(*inputs)
+    except IndexError as error:
+        raise RunError(
+            "the model does not know these words",
+            where=graph.name or "model",
+            found=f"the number {int(tokens.max())}, and an embedding of fewer rows",
+            expected=f"an embedding of at least {int(tokens.max()) + 1} rows ({data.name})",
+            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary",
+        ) from error
 
 
 def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> str:
@@ -246,7 +376,8 @@ def _facts(
     values = _plain(spec, strategy)
     for name in ("name", "out", "engine", "evaluate"):
         values.pop(name, None)
-    values["data"].pop("root", None)
+    for place in ("root", "tokenizer"):
+        values["data"].pop(place, None)
     return {
         **values,
         "graph": family.graph.digest,
@@ -262,9 +393,13 @@ def _facts(
         },
         "examples": _content(
             {
-                f"{name}/{part}": getattr(split, part)
+                f"{name}/{part}": tensor
                 for name, split in (("train", data.train), ("test", data.test))
-                for part in ("inputs", "targets")
+                for part, tensor in (
+                    ("inputs", split.inputs),
+                    ("targets", split.targets),
+                    *split.beside.items(),
+                )
             }
         ),
     }

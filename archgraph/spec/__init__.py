@@ -19,14 +19,15 @@ from archgraph.spec import flat
 from archgraph.spec.document import (
     Document,
     Mistake,
+    folder_beside,
     nearest,
     read_document,
     shorten,
     write_atomically,
 )
-from archgraph.spec.family import ExperimentSpec, FamilySpec
+from archgraph.spec.family import DataSpec, ExperimentSpec, FamilySpec
 from archgraph.spec.lower import lower
-from archgraph.spec.model import AuthoredModel, PythonModel
+from archgraph.spec.model import AuthoredModel, PythonModel, anchored
 from archgraph.spec.schema import schema
 
 if TYPE_CHECKING:
@@ -147,7 +148,16 @@ def load_experiment(path: Path_) -> ExperimentSpec:
     else:
         family = _family(document.sub(("family",)))
     _shared(document, spec, family)
-    return spec.model_copy(update={"family": family})
+    return spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
+
+
+def _data(document: Document, data: DataSpec) -> DataSpec:
+    """The data with its tokenizer's folder named so that it is found from anywhere."""
+    if data.tokenizer is None:
+        return data
+    place = ("data", "tokenizer")
+    folder = folder_beside(document, data.tokenizer, place)
+    return data.model_copy(update={"tokenizer": str(folder)})
 
 
 def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
@@ -197,7 +207,9 @@ def _family(document: Document) -> FamilySpec:
 
 
 def _source(document: Document, source: object, place: tuple[str | int, ...]) -> object:
-    return str(beside(document, source, place)) if isinstance(source, str) else source
+    if isinstance(source, str):
+        return str(beside(document, source, place))
+    return anchored(source, Path(document.file).parent.absolute())
 
 
 def beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:

@@ -207,6 +207,29 @@ class Document:
         return Document(self.file, self.at(place), lines, texts)
 
 
+def folder_beside(document: Document, name: str, place: Place) -> Path:
+    """A folder named absolutely, or relative to the file that names it.
+
+    Raises:
+        SpecError: If there is none.
+    """
+    try:
+        folder = (Path(document.file).parent / Path(name).expanduser()).resolve()
+        there = folder.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        folder, there = Path(name), False
+    if not there:
+        found = str(folder) if name.isprintable() else name
+        document.fail(
+            place,
+            "names a folder that is not there",
+            found=found if len(found) < 200 else shorten(found),
+            expected="a folder of this machine, absolute or relative to this file",
+            hint="nothing is downloaded",
+        )
+    return folder
+
+
 class Mistake(ValueError):
     """What is wrong with a value, before it is known where in a file that stands.
 

@@ -64,6 +64,11 @@ class Rewrites(Base):
     exits: dict[str, Count] = Field(
         default={}, description="section or block → classes of a further classifier behind it"
     )
+    train: tuple[str, ...] = Field(
+        default=(),
+        description="names or patterns of the parameters that are trained, e.g. [*.adapter*, "
+        "classifier.*]; all others stay as they are. Left out: all are trained",
+    )
 
     @pydantic.model_validator(mode="after")
     def _one_width(self) -> Rewrites:
@@ -237,7 +242,8 @@ class DataSpec(Base):
     """Which data, and who owns what of it."""
 
     dataset: str = Field(
-        description="digits, mnist, fashion_mnist, cifar10, cifar100, wikitext2, …"
+        description="digits, mnist, fashion_mnist, cifar10, cifar100, wikitext2; mnli and snli (of "
+        "both the development set only, split anew), sick"
     )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
@@ -245,6 +251,18 @@ class DataSpec(Base):
     partition: PartitionSpec = IidSpec()
     limit: Count | None = Field(default=None, description="at most so many examples of each split")
     bptt: Count = Field(default=64, description="length of a text window, tokens")
+    length: Count | None = Field(
+        default=None, description="tokens of a pair of sentences, padding among them; default: 128"
+    )
+    vocabulary: Count | None = Field(
+        default=None,
+        description="most tokens of the vocabulary learned from pairs of sentences; default: 8192",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="folder of a pretrained model's tokenizer, used for pairs of sentences instead "
+        "of a learned vocabulary; relative to this file",
+    )
 
 
 class LocalSpec(Base):
@@ -297,6 +315,14 @@ class EvaluateSpec(Base):
     """When the server measures, and how."""
 
     every: Count = Field(default=1, description="rounds between two evaluations")
+    after: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="rounds (≥ 1) or a fraction of all rounds (< 1) before the first evaluation",
+    )
+    fine_tune: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="passes over a client's own data before a model is tested on its classes",
+    )
     batch: Count = 256
     statistics: Count | None = Field(
         default=None, description="training examples that static norm statistics are taken from"

@@ -6,6 +6,7 @@ import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -212,6 +213,39 @@ class AuthoredModel(Base):
     choices: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]] = Field(
         default={}, description="'section.key' or a parameter → the values it may take"
     )
+
+
+# Callables of this name read a folder of this machine, which this argument of theirs names.
+READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
+
+
+def reads_folder(name: str) -> bool:
+    """Whether a callable, ``package.module:callable``, reads a folder.
+
+    >>> reads_folder("transformers:BertModel.from_pretrained"), reads_folder("torch.nn:Linear")
+    (True, False)
+    """
+    return re.split(r"[.:]", name)[-1] == READER
+
+
+def anchored(value: Json, base: Path) -> Json:
+    """A model in place with the folders that it names made absolute.
+
+    >>> made = {"python": "transformers:BertModel.from_pretrained", "args": {FOLDER: "bert"}}
+    >>> anchored(made, Path("/specs"))["args"]
+    {'pretrained_model_name_or_path': '/specs/bert'}
+    """
+    if isinstance(value, tuple | list):
+        return tuple(anchored(item, base) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: anchored(item, base) for key, item in value.items()}
+    name, args = found.get("python"), found.get("args")
+    if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
+        folder = args.get(FOLDER)
+        if isinstance(folder, str) and folder:
+            args[FOLDER] = str(base / Path(folder).expanduser())
+    return found
 
 
 class Made(Base):

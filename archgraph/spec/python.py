@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -12,22 +13,33 @@ import torch
 from archgraph.errors import SpecError
 from archgraph.ir import ArchGraph
 from archgraph.ops.schema import torch_dtype
-from archgraph.spec.document import Document, shorten
-from archgraph.spec.model import Made, PythonModel
+from archgraph.spec.document import Document, Place, folder_beside, shorten
+from archgraph.spec.model import FOLDER, Made, PythonModel, reads_folder
 from archgraph.trace import trace
+
+# What readers of a package are told beside, so that nothing is fetched and no pickle is opened.
+_CLOSED: Mapping[str, Mapping[str, object]] = {
+    "transformers": {"local_files_only": True, "use_safetensors": True}
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack")
 
 
 def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Import, construct and trace a model; the caller's random numbers stay as they were.
 
+    A model ``….from_pretrained`` comes with the weights of its folder, from safetensors only.
+
     Raises:
-        SpecError: If it cannot be imported or constructed.
+        SpecError: If it cannot be imported or constructed, or its folder has no such weights.
         TraceError: If it cannot be captured.
     """
     where = document.where(("python",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        model = _made(spec.python, spec.args, where)
+        if reads_folder(spec.python):
+            model = _pretrained(document, spec, where)
+        else:
+            model = _made(document, (), spec.python, spec.args)
         if not isinstance(model, torch.nn.Module):
             raise SpecError(
                 "makes no model",
@@ -45,8 +57,62 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
     return graph, traced.state
 
 
-def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
-    """What a callable makes of its arguments."""
+def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
+    """A model with the weights of a folder; at least some of them are its own."""
+    args = dict(spec.args)
+    package = spec.python.partition(":")[0].partition(".")[0]
+    for key, value in _CLOSED.get(package, {}).items():
+        if args.setdefault(key, value) != value:
+            document.fail(
+                ("args", key),
+                "asks for what is never done",
+                found=args[key],
+                expected=value,
+                hint="weights are read from safetensors in a folder of this machine",
+            )
+    if package in _CLOSED:
+        args["output_loading_info"] = True
+    folder = _folder(document, ("args",), args)
+    if not any(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
+        document.fail(
+            ("args", FOLDER),
+            "holds no weights in safetensors",
+            found=", ".join(pickles) or "no weights at all",
+            expected="model.safetensors",
+            hint="pickles run code when they are loaded and are never opened; whoever trusts them "
+            "converts them first"
+            if pickles
+            else None,
+        )
+    made = _made(document, (), spec.python, args)
+    if not isinstance(made, tuple):
+        return made
+    model, report = made
+    own = {name for name, _ in model.named_parameters()}
+    if own <= set(report["missing_keys"]):
+        raise SpecError(
+            "loads nothing: no weights of the folder are this model's",
+            where=where,
+            found=", ".join(sorted(report["unexpected_keys"])[:3]) or "no weights",
+            expected=", ".join(sorted(own)[:3]),
+            hint="name the class that the folder's config.json names",
+        )
+    return model
+
+
+def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
+    """The folder that a reader is given, relative to the file that names it."""
+    place = (*place, FOLDER)
+    name = args.get(FOLDER)
+    if not isinstance(name, str) or not name:
+        document.fail(place, "names no folder", found=shorten(name), expected=f"{FOLDER}: a folder")
+    return folder_beside(document, name, place)
+
+
+def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
+    """What a callable makes of its arguments; ``place`` is where both are written."""
+    where = document.where(("python",))
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -60,7 +126,10 @@ def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
         ) from error
     if not callable(found):
         raise SpecError("is not callable", where=where, found=type(found).__name__)
-    given = {key: _argument(value, where) for key, value in args.items()}
+    place = (*place, "args")
+    given = {key: _argument(document, (*place, key), value) for key, value in args.items()}
+    if reads_folder(name):
+        given[FOLDER] = str(_folder(document, place, given))
     try:
         return found(**given)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
@@ -69,11 +138,11 @@ def _made(name: str, args: Mapping[str, Any], where: str) -> Any:
         ) from error
 
 
-def _argument(value: Any, where: str) -> Any:
+def _argument(document: Document, place: Place, value: Any) -> Any:
     """An argument: a plain value, or what another callable makes, written like a model."""
     if isinstance(value, tuple | list):
         # Sequences as lists, as YAML readers give them to everybody else.
-        return [_argument(v, where) for v in value]
+        return [_argument(document, (*place, i), v) for i, v in enumerate(value)]
     if isinstance(value, Mapping):
         if "python" in value:
             try:
@@ -81,10 +150,10 @@ def _argument(value: Any, where: str) -> Any:
             except pydantic.ValidationError as error:
                 raise SpecError(
                     "is no value made in Python",
-                    where=where,
+                    where=document.where(("python",)),
                     found=shorten(value["python"]),
                     expected="python: package.module:callable, and args",
                 ) from error
-            return _made(nested.python, nested.args, where)
-        return {k: _argument(v, where) for k, v in value.items()}
+            return _made(document, place, nested.python, nested.args)
+        return {k: _argument(document, (*place, k), v) for k, v in value.items()}
     return value

@@ -27,6 +27,9 @@ BRIEF = 48
 TOLD = 2
 NOTHING = "–"
 
+Test = Mapping[str, Any]  # the evaluation of a round
+Read = Callable[[Sequence[Line], Sequence[Test]], float | None]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -56,7 +59,8 @@ class Measure:
     Attributes:
         key: In JSON and CSV.
         title: In tables.
-        read: From the rounds until the last common test, and that test; None: not measured.
+        read: From the rounds until the last common test, and the tests that count; None: not
+            measured.
         show: A value as text.
         absent: What a run counts that did not measure it, where another did; None: then nobody has
             the figure.
@@ -64,7 +68,7 @@ class Measure:
 
     key: str
     title: str
-    read: Callable[[Sequence[Line], Mapping[str, Any]], float | None]
+    read: Read
     show: Callable[[float], str]
     absent: float | None = None
 
@@ -80,6 +84,7 @@ class Group:
         runs: In the order of their seeds.
         seeds: Of the runs.
         at: The last round after which all of them were tested.
+        tests: The rounds after which tests count.
         planned: Rounds that were asked for.
         figures: By the key of the measure; what not every run measured is missing.
     """
@@ -90,15 +95,27 @@ class Group:
     runs: tuple[Log, ...]
     seeds: tuple[int, ...]
     at: int
+    tests: tuple[int, ...]
     planned: int
     figures: Mapping[str, Figure]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, in the order in which they were named."""
+    """Groups of runs, in the order in which they were named.
+
+    Attributes:
+        groups: The rows.
+        measures: The columns, as far as a row has them.
+        last: Of which part of the rounds tests are averaged; None: the last test counts alone.
+        mixed: Whether tiers were tested on each client's own mixture of classes; else on test
+            examples of its classes; None: tiers are no columns.
+    """
 
     groups: tuple[Group, ...]
+    measures: tuple[Measure, ...]
+    last: float | None = None
+    mixed: bool | None = None
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
@@ -114,18 +131,19 @@ class Comparison:
                 group.strategy,
                 str(len(group.seeds)),
                 str(group.at) if group.at == group.planned else f"{group.at} of {group.planned}",
+                *([] if self.last is None else [str(len(group.tests))]),
                 *(_spread(group.figures.get(m.key), m.show) for m in measures),
             )
             for group in self.groups
         )
-        heads = ("experiment", "strategy", "seeds", "rounds")
+        heads = ("experiment", "strategy", "seeds", "rounds", *self._tests())
         titles = (*heads, *(m.title for m in measures))
         first = Table(
             title="Runs",
             columns=titles,
             rows=rows,
             right=frozenset(range(2, len(titles))),
-            note="mean ± standard deviation over the seeds, last test",
+            note=self._note(),
         )
         labels = tuple(group.label for group in self.groups)
         found = tuple((key, *texts) for key, texts in self.differences.items())
@@ -142,6 +160,7 @@ class Comparison:
                     "runs": [str(log.folder) for log in group.runs],
                     "seeds": list(group.seeds),
                     "round": group.at,
+                    "tests": list(group.tests),
                     "rounds": group.planned,
                     "figures": {
                         key: {"mean": f.mean, "std": f.std, "values": list(f.values)}
@@ -159,13 +178,16 @@ class Comparison:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         heads = [name for key in keys for name in (key, f"{key}_std")]
-        writer.writerow(["experiment", "strategy", "seeds", "round", *heads])
+        writer.writerow(["experiment", "strategy", "seeds", "round", *self._tests(), *heads])
         for group in self.groups:
             cells: list[float | None] = []
             for key in keys:
                 figure = group.figures.get(key)
                 cells += [figure.mean, figure.std] if figure else [None, None]
-            writer.writerow([group.label, group.strategy, len(group.seeds), group.at, *cells])
+            told = [] if self.last is None else [len(group.tests)]
+            writer.writerow(
+                [group.label, group.strategy, len(group.seeds), group.at, *told, *cells]
+            )
         return stream.getvalue()
 
     def markdown(self) -> str:
@@ -174,19 +196,53 @@ class Comparison:
 
     def _measures(self) -> tuple[Measure, ...]:
         """What at least one group measured."""
-        return tuple(m for m in MEASURES if any(m.key in g.figures for g in self.groups))
+        return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
+
+    def _tests(self) -> list[str]:
+        """The column that tells how many tests were averaged, where some are."""
+        return [] if self.last is None else ["tests"]
+
+    def _note(self) -> str:
+        note = "mean ± standard deviation over the seeds"
+        if self.last is None:
+            note += ", last test"
+        else:
+            part = f"{100 * self.last:g} % of the" if self.last < 1 else f"{self.last:g}"
+            note += f", each averaged over the tests of the last {part} rounds"
+        if self.mixed is not None:
+            share = "its own mixture of classes" if self.mixed else "its own classes"
+            note += f"; tiers: mean over their clients, each on test data of {share}"
+        return note
 
 
-def comparison(places: Iterable[str | os.PathLike[str]], *, unfinished: bool = False) -> Comparison:
+def comparison(
+    places: Iterable[str | os.PathLike[str]],
+    *,
+    unfinished: bool = False,
+    tiers: bool = False,
+    last: float | None = None,
+) -> Comparison:
     """Read runs and put those that differ only in the seed together.
 
     Args:
         places: Run folders, or folders that hold some.
         unfinished: Take runs that are not done, too, as far as they are.
+        tiers: Measure every tier that has clients, too: the mean over them of the accuracy on test
+            data of each client's own mixture of classes (``matched``). Where a run does not have
+            it, of all runs that on test examples of each client's own classes.
+        last: Average over the tests of the last rounds instead of taking the last one: a fraction
+            (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
 
     Raises:
         RunError: If there is no run, one is not done or was never tested, or one is there twice.
     """
+    if last is not None and not last > 0:
+        raise RunError(
+            "no part of the rounds",
+            where="last",
+            found=last,
+            expected="a fraction of all rounds (below 1), or a number of rounds",
+        )
     found: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
     for folder in _folders(places):
         log = read_run(folder)
@@ -203,9 +259,14 @@ def comparison(places: Iterable[str | os.PathLike[str]], *, unfinished: bool = F
         key = json.dumps(settings, sort_keys=True)
         found.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in found.values()])
-    return Comparison(
-        tuple(_group(label, runs) for label, runs in zip(labels, found.values(), strict=True))
-    )
+    chosen = [_chosen(runs, last) for runs in found.values()]
+    tested = [row for of in chosen for test in of.evaluations() for row in _by_tier(test).values()]
+    mixed = all("matched" in row for row in tested)
+    names = dict.fromkeys(n for of in chosen for test in of.evaluations() for n in _by_tier(test))
+    columns = [_of_tier(name, "matched" if mixed else "accuracy") for name in names]
+    measures = (*TESTED, *(columns if tiers else ()), *SPENT)
+    groups = tuple(_group(*row, measures) for row in zip(labels, chosen, strict=True))
+    return Comparison(groups, measures, last, mixed if tiers and columns else None)
 
 
 def _folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
@@ -240,7 +301,31 @@ def _evaluate(config: str) -> Any:
     return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
 
 
-def _group(label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]]) -> Group:
+@dataclass(frozen=True)
+class _Chosen:
+    """Runs that differ in the seed only, and which of their tests count."""
+
+    runs: tuple[Log, ...]
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any]
+    tests: tuple[int, ...]
+
+    @property
+    def at(self) -> int:
+        return self.tests[-1]
+
+    def rounds(self, log: Log) -> list[Line]:
+        return [line for line in log.rounds if line["round"] <= self.at]
+
+    def of(self, log: Log) -> list[Test]:
+        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
+
+    def evaluations(self) -> Iterator[Test]:
+        for log in self.runs:
+            yield from self.of(log)
+
+
+def _chosen(runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None) -> _Chosen:
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
@@ -250,32 +335,41 @@ def _group(label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]]) -> Group
                 found=f"seed {seed} of the same experiment, as in {log.folder}",
                 expected="another seed",
             )
-    tested = [{line["round"]: line["evaluation"] for line in _tested(log)} for _, log, _ in runs]
-    common = set.intersection(*map(set, tested))
+    tested = [{line["round"] for line in _tested(log)} for _, log, _ in runs]
+    common = sorted(set.intersection(*tested))
     if not common:
         folders = ", ".join(str(log.folder) for _, log, _ in runs)
         raise RunError("no round after which all of them were tested", where=folders)
-    at = max(common)
+    settings = runs[0][2]
+    many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
+    # 0.29 of 100 rounds are 29, not 28.999….
+    tests = tuple(n for n in common if n > round(common[-1] - many, 9))
+    return _Chosen(
+        runs=tuple(log for _, log, _ in runs),
+        seeds=tuple(seed for seed, _, _ in runs),
+        settings=settings,
+        tests=tests or tuple(common[-1:]),
+    )
+
+
+def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> Group:
     figures = {}
-    for measure in MEASURES:
-        values = [
-            measure.read([line for line in log.rounds if line["round"] <= at], tests[at])
-            for (_, log, _), tests in zip(runs, tested, strict=True)
-        ]
+    for measure in measures:
+        values = [measure.read(chosen.rounds(log), chosen.of(log)) for log in chosen.runs]
         if any(value is not None for value in values):
             values = [measure.absent if value is None else value for value in values]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             figures[measure.key] = Figure(tuple(known))
-    settings = runs[0][2]
     return Group(
         label=label,
-        strategy=_strategy(settings),
-        settings=settings,
-        runs=tuple(log for _, log, _ in runs),
-        seeds=tuple(seed for seed, _, _ in runs),
-        at=at,
-        planned=settings["rounds"],
+        strategy=_strategy(chosen.settings),
+        settings=chosen.settings,
+        runs=chosen.runs,
+        seeds=chosen.seeds,
+        at=chosen.at,
+        tests=chosen.tests,
+        planned=chosen.settings["rounds"],
         figures=figures,
     )
 
@@ -369,31 +463,51 @@ def _digest(value: Any) -> str:
 # ------------------------------------------------------------------------------- figures
 
 
-def _of_submodels(
-    key: str, reduce: Callable[[Iterable[float]], float]
-) -> Callable[[Sequence[Line], Mapping[str, Any]], float | None]:
-    def read(_: Sequence[Line], test: Mapping[str, Any]) -> float | None:
+def _averaged(read: Callable[[Test], float | None]) -> Read:
+    """The mean of a figure over tests that all have it."""
+
+    def average(_: Sequence[Line], tests: Sequence[Test]) -> float | None:
+        values = [read(test) for test in tests]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    return average
+
+
+def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> Read:
+    def read(test: Test) -> float | None:
         values = [row.get(key) for row in submodels({"evaluation": test})]
         return reduce(v for v in values if v is not None) if None not in values else None
 
-    return read
+    return _averaged(read)
 
 
-def _global(key: str) -> Callable[[Sequence[Line], Mapping[str, Any]], float | None]:
-    return lambda _, test: test["models"].get(GLOBAL, {}).get(key)
+def _global(key: str) -> Read:
+    return _averaged(lambda test: test["models"].get(GLOBAL, {}).get(key))
 
 
-def _local(_: Sequence[Line], test: Mapping[str, Any]) -> float | None:
+def _of_tier(name: str, key: str) -> Measure:
+    read = _averaged(lambda test: _by_tier(test).get(name, {}).get(key))
+    return Measure(f"tier.{name}", f"{name} %", read, _percent)
+
+
+def _by_tier(test: Test) -> dict[str, Mapping[str, float]]:
+    """Figures of the tiers that have clients, each on its clients' own test data."""
+    named = {name: row.get("local") for name, row in test["models"].items() if name != GLOBAL}
+    return {name: row for name, row in named.items() if row}
+
+
+def _local(test: Test) -> float | None:
     return (test.get("local") or {}).get("accuracy")
 
 
-def _best_local(_: Sequence[Line], test: Mapping[str, Any]) -> float | None:
+def _best_local(test: Test) -> float | None:
     own = [(row.get("local") or {}).get("accuracy") for row in submodels({"evaluation": test})]
     return max((value for value in own if value is not None), default=None)
 
 
-def _spent(*purposes: str) -> Callable[[Sequence[Line], Mapping[str, Any]], float | None]:
-    def read(rounds: Sequence[Line], _: Mapping[str, Any]) -> float | None:
+def _spent(*purposes: str) -> Read:
+    def read(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
         parts = seconds(rounds)
         return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
 
@@ -412,13 +526,13 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _lost(rounds: Sequence[Line], evaluation: Mapping[str, Any]) -> float | None:
+def _lost(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
     """Clients whose update was refused or never came; None: nobody's."""
     many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
     return float(many) or None
 
 
-MEASURES: tuple[Measure, ...] = (
+TESTED: tuple[Measure, ...] = (
     Measure("worst_accuracy", "worst %", _of_submodels("accuracy", min), _percent),
     Measure("average_accuracy", "average %", _of_submodels("accuracy", statistics.fmean), _percent),
     Measure("global_accuracy", "global %", _global("accuracy"), _percent),
@@ -430,8 +544,10 @@ MEASURES: tuple[Measure, ...] = (
         _number,
     ),
     Measure("global_perplexity", "global perplexity", _global("perplexity"), _number),
-    Measure("local_accuracy", "local %", _local, _percent),
-    Measure("best_local_accuracy", "best local %", _best_local, _percent),
+    Measure("local_accuracy", "local %", _averaged(_local), _percent),
+    Measure("best_local_accuracy", "best local %", _averaged(_best_local), _percent),
+)
+SPENT: tuple[Measure, ...] = (
     Measure("seconds", "seconds", _spent(), _seconds),
     Measure("server_seconds", "server s", _spent("server"), _seconds),
     Measure("lost", "lost updates", _lost, _number, absent=0.0),

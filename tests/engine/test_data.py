@@ -356,7 +356,8 @@ def test_an_unreadable_file_is_an_error_of_ours(mnist, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(DataError, match=r"'fashion-mnist'.*did you mean 'fashion_mnist'"):
         load_dataset("fashion-mnist")
-    assert DATASETS == ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "wikitext2")
+    images = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
+    assert DATASETS == (*images, "wikitext2", "mnli", "snli", "sick")
 
 
 @pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": -3}, {"bptt": 0}])

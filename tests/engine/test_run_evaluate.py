@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, short, table
 from archgraph.engine.shard import Kept, Shard
-from archgraph.strategy import Evaluated, LocalOptions, Outcome, Work, cut, seeded
+from archgraph.strategy import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
 from archgraph.trace import trace
 
 
@@ -124,6 +126,41 @@ def test_recalibration_of_a_graph_without_statistics_is_nothing(digits):
     assert recalibrated(graph, state, digits.train) is state
 
 
+def drawn(found: Answers, targets: torch.Tensor, per_class: dict[int, int]) -> float:
+    """Mean accuracy over all test sets with so many examples of each class."""
+    examples = {c: (targets == c).nonzero().flatten().tolist() for c in per_class}
+    choices = [itertools.combinations(examples[c], n) for c, n in per_class.items()]
+    sets = [torch.tensor(sum(chosen, ())) for chosen in itertools.product(*choices)]
+    return sum(found.summary(chosen)["accuracy"] for chosen in sets) / len(sets)
+
+
+def test_matched_accuracy_is_the_mean_over_all_test_sets_of_that_mixture():
+    """Every set that sampling could draw, counted out."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.tensor([0] * 4 + [1] * 5 + [2] * 3)
+    right = torch.randint(2, (12,), generator=generator)
+    found = Answers(torch.zeros(12), right, torch.ones(12))
+    for shares in ((2, 1, 1), (1, 3, 0), (0, 0, 1)):
+        expected = drawn(found, targets, dict(enumerate(shares)))
+        assert found.matched(targets, shares) == pytest.approx(expected, abs=1e-12)
+        # Shares are shares: their sum is nobody's business.
+        assert found.matched(targets, [7 * n for n in shares]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_matched_accuracy_of_the_test_datas_own_mixture_is_the_accuracy():
+    targets = torch.tensor([0, 0, 1, 2, 2, 2])
+    found = Answers(torch.zeros(6), torch.tensor([1, 0, 1, 0, 0, 1]), torch.ones(6))
+    counts = torch.bincount(targets).tolist()
+    assert found.matched(targets, counts) == pytest.approx(3 / 6, abs=1e-12)
+
+
+def test_classes_without_test_examples_do_not_count_for_the_mixture():
+    found = Answers(torch.zeros(3), torch.tensor([1, 0, 1]), torch.ones(3))
+    targets = torch.tensor([0, 0, 2])
+    assert found.matched(targets, (1, 98, 1, 0)) == pytest.approx((1 / 2 + 1) / 2, abs=1e-12)
+    assert found.matched(targets, (0, 1, 0, 0)) == 0.0
+
+
 def evaluator(world, digits: Dataset) -> Evaluator:
     return Evaluator(
         world=world,
@@ -168,6 +205,29 @@ def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
     assert found["global"]["accuracy"] == pytest.approx(whole)
     # One class: with the others' logits at 0 it wins wherever its logit is positive.
     assert found["models"]["odd"]["local"]["masked"] >= found["models"]["odd"]["local"]["accuracy"]
+
+
+def test_matched_figures_are_of_each_clients_own_mixture(world, digits, net):
+    """A model that always says 3 is right on as many as the client has threes."""
+    small = world(clients=3)
+    bias = torch.zeros(10)
+    bias[3] = 1e6
+    says = {**small.state, "5.bias": bias}
+    share = [c.histogram[3] / sum(c.histogram) for c in small.clients]
+    assert len(set(share)) == 3
+    found = evaluator(small, digits)(
+        [
+            Evaluated("even", net, says, (0, 2)),
+            Evaluated("odd", net, small.state, (1,), states=lambda _: says),
+        ],
+        kept={},
+        round=1,
+    )
+    expected = {"even": (share[0] + share[2]) / 2, "odd": share[1]}
+    for name, value in expected.items():
+        assert found["models"][name]["local"]["matched"] == pytest.approx(value, abs=1e-12)
+    assert found["local"]["matched"] == pytest.approx(sum(share) / 3, abs=1e-12)
+    assert "matched" not in found["global"]
 
 
 def test_equal_models_are_tested_once_and_alike(world, digits, net, monkeypatch):
@@ -303,6 +363,91 @@ def test_program_runs_before_the_test_on_the_clients_data(world, digits, net):
         at = local_test_indices(digits.test.targets, torch.tensor(client.histogram))
         shares.append((digits.test.targets[at] == client.id).double().mean().item())
     assert found["local"]["accuracy"] == pytest.approx(sum(shares) / 3)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Adds 1e6 to the logit of the client's number, on whatever its bias is by then."""
+
+    def __call__(self, work: Work) -> Outcome:
+        bias = work.state["5.bias"].clone()
+        bias[work.client] += 1e6
+        return Outcome({**work.state, "5.bias": bias})
+
+
+def test_a_clients_own_version_gets_what_it_kept_and_is_then_tuned(world, digits, net):
+    """In this order: 5 from its version, what it kept over it, its number from the program."""
+    small = world(clients=2)
+    five = torch.zeros(10)
+    five[5] = 3e6
+    versions = {c: {**small.state, "5.bias": five * (1 + c)} for c in (0, 1)}
+    made: list[int] = []
+
+    def states(client: int) -> dict[str, torch.Tensor]:
+        made.append(client)
+        return versions[client]
+
+    def share(client: int, number: int) -> float:
+        at = local_test_indices(digits.test.targets, torch.tensor(small.clients[client].histogram))
+        return (digits.test.targets[at] == number).double().mean().item()
+
+    def found(**options: Any) -> float:
+        row = evaluator(small, digits)(
+            [Evaluated("own", net, small.state, (0, 1), states=states, **options)],
+            kept={1: Kept({"5.bias": torch.zeros(10)})},
+            round=1,
+        )
+        return row["local"]["accuracy"]
+
+    assert found() == pytest.approx((share(0, 5) + share(1, 5)) / 2)
+    assert made == [0, 1]
+    # Of client 1 the kept bias has replaced the version's, so that its program decides.
+    assert found(kept=True, program=Shift()) == pytest.approx((share(0, 5) + share(1, 1)) / 2)
+    assert found(program=Shift()) == pytest.approx((share(0, 5) + share(1, 5)) / 2)
+
+
+def test_fine_tuning_is_training_before_the_test(world, digits, net):
+    """Equal to naming the program; one of a model's own, and a model of nobody, are left alone."""
+    small = world(clients=2)
+    clients, tuned = (0, 1), Train(epochs=2)
+    test = evaluator(small, digits)
+
+    def found(test: Evaluator, **options: Any) -> Any:
+        models = [
+            Evaluated("global", net, small.state),
+            Evaluated("m", net, small.state, **options),
+        ]
+        return test(models, kept={}, round=1)["models"]
+
+    fine = dataclasses.replace(test, fine_tune=2)
+    plain, named = found(test, clients=clients), found(test, clients=clients, program=tuned)
+    assert found(fine, clients=clients) == named
+    assert named["m"]["local"]["loss"] < plain["m"]["local"]["loss"]
+    assert named["global"] == plain["global"]
+    shifted = found(test, clients=clients, program=Shift())
+    assert found(fine, clients=clients, program=Shift()) == shifted
+    assert found(fine) == found(test)
+
+
+@pytest.mark.parametrize("statistics", ["stored", "recompute"])
+def test_one_clients_version_is_in_memory_at_a_time(world, digits, net, statistics):
+    small = world(clients=3)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def states(client: int) -> dict[str, torch.Tensor]:
+        alive.append(sum(reference() is not None for reference in made))
+        # As a hypernetwork makes it: the result of a computation, without its history.
+        state = {k: v.float().requires_grad_().mul(1).detach() for k, v in small.state.items()}
+        made.append(weakref.ref(state["5.weight"]))
+        return {**state, "1.num_batches_tracked": small.state["1.num_batches_tracked"]}
+
+    evaluator(small, digits)(
+        [Evaluated("own", net, small.state, (0, 1, 2), statistics, kept=True, states=states)],
+        kept={0: Kept({"5.bias": torch.ones(10)})},
+        round=1,
+    )
+    assert alive == [0, 0, 0]
 
 
 def test_static_statistics_in_a_run(experiment, mean):

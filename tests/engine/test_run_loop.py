@@ -279,6 +279,33 @@ def test_evaluation_comes_when_due_and_at_the_end(experiment):
     assert {"models", "global", "local", "worst"} == set(run.evaluation)
 
 
+@pytest.mark.parametrize(
+    ("every", "after", "rounds", "expected"),
+    [
+        (1, 0.0, 3, [1, 2, 3]),
+        (2, 0.0, 5, [2, 4, 5]),
+        (1, 0.8, 10, [9, 10]),
+        (1, 0.29, 100, list(range(30, 101))),
+        (3, 4, 10, [6, 9, 10]),
+        (1, 1, 3, [2, 3]),
+        (1, 0.99, 3, [3]),
+        (1, 7, 3, [3]),
+    ],
+)
+def test_tests_begin_after_a_fraction_of_the_rounds(every, after, rounds, expected):
+    options = Options(evaluate_every=every, evaluate_after=after)
+    assert [n for n in range(1, rounds + 1) if options.tests(n, rounds)] == expected
+
+
+def test_late_tests_change_nothing_else(experiment):
+    early = execute(experiment(rounds=3))
+    options = dataclasses.replace(experiment().options, evaluate_after=0.6)
+    late = execute(experiment(rounds=3, options=options))
+    assert ["evaluation" in line for line in late.rounds] == [False, True, True]
+    assert bits(late.server.tensors) == bits(early.server.tensors)
+    assert late.evaluation == early.evaluation
+
+
 def test_training_learns(experiment):
     run = execute(experiment(rounds=6, options=_all()))
     assert run.evaluation["global"]["accuracy"] > 0.7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +155,24 @@ def test_checkpoint_copied_from_another_run_is_refused(experiment, tmp_path):
         execute(experiment(rounds=1), out=tmp_path / "a", resume=True)
 
 
-@pytest.mark.parametrize("name", ["server.safetensors", "server.json"])
-def test_damaged_checkpoint_is_named(experiment, tmp_path, name):
+@pytest.mark.parametrize("name", ["groups/000000.safetensors", "server.json"])
+@pytest.mark.parametrize("left", [20, 0, None])
+def test_damaged_checkpoint_is_named(experiment, tmp_path, name, left):
     execute(experiment(rounds=1), out=tmp_path / "r")
     file = tmp_path / "r" / "checkpoints" / "round-000001" / name
-    file.write_bytes(file.read_bytes()[:20])
+    content = file.read_bytes()[:left]
+    file.unlink()
+    if left is not None:
+        file.write_bytes(content)
     with pytest.raises(RunError, match=r"round-000001: damaged checkpoint.*delete this folder"):
+        execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
+
+
+def test_checkpoint_of_another_version_is_refused(experiment, tmp_path):
+    execute(experiment(rounds=1), out=tmp_path / "r")
+    file = tmp_path / "r" / "checkpoints" / "round-000001" / "server.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    with pytest.raises(RunError, match=r"of another version; found 1; expected 2; go on with"):
         execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
 
 
@@ -271,6 +284,154 @@ def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path
     record.close()
     assert found is not None
     assert torch.equal(found.kept[2]["state/w"], torch.zeros(2))
+
+
+def files(folder: Path, round: int) -> dict[str, int]:
+    """Inode of each group's file of a checkpoint."""
+    place = folder / "checkpoints" / f"round-{round:06d}"
+    names = json.loads((place / "server.json").read_text())["groups"]
+    paths = [place / "groups" / f"{number:06d}.safetensors" for number in range(len(names))]
+    assert sorted(place.glob("groups/*")) == paths
+    return {name: path.stat().st_ino for name, path in zip(names, paths, strict=True)}
+
+
+def resumed(folder: Path) -> Checkpoint:
+    record, found, _ = Record.resume(folder, {})
+    record.close()
+    assert found is not None
+    return found
+
+
+# What a strategy may call a group, and no file may be called.
+ODD = ["", ".", "..", "a b", "\\", "nul\0", "x" * 300, "\N{SNOWMAN}", "con:1", "last-17", "\n"]
+
+
+def test_groups_may_be_called_anything(tmp_path):
+    tensors = {f"{name}/w/0": torch.full((2,), float(i)) for i, name in enumerate(ODD)}
+    tensors |= {"alone": torch.ones(1), "/rooted": torch.zeros(1), "../../up": torch.ones(3)}
+    (tmp_path / "r").mkdir()
+    with Record.create(tmp_path / "r", "", {}) as record:
+        record.save(Checkpoint(1, tensors, {}, {}))
+    assert list(files(tmp_path / "r", 1)) == [*ODD, "alone"]
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert bits(resumed(tmp_path / "r").tensors) == bits(tensors)
+
+
+def test_groups_that_did_not_change_are_links(tmp_path):
+    """Whichever place they have in the table; all others are written, whatever changed of them."""
+
+    def ones(*names: str) -> dict[str, torch.Tensor]:
+        return {name: torch.ones(2) for name in names}
+
+    first = ones("gone/w", "same/w", "same/b", "new/w", "more/w", "less/w", "less/b", "equal/w")
+    with Record.create(tmp_path, "", {}, keep=9) as record:
+        record.save(Checkpoint(1, first, {}, {}))
+        second = {
+            "before/w": torch.zeros(2),
+            "ahead/w": torch.zeros(2),
+            # In another order.
+            **{name: first[name] for name in ("same/b", "same/w", "more/w", "less/w")},
+            "new/w": torch.zeros(2),
+            "more/b": torch.ones(2),
+            "equal/w": first["equal/w"].clone(),
+        }
+        record.save(Checkpoint(2, second, {}, {}))
+        record.save(Checkpoint(3, second, {}, {}))
+    one, two, three = (files(tmp_path, round) for round in (1, 2, 3))
+    assert {name for name in two if two[name] in one.values()} == {"same"}
+    assert two["same"] == one["same"]
+    assert three == two
+    assert bits(resumed(tmp_path).tensors) == bits(second)
+
+
+def test_a_tensor_that_was_changed_in_place_is_written_again(tmp_path):
+    weights = {"a/w": torch.zeros(3), "b/w": torch.zeros(3)}
+    with Record.create(tmp_path, "", {}) as record:
+        record.save(Checkpoint(1, weights, {}, {}))
+        with torch.no_grad():
+            weights["a/w"].view(3)[0].add_(1)
+        record.save(Checkpoint(2, weights, {}, {}))
+    one, two = files(tmp_path, 1), files(tmp_path, 2)
+    assert one["a"] != two["a"]
+    assert one["b"] == two["b"]
+    assert resumed(tmp_path).tensors["a/w"].tolist() == [1, 0, 0]
+
+
+def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
+    with Record.create(tmp_path, "", {}) as record:
+        tensors = {"a/w": torch.zeros(1000)}
+        seen = weakref.ref(tensors["a/w"])
+        record.save(Checkpoint(1, tensors, {}, {}))
+        del tensors["a/w"]
+        assert seen() is None
+        # As like as not in the place of the one that is gone.
+        for value in range(5):
+            record.save(Checkpoint(2 + value, {"a/w": torch.full((1000,), value)}, {}, {}))
+    assert resumed(tmp_path).tensors["a/w"].unique().tolist() == [4]
+
+
+def test_resumed_record_links_what_did_not_change(tmp_path):
+    with Record.create(tmp_path, "", {}) as record:
+        record.save(Checkpoint(1, {"a/w": torch.ones(2), "b/w": torch.ones(2)}, {}, {}))
+    record, found, _ = Record.resume(tmp_path, {})
+    assert found is not None
+    with record:
+        record.save(Checkpoint(2, {**found.tensors, "b/w": torch.zeros(2)}, {}, {}))
+    one, two = files(tmp_path, 1), files(tmp_path, 2)
+    assert one["a"] == two["a"]
+    assert one["b"] != two["b"]
+
+
+def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
+    """They are maps of the file; what is written to one of them stays in memory."""
+    with Record.create(tmp_path, "", {}, keep=1) as record:
+        record.save(Checkpoint(1, {"a/w": torch.arange(3.0)}, {}, {1: {"state/w": torch.ones(1)}}))
+    resumed(tmp_path).tensors["a/w"][0] = 7
+    assert resumed(tmp_path).tensors["a/w"].tolist() == [0, 1, 2]
+    record, found, _ = Record.resume(tmp_path, {}, keep=1)
+    assert found is not None
+    with record:
+        record.changed(1)
+        record.save(Checkpoint(2, {"b/w": torch.ones(1)}, {}, {1: {"state/w": torch.zeros(1)}}))
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000002"]
+    assert found.tensors["a/w"].tolist() == [0, 1, 2]
+    assert found.kept[1]["state/w"].tolist() == [1]
+
+
+def test_loading_maps_files_and_saving_copies_none(tmp_path):
+    """Private memory of this process, in MiB, against 64 MiB of tensors."""
+
+    def private() -> float:
+        with Path("/proc/self/status").open() as status:
+            return (
+                next(int(text.split()[1]) for text in status if text.startswith("RssAnon")) / 1024
+            )
+
+    tensors = {f"{group}/w": torch.full((4, 1 << 20), float(group)) for group in range(4)}
+    with Record.create(tmp_path, "", {}) as record:
+        before = private()
+        record.save(Checkpoint(1, tensors, {}, {}))
+        assert private() - before < 8
+    del tensors
+    before = private()
+    found = resumed(tmp_path)
+    assert private() - before < 8
+    assert [found.tensors[f"{group}/w"].mean().item() for group in range(4)] == [0, 1, 2, 3]
+    assert private() - before < 8
+
+
+def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    weights = {"a/w": torch.ones(2)}
+    with Record.create(tmp_path, "", {}) as record:
+        for round in (1, 2, 3):
+            record.save(Checkpoint(round, weights, {}, {4: {"state/w": torch.ones(1)}}))
+    assert files(tmp_path, 2) != files(tmp_path, 3)
+    found = resumed(tmp_path)
+    assert (bits(found.tensors), list(found.kept)) == (bits(weights), [4])
 
 
 def test_drafts_of_a_crash_are_swept(tmp_path):

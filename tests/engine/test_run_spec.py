@@ -155,6 +155,7 @@ def test_longer_run_of_the_same_experiment_is_another(write, tmp_path):
         ag.run(write(rounds=2), out=tmp_path / "out", resume=True)
 
 
+HYPERNETWORK: dict[str, Any] = {"width": 16, "hidden": 16, "tile": 8, "descriptor": "id"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {"family__clients": [{"name": "all", "count": 5}], "strategy": {"fedavg": {}}},
     "fedavg, local statistics": {
@@ -167,6 +168,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "strategy": {"fedfa": {}},
         "attack": {"fraction": 0.2, "intensity": 20.0},
     },
+    "recipfl": {"strategy": {"recipfl": HYPERNETWORK}},
+    "recipfl, states on the disk": {"strategy": {"recipfl": {**HYPERNETWORK, "memory": 0.0}}},
 }
 
 
@@ -199,9 +202,10 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.1])
-def test_killed_run_resumes_to_the_same_bits(write, tmp_path, delay):
+@pytest.mark.parametrize("strategy", [{"heterofl": {}}, {"recipfl": HYPERNETWORK}])
+def test_killed_run_resumes_to_the_same_bits(write, tmp_path, delay, strategy):
     """`kill -9` of a real process during a round."""
-    file = write(rounds=6, local__epochs=4, strategy={"heterofl": {}})
+    file = write(rounds=6, local__epochs=4, strategy=strategy)
     whole = ag.run(file, out=tmp_path / "whole")
     code = f"import archgraph; archgraph.run({str(file)!r}, out={str(tmp_path / 'run')!r})"
     process = subprocess.Popen([sys.executable, "-c", code])

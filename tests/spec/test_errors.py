@@ -363,7 +363,7 @@ clients:
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
          "model, choose, skip, keep, shallow, graft, deepen, width, take, narrow, widen, steps, "
-         "adapters, exits; did you mean 'count'?"),
+         "adapters, exits, train; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected greater than or equal to 1"),

@@ -12,6 +12,7 @@ import archgraph as ag
 from archgraph.build import build, initial_state
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.family import Family, resolve
+from archgraph.rewrite.trained import train_only
 from archgraph.spec import load, load_family
 from archgraph.transfer import signature
 
@@ -110,6 +111,7 @@ def test_rewrites_follow_one_another(family) -> None:
         ("steps: [stage1.1]", lambda g: ag.steps(g, "stage1.1")),
         ("adapters: 2", lambda g: ag.adapters(g, 2)),
         ("exits: {stage1: 5}", lambda g: ag.exits(g, {"stage1": 5})),
+        ("train: [stage1.*, head.*]", lambda g: train_only(g, ["stage1.*", "head.*"])),
     ],
 )
 def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None:
@@ -123,6 +125,26 @@ def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None
     assert changed.graph == expected.graph
     assert changed.clients[0].transfer == type(client.transfer).identity(expected.graph)
     assert changed.clients[1].transfer.source == signature(expected.graph)
+
+
+def test_what_was_added_can_be_named_and_what_is_added_later_is_trained(family) -> None:
+    found = family(
+        "{name: a, steps: true}, {name: b, adapters: 2, train: ['*.adapter*', head.*]}",
+        "change: {train: [head.*]}",
+    )
+    trained = [{p.name for p in m.graph.params if p.trainable} for m in found.clients]
+    heads = {"head.linear.weight", "head.linear.bias"}
+    assert {p.name for p in found.graph.params if p.trainable} == heads
+    assert trained[0] - heads == {"stage1.1.step_size", "stage2.1.step_size"}
+    assert trained[1] > heads and all(".adapter." in n for n in trained[1] - heads)
+    assert len(trained[1] - heads) == 8
+
+
+def test_a_pattern_of_nothing_points_at_its_line(family) -> None:
+    words = r"family\.yaml:3: clients\[0\]\.train: \*\.liner\.\*: matches no .*head\.linear\.weight"
+    with pytest.raises(ArchGraphError, match=words):
+        family("{name: a, train: ['*.liner.*']}")
+    assert family("{name: a, train: []}").clients[0].graph == family("{name: a}").graph
 
 
 def test_what_changes_the_global_model_changes_it_with_a_clients_choices(family) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.view.comparison import Figure, comparison
 from archgraph.view.plots import spread
@@ -31,6 +34,7 @@ def made(
     done: int = 4,
     every: int = 2,
     text: bool = False,
+    matched: bool = False,
     settings: dict[str, Any] | None = None,
 ) -> Path:
     """A run folder whose last test found these accuracies (or perplexities)."""
@@ -58,7 +62,8 @@ def made(
                 key: {
                     "accuracy": value * number / rounds,
                     **({"perplexity": value} if text else extra),
-                    "local": {"accuracy": value / 2},
+                    "local": {"accuracy": value / 2}
+                    | ({"matched": value * number / rounds} if matched else {}),
                 }
                 for key, value in values.items()
             }
@@ -185,6 +190,116 @@ def test_a_folder_named_twice_counts_once(tmp_path: Path):
     run = made(tmp_path / "run", accuracies(0.5, 0.6))
     (group,) = comparison([run, tmp_path, run]).groups
     assert group.seeds == (0,)
+
+
+def test_tiers_are_told_apart_by_their_clients_own_mixtures(tmp_path: Path):
+    for seed, low in ((0, 0.5), (1, 0.7)):
+        made(tmp_path / f"{seed}", accuracies(low, 0.8, 0.9), seed=seed, matched=True)
+    (group,) = comparison([tmp_path]).groups
+    assert not any(key.startswith("tier") for key in group.figures)
+    found = comparison([tmp_path], tiers=True)
+    (group,) = found.groups
+    figures = {key: f.values for key, f in group.figures.items() if key.startswith("tier")}
+    # The global model is no tier.
+    assert figures == {"tier.small": (0.5, 0.7), "tier.large": (0.8, 0.8)}
+    table = found.tables()[0]
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (cells["small %"], cells["large %"]) == ("60.00 ± 14.14", "80.00 ± 0.00")
+    assert table.columns.index("small %") < table.columns.index("seconds")
+    assert table.note.endswith("each on test data of its own mixture of classes")
+
+
+def test_tiers_without_mixtures_are_compared_on_their_clients_classes(tmp_path: Path):
+    """One run of before among others: nothing stands in one column that is not the same."""
+    made(tmp_path / "a", accuracies(0.6, 0.8), matched=True)
+    made(tmp_path / "b", accuracies(0.4, 0.2), name="before", strategy="nefl")
+    made(tmp_path / "c", {"small": 0.2, "other": 0.4}, name="others", strategy="heterofl")
+    found = comparison([tmp_path], tiers=True)
+    columns = ("tier.small", "tier.large", "tier.other")
+    figures = [
+        [g.figures[c].mean if c in g.figures else None for c in columns] for g in found.groups
+    ]
+    assert figures == [[0.3, 0.4, None], [0.2, 0.1, None], [0.1, None, 0.2]]
+    assert found.tables()[0].note.endswith("each on test data of its own classes")
+    # A tier without clients is tested on nobody's data.
+    path = tmp_path / "c" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for model in line.get("evaluation", {"models": {}})["models"].values():
+            del model["local"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alone = comparison([tmp_path / "c"], tiers=True)
+    assert not any(key.startswith("tier") for key in alone.groups[0].figures)
+    assert "tiers" not in alone.tables()[0].note
+
+
+@pytest.mark.parametrize(
+    ("last", "tests"),
+    [(None, [10]), (0.2, [9, 10]), (0.29, [8, 9, 10]), (1, [10]), (3, [8, 9, 10]), (0.01, [10])],
+)
+def test_figures_are_means_over_the_tests_of_the_last_rounds(tmp_path: Path, last, tests):
+    values = {"small": 0.5, "large": 1.0}
+    made(tmp_path / "r", values, rounds=10, done=10, every=1, matched=True)
+    found = comparison([tmp_path], tiers=True, last=last)
+    (group,) = found.groups
+    share = statistics.fmean(tests) / 10
+    assert list(group.tests) == tests == found.plain()["groups"][0]["tests"]
+    for key, whole in {"worst_accuracy": 0.5, "average_accuracy": 0.75, "tier.large": 1.0}.items():
+        assert group.figures[key].mean == pytest.approx(whole * share, abs=1e-12)
+    # Time is that of the whole run.
+    assert group.figures["seconds"].values == (20.0,)
+
+
+def test_the_last_rounds_of_an_unfinished_run_are_as_many_as_of_a_finished_one(tmp_path: Path):
+    """And they end where all seeds are."""
+    values = {"small": 0.5}
+    made(tmp_path / "0", values, rounds=20, done=15, every=2)
+    made(tmp_path / "1", values, seed=1, rounds=20, done=13, every=2)
+    (group,) = comparison([tmp_path], unfinished=True, last=0.2).groups
+    assert (group.at, group.tests) == (12, (10, 12))
+    assert group.figures["worst_accuracy"].values == (0.5 * 11 / 20,) * 2
+
+
+@pytest.mark.parametrize("last", [0, -1, float("nan")])
+def test_no_part_of_the_rounds_is_refused(tmp_path: Path, last: float):
+    made(tmp_path / "r", {"small": 0.5})
+    with pytest.raises(
+        RunError, match=r"last: no part of the rounds; found .*; expected a fraction"
+    ):
+        comparison([tmp_path], last=last)
+
+
+def test_json_csv_and_the_table_tell_tiers_and_how_many_tests(tmp_path: Path):
+    for seed, low in ((0, 0.4), (1, 0.6)):
+        made(tmp_path / f"{seed}", accuracies(low, 0.8), seed=seed, every=1, matched=True)
+    found = comparison([tmp_path], tiers=True, last=0.5)
+    plain = json.loads(json.dumps(found.plain()))["groups"][0]
+    (row,) = csv.DictReader(found.csv().splitlines())
+    assert plain["tests"] == [3, 4]
+    assert row["tests"] == "2"
+    mean = plain["figures"]["tier.small"]["mean"]
+    assert float(row["tier.small"]) == mean == pytest.approx(0.5 * 7 / 8, abs=1e-12)
+    deviation = statistics.stdev((0.4 * 7 / 8, 0.6 * 7 / 8))
+    assert float(row["tier.small_std"]) == pytest.approx(deviation, abs=1e-12)
+    table = found.tables()[0]
+    assert dict(zip(table.columns, table.rows[0], strict=True))["tests"] == "2"
+    assert "averaged over the tests of the last 50 % of the rounds" in found.markdown()
+
+
+def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
+    for seed in (0, 1):
+        made(tmp_path / f"{seed}", accuracies(0.4, 0.8), seed=seed, every=1, matched=True)
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(app, ["compare", str(tmp_path), *words])
+
+    found = json.loads(call("--tiers", "--last", "0.5", "--json").output)
+    assert found == json.loads(json.dumps(comparison([tmp_path], tiers=True, last=0.5).plain()))
+    assert call("--csv").output == comparison([tmp_path]).csv()
+    assert call("--tiers", "--markdown").output == comparison([tmp_path], tiers=True).markdown()
+    refused = call("--last", "0")
+    assert refused.exit_code != 0
+    assert "last: no part of the rounds" in refused.stderr
 
 
 def test_json_csv_and_markdown_say_the_same(tmp_path: Path):

@@ -1,0 +1,221 @@
+"""Pairs of sentences as tokens: a vocabulary learned from the training split, or a tokenizer's.
+
+A pair becomes ``[CLS] premise [SEP] hypothesis [SEP]`` and padding (Devlin et al., *BERT*, NAACL
+2019, Fig. 2), in three arrays by the names that models give them: ``input_ids``,
+``attention_mask`` (1 on tokens, 0 on padding) and ``token_type_ids`` (1 on the hypothesis).
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import DataError
+
+Encode: TypeAlias = Callable[[Sequence["Pair"]], dict[str, Tensor]]
+
+MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The first tokens of a learned vocabulary, in this order."""
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""The arrays that a pair becomes."""
+
+LENGTH = 128
+"""Tokens of an encoded pair, where nothing else is said."""
+
+VOCABULARY = 8192
+"""Most tokens of a learned vocabulary, where nothing else is said."""
+
+# One word, or one sign that is neither part of a word nor blank.
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Pair(NamedTuple):
+    """A labelled pair of sentences.
+
+    Attributes:
+        premise: What is given.
+        hypothesis: What may follow from it.
+        target: Number of the label.
+    """
+
+    premise: str
+    hypothesis: str
+    target: int
+
+
+def words(text: str) -> list[str]:
+    """Words and signs of a text, in lower case.
+
+    >>> words("Don't stop, now!")
+    ['don', "'", 't', 'stop', ',', 'now', '!']
+    """
+    return _WORD.findall(text.lower())
+
+
+def learned(pairs: Iterable[Pair], size: int = VOCABULARY) -> dict[str, int]:
+    """Numbers of the most frequent words of some pairs, behind :data:`MARKS`.
+
+    Equally frequent words stand in alphabetical order, so that a vocabulary is a function of the
+    sentences alone.
+
+    Args:
+        pairs: What to learn from: the training split.
+        size: Most tokens, marks and all.
+
+    Raises:
+        DataError: If the size leaves no room for a word.
+
+    Example:
+        >>> list(learned([Pair("b a", "a", 0), Pair("c b", "a d", 1)], size=7))[5:]
+        ['a', 'b']
+    """
+    if size <= len(MARKS):
+        raise DataError(
+            "vocabulary too small", found=size, expected=f"more than the {len(MARKS)} marks"
+        )
+    count = collections.Counter(
+        word for pair in pairs for text in (pair.premise, pair.hypothesis) for word in words(text)
+    )
+    order = sorted(count, key=lambda word: (-count[word], word))
+    return {word: number for number, word in enumerate((*MARKS, *order[: size - len(MARKS)]))}
+
+
+def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
+    """Pairs as arrays, by the numbers of a vocabulary; unknown words are ``[UNK]``.
+
+    A pair that is too long loses its last words, the longer sentence first.
+
+    Args:
+        vocabulary: As :func:`learned` makes it.
+        length: Tokens of an encoded pair, its three marks and padding among them.
+
+    Returns:
+        A function from pairs to arrays ``[pair, position]`` by the names in :data:`INPUTS`, each
+        in the smallest type that holds it.
+
+    Raises:
+        DataError: If there is no room for a word of each sentence.
+
+    Example:
+        >>> numbers = learned([Pair("a b", "c", 0)])
+        >>> found = encoder(numbers, 8)([Pair("a b", "x", 0)])
+        >>> found["input_ids"].tolist()  # [CLS] a b [SEP] [UNK] [SEP] [PAD] [PAD]
+        [[2, 5, 6, 3, 1, 3, 0, 0]]
+        >>> found["attention_mask"].tolist(), found["token_type_ids"].tolist()
+        ([[1, 1, 1, 1, 1, 1, 0, 0]], [[0, 0, 0, 0, 1, 1, 0, 0]])
+    """
+    _check_length(length)
+    pad, unknown, begin, end = (vocabulary[mark] for mark in MARKS[:4])
+    small = torch.int16 if len(vocabulary) <= torch.iinfo(torch.int16).max else torch.int32
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        shape = len(pairs), length
+        ids = torch.full(shape, pad, dtype=small)
+        mask, types = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
+        for place, pair in enumerate(pairs):
+            first, second = (
+                [vocabulary.get(word, unknown) for word in words(text)]
+                for text in (pair.premise, pair.hypothesis)
+            )
+            kept, others = shortened(len(first), len(second), length - 3)
+            row = [begin, *first[:kept], end, *second[:others], end]
+            ids[place, : len(row)] = torch.tensor(row, dtype=small)
+            mask[place, : len(row)] = 1
+            types[place, kept + 2 : len(row)] = 1
+        return dict(zip(INPUTS, (ids, mask, types), strict=True))
+
+    return encode
+
+
+def shortened(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two sentences once the longer one has lost words, one by one, until both fit.
+
+    >>> shortened(4, 3, 10), shortened(9, 3, 10), shortened(9, 8, 11)
+    ((4, 3), (7, 3), (6, 5))
+    """
+    if first + second <= room:
+        return first, second
+    if second <= room // 2:
+        return room - second, second
+    if first <= room - room // 2:
+        return first, room - first
+    return room - room // 2, room // 2
+
+
+def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
+    """Pairs as arrays, by the tokenizer in a folder: that of a pretrained model.
+
+    Args:
+        folder: What ``save_pretrained`` wrote, or what was published with a model: files of this
+            machine only, nothing is downloaded and no code of the folder is run.
+        length: As in :func:`encoder`.
+
+    Raises:
+        DataError: If there is no such folder, no tokenizer in it, or transformers is not installed.
+    """
+    _check_length(length)
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise DataError(
+            "tokenizer folder missing",
+            where="data.tokenizer",
+            found=f"no folder {place}",
+            expected="the folder of a pretrained model's tokenizer",
+            hint="nothing is downloaded",
+        )
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise DataError(
+            "transformers cannot be imported",
+            where="data.tokenizer",
+            found=str(error),
+            hint="pip install 'archgraph[hf]'",
+        ) from error
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(place), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever a damaged file makes it raise
+        raise DataError(
+            "no tokenizer there",
+            where=str(place),
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
+        ) from error
+    small = torch.int16 if len(tokenizer) <= torch.iinfo(torch.int16).max else torch.int32
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        found = tokenizer(
+            [pair.premise for pair in pairs],
+            [pair.hypothesis for pair in pairs],
+            truncation="longest_first",
+            max_length=length,
+            padding="max_length",
+            return_attention_mask=True,
+            return_token_type_ids=True,
+        )
+        dtypes = (small, torch.uint8, torch.uint8)
+        return {
+            name: torch.tensor(found[name], dtype=dtype).reshape(len(pairs), length)
+            for name, dtype in zip(INPUTS, dtypes, strict=True)
+        }
+
+    return encode
+
+
+def _check_length(length: int) -> None:
+    if length < 5:
+        raise DataError(
+            "pairs too short",
+            where="data.length",
+            found=length,
+            expected="at least 5: three marks and a word of each sentence",
+        )

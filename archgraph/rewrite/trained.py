@@ -1,0 +1,85 @@
+"""What is trained: some parameters by the user's own patterns, all others stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+
+from archgraph.check import check
+from archgraph.errors import GraphError
+from archgraph.ir import ArchGraph, Param
+from archgraph.ops.schema import torch_dtype
+from archgraph.transfer import Rewritten
+
+
+def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
+    """The same architecture with some parameters trained and all others frozen.
+
+    What it computes and its state stay what they are; built, it has ``requires_grad`` for the
+    chosen ones alone. Buffers are no parameters: a norm layer's statistics go on as its mode says.
+
+    Args:
+        graph: The architecture.
+        patterns: Names of parameters, or patterns of names (``*.adapter*``, ``classifier.*``); of a
+            tied parameter any of its names.
+
+    Raises:
+        GraphError: If a pattern matches no parameter that can be trained; names the nearest.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        >>> head = train_only(trace(net, torch.zeros(1, 3)).graph, "1.*")
+        >>> [p.name for p in head.graph.params if p.trainable]
+        ['1.weight', '1.bias']
+
+    Source: RecipFL, §5.1: "only the adapters and classification heads are updated […] while the
+    other layers are fixed at local".
+    """
+    owners = {name: p.name for p in graph.params if _real(p) for name in (p.name, *p.aliases)}
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        exact = [pattern] if pattern in owners else []
+        named = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
+        if not named:
+            near = _nearest(pattern, list(owners))
+            raise GraphError(
+                "matches no parameter that can be trained",
+                where=pattern,
+                expected="a name or a pattern of names",
+                hint=f"the nearest are {', '.join(near)}" if near else None,
+            )
+        chosen.update(owners[name] for name in named)
+    params = tuple(
+        dataclasses.replace(p, trainable=p.name in chosen) if p.role == "parameter" else p
+        for p in graph.params
+    )
+    new = graph.replace(params=params)
+    check(new)
+    return Rewritten(new, Rewritten.identity(graph).transfer)
+
+
+def _real(param: Param) -> bool:
+    """Whether gradients exist for a leaf."""
+    dtype = torch_dtype(param.dtype)
+    return param.role == "parameter" and (dtype.is_floating_point or dtype.is_complex)
+
+
+def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
+    """The names whose parts are most like the words of a pattern."""
+    words = [word for word in re.split(r"[.*?!\[\]]+", pattern) if word]
+    parts = {part for name in names for part in name.split(".")}
+    alike = {
+        (word, part): difflib.SequenceMatcher(None, word, part).ratio()
+        for word in words
+        for part in parts
+    }
+
+    def likeness(name: str) -> float:
+        return sum(max(alike[word, part] for part in name.split(".")) for word in words)
+
+    return sorted(names, key=likeness, reverse=True)[:count]
