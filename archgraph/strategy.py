@@ -17,7 +17,8 @@ for more than a single model per task, hence:
 - ``Task.extras``/``Result.extras``: named tensors that are no weights (features, logits, statistics
   per width), and example ids in every minibatch, by which feature stores are keyed;
 - ``Strategy.survey``/``surveyed``: tasks before the first round (architecture search);
-- ``Evaluated.predict``, ``.kept``, ``.program``: exits that vote, personal entries, fine-tuning;
+- ``Evaluated.predict``, ``.kept``, ``.states``, ``.program``: exits that vote, personal entries,
+  versions of a client's own, what it does before a test;
 - ``round`` wherever a schedule may depend on it.
 """
 
@@ -42,6 +43,7 @@ from torch import Tensor, nn
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.layers import Layer as Layer
+from archgraph.analysis.layers import head, multiplied
 from archgraph.analysis.layers import layers as layers
 from archgraph.analysis.structure import structure
 from archgraph.build import build
@@ -49,7 +51,7 @@ from archgraph.build import state_of as detached_state
 from archgraph.errors import RejectedUpdate, RunError, SpecError
 from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
 from archgraph.layout import AxisRef, Layout, Prod, Sum
-from archgraph.ops.table import normalisation, row, statistics
+from archgraph.ops.table import normalisation, statistics
 from archgraph.transfer import Transfer, signature
 
 State: TypeAlias = Mapping[str, Tensor]
@@ -268,13 +270,13 @@ class LocalOptions:
 
     def lr_at(self, round: int, rounds: int) -> float:
         """Learning rate in a round (counted from 1)."""
-        rise = _rounds(self.warmup, rounds)
+        rise = rounds_of(self.warmup, rounds)
         if round <= rise:
             return self.lr * round / math.ceil(rise)
         if self.schedule == "cosine":
             done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
             return self.lr * (1 + math.cos(math.pi * done)) / 2
-        passed = sum(round > _rounds(m, rounds) for m in self.milestones)
+        passed = sum(round > rounds_of(m, rounds) for m in self.milestones)
         return self.lr * self.decay**passed
 
     def optimise(
@@ -289,8 +291,12 @@ class LocalOptions:
         )
 
 
-def _rounds(given: float, rounds: int) -> float:
-    """A number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999…."""
+def rounds_of(given: float, rounds: int) -> float:
+    """A number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999….
+
+    >>> rounds_of(0.29, 100), rounds_of(7, 100)
+    (29.0, 7)
+    """
     return round(given * rounds, 9) if given < 1 else given
 
 
@@ -736,25 +742,25 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
     Directly or through operators on parameters alone (a transposed or split weight); biases, norm
     parameters, position tables and class tokens are none.
     """
-    fixed: dict[str, frozenset[str]] = {}
-    for node in graph.nodes:
-        if node.op != "input" and all(used in fixed for used in node.uses()):
-            fixed[node.name] = frozenset(node.leaves()).union(*(fixed[u] for u in node.uses()))
-    found: set[str] = set()
-    for node in graph.nodes:
-        facts = row(node.op)
-        if facts.weighted or facts.macs is not None:
-            for argument in facts.init:
-                for value in walk(node.arg(argument)):
-                    if isinstance(value, Leaf):
-                        found.add(value.name)
-                    elif isinstance(value, Ref):
-                        found |= fixed.get(value.name, frozenset())
-    return frozenset(
-        p.name
-        for p in graph.params
-        if p.role == "parameter" and p.name in found and len(p.shape) > 1
-    )
+    return frozenset().union(*multiplied(graph).values())
+
+
+@per_graph
+def with_features(graph: ArchGraph) -> ArchGraph:
+    """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
+
+    Those that the last operator with a weight is applied to; none where there is no such operator.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> traced = trace(net, torch.zeros(1, 3))
+        >>> outputs, features = build(with_features(traced.graph), traced.state)(torch.zeros(5, 3))
+        >>> outputs.shape, features.shape
+        (torch.Size([5, 2]), torch.Size([5, 4]))
+    """
+    last = head(graph)
+    return graph.replace(outputs=(graph.outputs, *((Ref(last[1]),) if last else ())))
 
 
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
@@ -984,6 +990,8 @@ class Evaluated:
         predict: From outputs to logits (a mean over exits, say).
         kept: Overlay each client's kept entries (personal layers) before testing on its data.
         program: Run on each client's training data before testing on its data (fine-tuning).
+        states: Weights of a client's own version by its id, made when asked for; ``state`` then is
+            one of them.
     """
 
     name: str
@@ -994,6 +1002,12 @@ class Evaluated:
     predict: Predict = Logits()
     kept: bool = False
     program: Program | None = None
+    states: Callable[[int], State] | None = None
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client has it in its own way."""
+        return self.kept or self.program is not None or self.states is not None
 
 
 @dataclass(frozen=True)
@@ -1092,7 +1106,10 @@ def find_strategy(name: str) -> type[Strategy]:
         found = entries[name].load()
     except (ImportError, AttributeError) as error:
         raise SpecError(
-            f"strategy {name} cannot be imported", where="strategy", found=entries[name].value
+            f"strategy {name} cannot be imported",
+            where="strategy",
+            found=f"{entries[name].value}: {error}",
+            hint="install what it needs: pip install 'archgraph[NAME]' with its extra",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise SpecError(

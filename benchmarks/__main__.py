@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-NAMES = ("bench_cli", "bench_graph", "bench_transfer", "bench_strategies", "bench_round")
+NAMES = (
+    "bench_cli", "bench_graph", "bench_transfer", "bench_strategies", "bench_round",
+    "bench_hypernet",
+)  # fmt: skip
 
 for name in NAMES:
     print(f"\n== {name}", flush=True)

@@ -18,7 +18,9 @@ from archgraph.hypernet.graphs import (
     to_data,
 )
 from archgraph.hypernet.network import GraphHypernetwork
-from archgraph.hypernet.server import update
+from archgraph.hypernet.report import beyond_tiles, block_mean
+from archgraph.hypernet.server import optimiser_state, step, update, with_state
+from archgraph.hypernet.store import on_disk
 
 __all__ = [
     "Decoder",
@@ -30,11 +32,17 @@ __all__ = [
     "Slot",
     "Tiled",
     "Vocabulary",
+    "beyond_tiles",
+    "block_mean",
     "entries",
     "local",
+    "on_disk",
+    "optimiser_state",
+    "step",
     "summary",
     "sweeps",
     "to_batch",
     "to_data",
     "update",
+    "with_state",
 ]

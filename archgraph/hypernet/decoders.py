@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 Kind = Literal["tiled", "low_rank"]
 Form = Callable[[Tensor], Tensor]  # elementwise
@@ -18,6 +18,7 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor of another shape by repeating and cropping each dimension from its start.
 
     Example:
+        >>> import torch
         >>> stretch(torch.tensor([[1, 2], [3, 4]]), (1, 5)).tolist()
         [[1, 2, 1, 2, 1]]
     """
@@ -42,26 +43,42 @@ class Decoder(nn.Module, ABC):
     Args:
         features: Size of ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
-        size: Size of a code.
+        shape: Shape of a code.
     """
 
-    def __init__(self, features: int, hidden: int, size: int) -> None:
+    def __init__(self, features: int, hidden: int, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.size = size
-        self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, size)
+        self.shape, self.size = shape, math.prod(shape)
+        self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, self.size)
         # Features of variance 1 give codes of variance 1: a form's scale is the tensor's then.
         nn.init.kaiming_normal_(self.inner.weight, nonlinearity="relu")
         nn.init.kaiming_normal_(self.outer.weight, nonlinearity="linear")
         nn.init.zeros_(self.inner.bias)
         nn.init.zeros_(self.outer.bias)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Codes [rows, size] of features [rows, features]."""
-        return self.outer(torch.relu(self.inner(features)))
+    def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
+        """Codes of features, as much of them as tensors of some size need.
+
+        Args:
+            features: [rows, features].
+            largest: Largest size of each dimension among the tensors of these rows.
+
+        Returns:
+            [rows, *part].
+        """
+        part, hidden = self.part(largest), self.inner(features).relu()
+        weight = crop(self.outer.weight.view(*self.shape, -1), (*part, hidden.shape[1]))
+        bias = crop(self.outer.bias.view(self.shape), part)
+        codes = functional.linear(hidden, weight.reshape(-1, hidden.shape[1]), bias.reshape(-1))
+        return codes.view(-1, *part)
 
     @abstractmethod
-    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
-        """The tensor that a code [size] stands for, every number of it in its form."""
+    def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the part of a code that tensors no larger than this are made of."""
+
+    @abstractmethod
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The tensors [rows, *shape] of codes [rows, *part], every number of them in its form."""
 
 
 class Tiled(Decoder):
@@ -87,12 +104,16 @@ class Tiled(Decoder):
         while math.prod(shape) > 9 * tile * tile:
             widest = shape.index(max(shape))
             shape[widest] = -(-shape[widest] // 2)
-        super().__init__(features, hidden, math.prod(shape))
-        self.shape = tuple(shape)
+        super().__init__(features, hidden, tuple(shape))
 
-    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
-        """The tile, repeated and cropped; brought into form while it is small."""
-        return stretch(form(crop(code.view(self.shape), shape)), shape)
+    def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
+        """The start of the tile: with kernels of 1 × 1 a ninth of that for 3 × 3."""
+        return tuple(map(min, self.shape, largest))
+
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The tiles, repeated and cropped; brought into form while they are small."""
+        shape = (len(codes), *shape)
+        return stretch(form(crop(codes, shape)), shape)
 
 
 class LowRank(Decoder):
@@ -116,19 +137,23 @@ class LowRank(Decoder):
             widest = kernel.index(max(kernel))
             kernel[widest] = -(-kernel[widest] // 2)
         first, second = (min(size, longest) for size in largest[:2])
-        super().__init__(features, hidden, rank * (first + second + math.prod(kernel)))
+        super().__init__(features, hidden, (rank * (first + second + math.prod(kernel)),))
         self.rank, self.sides, self.kernel = rank, (first, second), tuple(kernel)
 
-    def tensor(self, code: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
-        """The sum of products, of variance 1 where codes have it."""
+    def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
+        """All of it: it is short."""
+        return self.shape
+
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+        """The sums of products, of variance 1 where codes have it."""
+        rows, rank = len(codes), self.rank
         first, second = self.sides
-        kernel = math.prod(self.kernel)
-        parts = code.split([self.rank * n for n in (first, second, kernel)])
-        u = stretch(parts[0].view(self.rank, first), (self.rank, shape[0]))
-        v = stretch(parts[1].view(self.rank, second), (self.rank, shape[1]))
-        k = stretch(parts[2].view(self.rank, *self.kernel), (self.rank, *shape[2:]))
-        right = v[:, :, None] * k.reshape(self.rank, 1, -1) / math.sqrt(self.rank)
-        return form((u.T @ right.flatten(1)).view(shape))
+        parts = codes.split([rank * n for n in (first, second, math.prod(self.kernel))], 1)
+        u = stretch(parts[0].view(rows, rank, first), (rows, rank, shape[0]))
+        v = stretch(parts[1].view(rows, rank, second), (rows, rank, shape[1]))
+        k = stretch(parts[2].view(rows, rank, *self.kernel), (rows, rank, *shape[2:]))
+        right = v[..., None] * k.reshape(rows, rank, 1, -1) / math.sqrt(rank)
+        return form((u.mT @ right.flatten(2)).view(rows, *shape))
 
 
 def decoder(

@@ -83,12 +83,15 @@ class ParameterEncoder(nn.Module):
         """
         weight = self.embed.weight
         means, counts = summary([t.to(weight.dtype) for t in tensors], self.bins)
-        counts = counts.to(weight.device)
-        pieces = self.embed(means.to(weight.device).unflatten(1, (-1, self.piece)))
-        pieces = pieces + self.position + self.slot(slots)[:, None]
-        starts = torch.arange(0, self.bins, self.piece, device=weight.device)
         # The first piece is always there, even of a tensor without values.
-        real = (starts < counts[:, None]) | (starts == 0)
-        coded = self.layer(pieces, src_key_padding_mask=~real)
-        weights = real.to(coded.dtype)
-        return (coded * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+        lengths = (-(-counts // self.piece)).clamp(min=1)
+        codes, order = [], []
+        for length in lengths.unique().tolist():  # equally many pieces at a time: none is padding
+            rows = torch.nonzero(lengths == length).flatten()
+            own = means[rows, : length * self.piece].to(weight.device)
+            rows = rows.to(weight.device)
+            pieces = self.embed(own.unflatten(1, (length, self.piece)))
+            pieces = pieces + self.position[:length] + self.slot(slots[rows])[:, None]
+            codes.append(self.layer(pieces).mean(1))
+            order.append(rows)
+        return torch.cat(codes)[torch.argsort(torch.cat(order))]

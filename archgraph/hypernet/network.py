@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from archgraph.analysis.layers import head
 from archgraph.errors import GraphError
 from archgraph.hypernet.decoders import Decoder, Kind, decoder
 from archgraph.hypernet.encoder import ParameterEncoder
@@ -23,9 +26,15 @@ from archgraph.hypernet.graphs import (
     to_batch,
 )
 from archgraph.ir import ArchGraph
+from archgraph.ops.table import row
 
 if TYPE_CHECKING:
     from archgraph.ir import State
+
+
+Key = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
+
+AT_ONCE = 2**21  # numbers that `pull_back` makes at a time, where no single tensor has more
 
 
 class GraphHypernetwork(nn.Module):
@@ -44,9 +53,16 @@ class GraphHypernetwork(nn.Module):
         tile: Longest side of a tile.
         rank: Terms of a sum of outer products.
         descriptor: Size of a client's descriptor (a_m); 0: clients are not described.
+        clients: Clients that are described by an embedding of their ids, learned with φ; 0: their
+            descriptors are given.
+        mixing: How a node's word and the code of its tensors become its features: ``concat``, then
+            a linear layer; ``sum``, with an embedding of its largest tensor's shape.
+        described: What the descriptor decides on: ``all`` tensors, or those of the ``head``, the
+            last operator that multiplies with a weight.
+        shifts: Whether biases of normalisation are ``generated``, or stay ``local``.
 
     Source:
-        RecipFL §3.2.
+        RecipFL §3.2; ``sum``, ``head`` and ``local`` are the authors' code.
     """
 
     def __init__(
@@ -61,13 +77,21 @@ class GraphHypernetwork(nn.Module):
         tile: int = 64,
         rank: int = 8,
         descriptor: int = 0,
+        clients: int = 0,
+        mixing: Literal["concat", "sum"] = "concat",
+        described: Literal["all", "head"] = "all",
+        shifts: Literal["generated", "local"] = "generated",
     ) -> None:
         super().__init__()
         self.vocabulary, self.descriptor = vocabulary, descriptor
+        self.described, self.shifts = described, shifts
         self.slots = {slot: number for number, slot in enumerate(sorted(largest))}
         self.word = nn.Embedding(len(vocabulary), width)
         self.encoder = ParameterEncoder(len(self.slots), width)
-        self.join = nn.Linear(2 * width, width)
+        # One of the two: concatenation and a linear layer, or a sum.
+        self.join = nn.Linear(2 * width, width) if mixing == "concat" else None
+        self.shape = ShapeEncoder(width) if mixing == "sum" else None
+        self.client = nn.Embedding(clients, descriptor) if clients else None
         self.gnn = GatedGNN(width, steps)
         self.norm = nn.LayerNorm(width)
         self.decoders = nn.ModuleList(
@@ -94,23 +118,30 @@ class GraphHypernetwork(nn.Module):
             {'weight': (2, 3), 'bias': (2,)}
         """
         largest: dict[Slot, tuple[int, ...]] = {}
+        shifts = options.get("shifts", "generated")
         for graph in graphs:
-            for entry in entries(graph):
+            for entry in _generated(graph, shifts):
                 known = largest.get(entry.slot, entry.shape)
                 largest[entry.slot] = tuple(map(max, known, entry.shape))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(Vocabulary.of(graphs), largest, **options)
 
-    def unset(self, graph: ArchGraph) -> Mapping[str, Rule]:
+    def unset(self, graph: ArchGraph) -> Mapping[str, Rule | Literal["shift"]]:
         """Names of a state that stay on the client, each with its rule.
 
         Raises:
             GraphError: If a tensor is neither generated nor local by a rule.
         """
-        for entry in entries(graph):
+        made = self.entries(graph)
+        for entry in made:
             self._number(entry)
-        return local(graph)
+        rules = dict(local(graph))
+        return rules | {e.name: "shift" for e in entries(graph) if e not in made}
+
+    def entries(self, graph: ArchGraph) -> tuple[Entry, ...]:
+        """The tensors of a graph that are generated, in state order."""
+        return _generated(graph, self.shifts)
 
     def generate(
         self,
@@ -123,7 +154,8 @@ class GraphHypernetwork(nn.Module):
         Args:
             graphs: Each client's architecture.
             states: Each client's current weights (q_v), through which no gradient flows.
-            descriptor: [clients, descriptor], what is known of each client's data.
+            descriptor: [clients, descriptor], what is known of each client's data; or where ids are
+                embedded, those: int64 [clients].
 
         Returns:
             For each client the generated part of its state; :meth:`unset` names the rest.
@@ -132,11 +164,11 @@ class GraphHypernetwork(nn.Module):
             GraphError: If no decoder sets a tensor, or a state or descriptor does not fit.
         """
         codes = self._codes(graphs, states, descriptor)
-        rows = [iter(code.unbind()) for code in codes]
+        rows = {key: iter(code.unbind()) for key, code in codes.items()}
         return [
             {
-                entry.name: self._tensor(next(rows[self._number(entry)]), entry)
-                for entry in entries(g)
+                e.name: self._tensors(next(rows[self._key(e)])[None], e)[0].to(e.dtype)
+                for e in self.entries(g)
             }
             for g in graphs
         ]
@@ -151,7 +183,7 @@ class GraphHypernetwork(nn.Module):
     ) -> float:
         """Add Σ_m w_m Jᵀ(θ̃_m − θ_m) to φ's gradients: descending them moves θ̃ to what was trained.
 
-        Only one generated tensor exists at a time.
+        Only tensors of one size, and few, exist at a time.
 
         Args:
             graphs: As for :meth:`generate`.
@@ -169,41 +201,59 @@ class GraphHypernetwork(nn.Module):
         Source:
             RecipFL, Eq. 4, whose printed sign is that of ascent.
         """
-        _check(graphs, trained)
+        self._check(graphs, trained)
         if weights is not None and len(weights) != len(graphs):
             raise GraphError(
                 "not a weight for each client", found=len(weights), expected=len(graphs)
             )
         codes = self._codes(graphs, states, descriptor)
-        gradients = [torch.zeros_like(code) for code in codes]
-        rows = [iter(_leaves(*pair)) for pair in zip(codes, gradients, strict=True)]
+        gradients = {key: torch.zeros_like(code) for key, code in codes.items()}
         total = 0.0
-        for m, graph in enumerate(graphs):
-            weight = 1.0 if weights is None else weights[m]
-            for entry in entries(graph):
-                value = self._tensor(next(rows[self._number(entry)]), entry)
-                gap = value.detach() - trained[m][entry.name].detach().to(value)
-                total += weight / 2 * float(torch.linalg.vector_norm(gap)) ** 2
-                value.backward(gap.mul_(weight))
-        used = [number for number, code in enumerate(codes) if len(code)]
-        if used:
-            torch.autograd.backward([codes[i] for i in used], [gradients[i] for i in used])
+        for key, alike in self._alike(graphs).items():
+            rows, clients, made = zip(*alike, strict=True)
+            at = torch.tensor(rows, device=codes[key[0]].device)
+            code = codes[key[0]].detach()[at].requires_grad_()
+            value = self._tensors(code, made[0])
+            # What was given was rounded to the tensor's type; the gap to it is not.
+            wide = torch.promote_types(value.dtype, made[0].dtype)
+            given = value.detach().to(made[0].dtype).to(wide)
+            theirs = [
+                trained[m][e.name].detach().to(given) for m, e in zip(clients, made, strict=True)
+            ]
+            gap = given - torch.stack(theirs)
+            share = torch.tensor(
+                [1.0 if weights is None else weights[m] for m in clients], dtype=torch.float64
+            )
+            total += float(share @ _squares(gap).cpu()) / 2
+            value.backward(gap.mul_(share.to(gap).view(-1, *[1] * (gap.dim() - 1))).to(value))
+            gradients[key[0]][at] = cast(Tensor, code.grad)
+        if codes:
+            torch.autograd.backward(list(codes.values()), list(gradients.values()))
         return total
 
     # -- parts ----------------------------------------------------------------------------------
 
     def _codes(
         self, graphs: Sequence[ArchGraph], states: Sequence[State], descriptor: Tensor | None
-    ) -> list[Tensor]:
-        """For each slot the codes of its tensors, client by client in the order of entries."""
-        _check(graphs, states)
+    ) -> dict[Key, Tensor]:
+        """For each key the codes of its tensors, client by client in the order of entries."""
+        self._check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary).to(self.word.weight.device)
-        tensors, slots, nodes, clients = [], [], [], []
+        tensors: list[Tensor] = []
+        slots, nodes, clients, told = [], [], [], []
+        places: dict[Key, list[int]] = {}
+        largest: dict[Key, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
-            for entry in entries(graph):
+            last = head(graph)
+            for entry in self.entries(graph):
+                at_head = last is not None and graph.nodes[entry.node].name == last[0]
+                told.append(self.described == "all" or at_head)
+                key = self._key(entry)
+                places.setdefault(key, []).append(len(tensors))
+                largest[key] = tuple(map(max, largest.get(key, entry.shape), entry.shape))
                 tensors.append(states[m][entry.name])
-                slots.append(self._number(entry))
+                slots.append(key[0])
                 nodes.append(int(batch.ptr[m]) + entry.node)
                 clients.append(m)
         words = self.word(batch.word)
@@ -215,15 +265,25 @@ class GraphHypernetwork(nn.Module):
             codes = self.encoder(tensors, slot)
             share = 1 / torch.bincount(node, minlength=len(words))[node].to(codes)
             known = known.index_add(0, node, codes * share[:, None])
-        features = self.norm(self.gnn(self.join(torch.cat([words, known], 1)), *sweeps(batch)))
-        found = []
-        for number, decode in enumerate(self.decoders):
-            rows = torch.nonzero(slot == number).flatten()
-            found.append(decode(torch.cat([features[node[rows]], described[client[rows]]], 1)))
+        if self.join is not None:
+            features = self.join(torch.cat([words, known], 1))
+        else:
+            assert self.shape is not None
+            features = words + known + self.shape(tensors, node, len(words))
+        features = self.norm(self.gnn(features, *sweeps(batch)))
+        seen = torch.tensor(told, dtype=torch.bool, device=words.device)[:, None]
+        found = {}
+        for key, own in places.items():
+            rows = torch.tensor(own, device=words.device)
+            about = described[client[rows]] * seen[rows]
+            given = torch.cat([features[node[rows]], about], 1)
+            found[key] = self.decoders[key[0]](given, largest[key])
         return found
 
     def _described(self, graphs: Sequence[ArchGraph], descriptor: Tensor | None) -> Tensor:
         """Descriptors [clients, descriptor], of no columns where clients are not described."""
+        if self.client is not None and descriptor is not None and descriptor.dim() == 1:
+            descriptor = self.client(descriptor.to(self.client.weight.device))
         expected = (len(graphs), self.descriptor)
         given = torch.zeros(len(graphs), 0) if descriptor is None else descriptor
         if tuple(given.shape) != expected:
@@ -242,29 +302,117 @@ class GraphHypernetwork(nn.Module):
             )
         return found
 
-    def _tensor(self, code: Tensor, entry: Entry) -> Tensor:
+    def _check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
+        if len(states) != len(graphs):
+            raise GraphError("not a state for each client", found=len(states), expected=len(graphs))
+        for graph, state in zip(graphs, states, strict=True):
+            for entry in self.entries(graph):
+                found = tuple(state[entry.name].shape) if entry.name in state else "nothing"
+                if found != entry.shape:
+                    raise GraphError(
+                        "state does not fit", where=entry.name, found=found, expected=entry.shape
+                    )
+
+    def _key(self, entry: Entry) -> Key:
+        """Tensors of one slot and kernel are decoded together, no further than they need."""
+        return self._number(entry), entry.shape[2:]
+
+    def _alike(
+        self, graphs: Sequence[ArchGraph]
+    ) -> dict[tuple[Key, Any, int], list[tuple[int, int, Entry]]]:
+        """Tensors of clients that are made in the same way, as many as ``AT_ONCE`` allows.
+
+        Returns:
+            Row of its code, client and entry of each, by key, way and number of the lot.
+        """
+        row: Counter[Key] = Counter()
+        before: Counter[tuple[Key, Any]] = Counter()
+        found: dict[tuple[Key, Any, int], list[tuple[int, int, Entry]]] = {}
+        for m, graph in enumerate(graphs):
+            for entry in self.entries(graph):
+                key, way = self._key(entry), (entry.shape, entry.dtype, entry.form, entry.scale)
+                size = math.prod(entry.shape)
+                lot = before[key, way] // max(AT_ONCE // max(size, 1), 1)
+                if size:
+                    found.setdefault((key, way, lot), []).append((row[key], m, entry))
+                row[key] += 1
+                before[key, way] += 1
+        return found
+
+    def _tensors(self, codes: Tensor, entry: Entry) -> Tensor:
         decode = self.decoders[self._number(entry)]
         assert isinstance(decode, Decoder)
-        return decode.tensor(code, entry.shape, entry.formed).to(entry.dtype)
+        return decode.tensors(codes, entry.shape, entry.formed)
 
 
-def _leaves(codes: Tensor, gradients: Tensor) -> list[Tensor]:
-    """Rows of codes as leaves of their own graphs, whose gradients are summed in place."""
-    leaves = []
-    for row, gradient in zip(codes.detach().unbind(), gradients.unbind(), strict=True):
-        row.requires_grad_()
-        row.grad = gradient
-        leaves.append(row)
-    return leaves
+def _squares(gaps: Tensor) -> Tensor:
+    """Σ g² of each row, a part of it at a time: one float32 sum of 40 M numbers is 0.5 % short."""
+    parts = gaps.shape[1] if gaps.dim() > 2 else 1
+    lengths = torch.linalg.vector_norm(gaps.reshape(len(gaps), parts, -1), dim=2)
+    return lengths.double().square().sum(1)
 
 
-def _check(graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
-    if len(states) != len(graphs):
-        raise GraphError("not a state for each client", found=len(states), expected=len(graphs))
-    for graph, state in zip(graphs, states, strict=True):
-        for entry in entries(graph):
-            found = tuple(state[entry.name].shape) if entry.name in state else "nothing"
-            if found != entry.shape:
-                raise GraphError(
-                    "state does not fit", where=entry.name, found=found, expected=entry.shape
-                )
+def _generated(graph: ArchGraph, shifts: str) -> tuple[Entry, ...]:
+    """The entries of a graph, without biases of normalisation where those stay local."""
+    return tuple(
+        entry
+        for entry in entries(graph)
+        if shifts == "generated"
+        or entry.form != "shift"
+        or not row(graph.nodes[entry.node].op).normalises
+    )
+
+
+class ShapeEncoder(nn.Module):
+    """The shape of a node's largest tensor as a vector; of a node without tensors 0.
+
+    Args:
+        width: Size of the vector.
+
+    Source:
+        The shape embedding of the authors' code, there a table of the sizes that occur: here one of
+        their logarithms, in steps of a quarter, so that any size has an entry.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.sizes = nn.ModuleList(
+            nn.Embedding(QUARTERS, part) for part in _parts(width, DIMENSIONS)
+        )
+
+    def forward(self, tensors: Sequence[Tensor], node: Tensor, nodes: int) -> Tensor:
+        """Vectors of nodes.
+
+        Args:
+            tensors: Tensors of any shapes.
+            node: The node of each, [tensors].
+            nodes: Number of nodes.
+
+        Returns:
+            [nodes, width].
+        """
+        largest: dict[int, Tensor] = {}
+        for place, tensor in zip(node.tolist(), tensors, strict=True):
+            if place not in largest or tensor.numel() > largest[place].numel():
+                largest[place] = tensor
+        codes = [
+            [_quarters(size) for size in (*tensor.shape, *[1] * DIMENSIONS)[:DIMENSIONS]]
+            for tensor in largest.values()
+        ]
+        index = torch.tensor(codes, dtype=torch.long, device=node.device).reshape(-1, DIMENSIONS)
+        found = torch.cat([table(index[:, i]) for i, table in enumerate(self.sizes)], 1)
+        at = torch.tensor(list(largest), dtype=torch.long, device=node.device)
+        return found.new_zeros(nodes, found.shape[1]).index_add(0, at, found)
+
+
+DIMENSIONS, QUARTERS = 4, 128
+
+
+def _quarters(size: int) -> int:
+    """Four times a size's logarithm to base 2, rounded: 1 → 0, 2 → 4, 3 → 6."""
+    return min(round(4 * math.log2(max(size, 1))), QUARTERS - 1)
+
+
+def _parts(width: int, count: int) -> list[int]:
+    """A width in so many parts, as equal as can be."""
+    return [width // count + (i < width % count) for i in range(count)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from archgraph.hypernet.network import GraphHypernetwork
 from archgraph.ir import ArchGraph
@@ -61,6 +61,52 @@ def update(
     """
     optimiser.zero_grad(set_to_none=True)
     gap = network.pull_back(graphs, states, trained, descriptor, weights)
-    torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
-    optimiser.step()
+    step(network, optimiser, clip)
     return gap
+
+
+def step(network: GraphHypernetwork, optimiser: torch.optim.Optimizer, clip: float = 50.0) -> float:
+    """Follow the gradients that one or several calls of ``pull_back`` have left.
+
+    Args:
+        network: The hypernetwork; changed in place.
+        optimiser: Optimiser of its parameters.
+        clip: Greatest norm of the gradient.
+
+    Returns:
+        The norm before it was bounded.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
+    optimiser.step()
+    return float(norm)
+
+
+def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser keeps per parameter, as tensors by ``key/parameter``.
+
+    A parameter that has never had a gradient has nothing.
+
+    Example:
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> adam = torch.optim.Adam(net.parameters())
+        >>> net(torch.ones(1)).backward()
+        >>> adam.step()
+        >>> sorted(optimiser_state(net, adam))
+        ['exp_avg/weight', 'exp_avg_sq/weight', 'step/weight']
+    """
+    return {
+        f"{key}/{name}": value.detach().clone()
+        for name, parameter in network.named_parameters()
+        for key, value in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: State) -> None:
+    """Give an optimiser what :func:`optimiser_state` found; tensors are copied."""
+    parameters = dict(network.named_parameters())
+    for path, value in state.items():
+        key, _, name = path.partition("/")
+        parameter = parameters[name]
+        # A count of steps is a number on the CPU, whatever the device.
+        where = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+        optimiser.state[parameter][key] = where

@@ -106,25 +106,56 @@ def test_tiles_are_bounded(largest, tile):
 
 def test_a_tile_is_repeated_in_form():
     made = Tiled(8, 4, (4, 4), tile=2)
-    code = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    found = made.tensor(code, (3, 5), lambda p: 10 * p)
+    code = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    found = made.tensors(code, (3, 5), lambda p: 10 * p)[0]
     assert found.tolist() == [[10, 20] * 2 + [10], [30, 40] * 2 + [30], [10, 20] * 2 + [10]]
+
+
+@pytest.mark.parametrize("kind", ["tiled", "low_rank"])
+def test_as_much_of_a_code_as_is_needed_makes_the_same_tensor(kind):
+    torch.manual_seed(0)
+    made = decoder(kind, 8, 4, (12, 10, 3, 3), 5, 2).double()
+    features = torch.randn(3, 8, dtype=torch.float64)
+    for shape in ((12, 7, 3, 3), (3, 10, 1, 1), (4, 2, 3, 1)):
+        whole, part = made(features, (12, 10, 3, 3)), made(features, shape)
+        assert tuple(part.shape) == (3, *made.part(shape))
+        gradients = []
+        for codes in (whole, part):
+            found = made.tensors(codes, shape, torch.tanh)
+            weights = torch.arange(found.numel(), dtype=torch.float64).view_as(found)
+            loss = (found * weights).sum()
+            gradients.append([loss, *torch.autograd.grad(loss, list(made.parameters()))])
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_small_kernels_need_a_small_part_of_a_tile():
+    made = Tiled(8, 4, (64, 64, 3, 3), tile=64)
+    assert made.part((64, 500, 1, 1)) == (64, 64, 1, 1)
+    assert made(torch.randn(2, 8), (5, 500, 1, 1)).shape == (2, 5, 64, 1, 1)
 
 
 def test_low_rank_is_the_sum_of_outer_products():
     made = LowRank(8, 4, (6, 5, 3, 2), rank=3, longest=100)
-    code = torch.randn(made.size, dtype=torch.float64)
-    u, v, k = code[:18].view(3, 6), code[18:33].view(3, 5), code[33:].view(3, 3, 2)
-    expected = torch.tanh(torch.einsum("ro,ri,rhw->oihw", u, v, k) / math.sqrt(3))
-    torch.testing.assert_close(made.tensor(code, (6, 5, 3, 2), torch.tanh), expected)
-    smaller = made.tensor(code, (4, 2, 1, 1), torch.tanh)
-    torch.testing.assert_close(smaller, expected[:4, :2, :1, :1])
+    codes = torch.randn(2, made.size, dtype=torch.float64)
+    expected = torch.stack(
+        [
+            torch.einsum(
+                "ro,ri,rhw->oihw", c[:18].view(3, 6), c[18:33].view(3, 5), c[33:].view(3, 3, 2)
+            )
+            for c in codes
+        ]
+    )
+    expected = torch.tanh(expected / math.sqrt(3))
+    torch.testing.assert_close(made.tensors(codes, (6, 5, 3, 2), torch.tanh), expected)
+    smaller = made.tensors(codes, (4, 2, 1, 1), torch.tanh)
+    torch.testing.assert_close(smaller, expected[:, :4, :2, :1, :1])
 
 
 def test_low_rank_repeats_beyond_its_longest_side():
     made = LowRank(8, 4, (100, 5, 9, 9), rank=2, longest=20)
     assert made.sides == (20, 5) and made.kernel == (3, 5)
-    found = made.tensor(torch.randn(made.size), (100, 5, 9, 9), lambda p: p)
+    found = made.tensors(torch.randn(1, made.size), (100, 5, 9, 9), lambda p: p)[0]
     assert torch.equal(found[20:40], found[:20])
 
 
@@ -132,8 +163,8 @@ def test_low_rank_repeats_beyond_its_longest_side():
 def test_features_of_variance_one_give_tensors_of_variance_one(kind):
     torch.manual_seed(0)
     made = decoder(kind, 64, 256, (32, 32, 3, 3), 16, 8)
-    codes = made(torch.randn(50, 64))
-    found = torch.stack([made.tensor(c, (32, 32, 3, 3), lambda p: p) for c in codes]).detach()
+    codes = made(torch.randn(50, 64), (32, 32, 3, 3))
+    found = made.tensors(codes, (32, 32, 3, 3), lambda p: p).detach()
     assert abs(float(found.mean())) < 0.05
     assert float(found.var()) == pytest.approx(1, abs=0.15)
 

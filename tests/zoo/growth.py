@@ -414,9 +414,9 @@ def table(found: Found, level: Level, models: int) -> str:
         f"scaled up), then grown: axes ×{FACTOR:g}, {alone}, then all at once; every section by "
         "one block; cut behind every section. What it then computes in evaluation is compared with "
         f"the original in float64 (allowed: {EXACT64:g}) and float32 ({EXACT32:g}), relative to "
-        "the largest value of each output; where twice the original's own difference between the two "
-        "is more, that much is allowed in float32. A refusal is no failure: it is counted, with its "
-        "reason. Refusals are counted on the model as it is; where it has more than "
+        "the largest value of each output; where twice the original's own difference between the "
+        "two is more, that much is allowed in float32. A refusal is no failure: it is counted, "
+        "with its reason. Refusals are counted on the model as it is; where it has more than "
         f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
         f"*Exact*: free axes that can be widened so. *Doubled*: how many are widened ×{TWICE:g} at "
         "once, where what runs over an axis gets equally many copies (empty: not tried). "

@@ -1,0 +1,83 @@
+"""What a hypernetwork's decoders cannot express."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import GraphError
+from archgraph.hypernet.decoders import Tiled, stretch
+from archgraph.hypernet.network import GraphHypernetwork
+from archgraph.ir import ArchGraph
+
+if TYPE_CHECKING:
+    from archgraph.ir import State
+
+
+def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> dict[str, float]:
+    """For every tensor with a tiled decoder the part of it that no tile can express.
+
+    Args:
+        network: A hypernetwork that generates for the graph.
+        graph: The architecture.
+        state: Weights of it.
+
+    Returns:
+        By name ‖θ − tile(block mean)‖ / ‖θ‖, from 0 (θ is a tile, repeated and cropped, as any
+        tensor is that is no larger than the tile) to 1. Low-rank tensors are left out. That a form
+        bounds a tile's numbers (scales to 0 … 2) is not counted.
+
+    Raises:
+        GraphError: If no decoder sets a tensor, or the state does not fit.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> graph, state = trace(torch.nn.Linear(4, 2, bias=False), torch.zeros(1, 4))
+        >>> network = GraphHypernetwork.for_graphs([graph], tile=2)
+        >>> theta = torch.tensor([[1.0, 2, 1, 2], [3, 4, 3, 4]])
+        >>> beyond_tiles(network, graph, {"weight": theta})
+        {'weight': 0.0}
+        >>> round(beyond_tiles(network, graph, {"weight": theta + torch.eye(2, 4)})["weight"], 4)
+        0.1179
+    """
+    network.unset(graph)  # every tensor has a decoder
+    found = {}
+    for entry in network.entries(graph):
+        decode = network.decoders[network.slots[entry.slot]]
+        if not isinstance(decode, Tiled):
+            continue
+        tensor = state.get(entry.name)
+        if tensor is None or tuple(tensor.shape) != entry.shape:
+            raise GraphError(
+                "state does not fit",
+                where=entry.name,
+                found="nothing" if tensor is None else tuple(tensor.shape),
+                expected=entry.shape,
+            )
+        exact = tensor.detach().double()
+        left = exact - stretch(block_mean(exact, decode.part(entry.shape)), entry.shape)
+        size = float(torch.linalg.vector_norm(exact))
+        found[entry.name] = float(torch.linalg.vector_norm(left)) / size if size else 0.0
+    return found
+
+
+def block_mean(tensor: Tensor, tile: tuple[int, ...]) -> Tensor:
+    """The tile that comes nearest to a tensor: each number the mean over where it is repeated.
+
+    Args:
+        tensor: A tensor no shorter than the tile in any dimension.
+        tile: Shape of the tile.
+
+    Example:
+        >>> block_mean(torch.tensor([1.0, 2, 3, 4, 8]), (2,)).tolist()
+        [4.0, 3.0]
+    """
+    for dim, size in enumerate(tile):
+        place = torch.arange(tensor.shape[dim], device=tensor.device) % max(size, 1)
+        count = torch.bincount(place, minlength=size).to(tensor)
+        shape = [*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]
+        total = tensor.new_zeros(shape).index_add(dim, place, tensor)
+        tensor = total / count.view(-1, *[1] * (total.dim() - dim - 1))
+    return tensor
