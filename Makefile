@@ -1,9 +1,9 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
 # test   everything that CI checks: style, types, layers, tests, doctests
-# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), and grows
-#        the foreign ones: docs/growth.md (another)
+# zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), grows the
+#        foreign ones (docs/growth.md) and generates them all (docs/hypernet.md): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
-#        needs data, see README)
+#        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
 # bench  timings as ratios against baselines measured in the same run
 
 PYTHON ?= python3
@@ -12,7 +12,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 JOBS   ?= 2
 SEEDS  ?= 0 1 2
-SMALL  := $(wildcard specs/experiments/small/*.yaml)
+SET    ?= small
+SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
 .PHONY: demo test lint zoo small bench clean
 .DELETE_ON_ERROR:
@@ -33,13 +34,14 @@ zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
 	$(BIN)/python -m tests.zoo --exam growth --group torchvision --group transformers \
 	  --jobs $(JOBS) --write docs/growth.md
+	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/hypernet.md
 
 # One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
-small: $(VENV)/.installed
+small: $(VENV)/.installed-dev
 	for seed in $(SEEDS); do for file in $(SMALL); do echo $$file $$seed; done; done \
-	| OMP_NUM_THREADS=1 xargs -P $(JOBS) -n 2 sh -c 'name=runs/small/$$(basename $$0 .yaml)-$$1; \
+	| OMP_NUM_THREADS=1 xargs -P $(JOBS) -n 2 sh -c 'name=runs/$(SET)/$$(basename $$0 .yaml)-$$1; \
 	$(BIN)/archgraph run $$0 --set seed=$$1 --out $$name $$(test -e $$name && echo --resume)'
-	$(BIN)/archgraph compare runs/small/*
+	$(BIN)/archgraph compare runs/$(SET)/* $(if $(filter recipfl,$(SET)),--tiers --last 0.2)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

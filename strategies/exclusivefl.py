@@ -8,7 +8,7 @@ reach alone. A group of one is that client's own training.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import archgraph as ag
@@ -33,8 +33,6 @@ class ExclusiveFL(Strategy):
         weights: Weight of a client: its number of examples, or 1.
         norm: What becomes of running statistics.
         mask_absent: Set the logits of classes that the client lacks to 0 in training.
-        fine_tune: Passes over a client's data before the model is tested on its classes (RecipFL
-            after §5.1: 1).
 
     Example:
         >>> ExclusiveFL().needs_global
@@ -44,16 +42,8 @@ class ExclusiveFL(Strategy):
     weights: Literal["examples", "uniform"] = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
-    fine_tune: int = 0
 
     needs_global: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Check that passes can be counted."""
-        if self.fine_tune < 0:
-            raise ag.SpecError(
-                "no number of passes", where="fine_tune", found=self.fine_tune, expected="0 or more"
-            )
 
     def init(self, world: World) -> ServerState:
         """First weights of each architecture: those of the first tier that has it."""
@@ -116,12 +106,7 @@ class ExclusiveFL(Strategy):
                     clients=clients,
                     statistics=policy.evaluation,
                     kept=policy.name == "local",
-                    program=self._tuning(),
                 )
-
-    def _tuning(self) -> Train | None:
-        """What a client does before its model is tested."""
-        return replace(self._train(), epochs=self.fine_tune) if self.fine_tune else None
 
     def _train(self) -> Train:
         return Train(CrossEntropy(mask_absent=self.mask_absent))

@@ -146,21 +146,16 @@ def test_strong_and_weak_are_tested_apart_on_the_same_model(lab, tiers, norm):
         ag.build(model.graph, model.state)(torch.zeros(2, 1, 8, 8))
 
 
-def test_fine_tuning_is_local_training_of_so_many_passes(lab):
+def test_passes_of_its_own_are_local_training_of_so_many(lab):
     world = lab.uniform(1)
-    strategy = AllSmall(fine_tune=2)
-    (model,) = strategy.evaluated(world, strategy.init(world))
-    assert isinstance(model.program, Train)
-    task = strategy.send(world, strategy.init(world), 0, 1)
-    data = lab.toy(1)
+    strategy = AllSmall()
+    task, data = strategy.send(world, strategy.init(world), 0, 1), lab.toy(1)
     given = lab.work_of(task, data, LocalOptions(epochs=5, lr=0.05, batch=4))
-    tuned = model.program(given)
-    asked = lab.work_of(task, data, LocalOptions(epochs=2, lr=0.05, batch=4))
-    plain = task.program(asked)
+    assert isinstance(task.program, Train)
+    tuned = dataclasses.replace(task.program, epochs=2)(given)
+    plain = task.program(lab.work_of(task, data, LocalOptions(epochs=2, lr=0.05, batch=4)))
     assert tuned.metrics["seen"] == 2 * data.examples
     assert all(torch.equal(tuned.state[k], v) for k, v in plain.state.items())
-    with pytest.raises(ag.SpecError, match=r"strategy.allsmall.fine_tune: no number of passes"):
-        configure("allsmall", {"fine_tune": -1})
 
 
 def test_classes_that_a_client_lacks_can_be_masked(lab):

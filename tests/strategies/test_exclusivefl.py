@@ -24,7 +24,6 @@ from archgraph.strategy import (
     ServerState,
     Strategy,
     Tier,
-    Train,
     World,
     configure,
 )
@@ -242,20 +241,6 @@ def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
         assert model.program is None
     held = {k for k in lab.state if "running" in k or "tracked" in k}
     assert strategy.send(world, state, 1, 2).kept == (held if norm == "local" else set())
-
-
-def test_fine_tuning_has_a_length_of_its_own(lab):
-    world = lab.uniform(1)
-    strategy = ExclusiveFL(fine_tune=1, mask_absent=True)
-    (model,) = strategy.evaluated(world, strategy.init(world))
-    assert isinstance(model.program, Train)
-    task, data = strategy.send(world, strategy.init(world), 0, 1), lab.toy(1)
-    assert isinstance(task.program, Train)
-    assert model.program == dataclasses.replace(task.program, epochs=1)
-    given = lab.work_of(task, data, LocalOptions(epochs=4, lr=0.05))
-    assert model.program(given).metrics["seen"] == data.examples
-    with pytest.raises(ag.SpecError, match=r"strategy.exclusivefl.fine_tune: no number of passes"):
-        configure("exclusivefl", {"fine_tune": -1})
 
 
 @pytest.mark.parametrize(("make", "groups"), [(ExclusiveFL, 2), (AllSmall, 1)])

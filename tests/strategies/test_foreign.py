@@ -28,9 +28,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "heterofl": ("whole", "half"),  # slices, and nothing else
 }
 # No state of a global model's form on the server.
-WITHOUT_GLOBAL = frozenset({"exclusivefl", "fedin", "flexifed", "standalone"})
+WITHOUT_GLOBAL = frozenset({"exclusivefl", "fedin", "flexifed", "recipfl", "standalone"})
+# A hypernetwork that is small enough for a test; of words there are too many for a histogram.
+SMALL = {"width": 16, "hidden": 16, "tile": 8}
 # What a method has to be told: a layer that ends in a norm has no form of the identity.
-OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {("fedadp", "bert"): {"approximate": True}}
+OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("fedadp", "bert"): {"approximate": True},
+    **{("recipfl", model): {**SMALL, "descriptor": "id"} for model in MODELS},
+}
 
 
 @functools.cache

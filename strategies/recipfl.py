@@ -1,0 +1,473 @@
+r"""RecipFL: a graph hypernetwork at the server makes the weights of every client's architecture.
+
+*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge Computing
+Environments*, 2023 (Algorithm 1, Eqs. 2-9).
+
+==========================  =================================================================
+symbol                      here
+==========================  =================================================================
+``GHN(G_m, a_m; φ)``        :class:`archgraph.hypernet.GraphHypernetwork`; φ in group ``hypernet``
+``η_s``                     ``lr`` of Adam, whose moments are in group ``optimiser``
+``G_m``                     the client's tier; ``q_v``, what its nodes hold: group ``last-m``
+``a_m``                     ``descriptor``
+``Δθ_m`` of Eq. 4           ``θ̃_m - θ_m``: see :meth:`RecipFL.receive`
+``f_m^L``, ``f_m^S``        a strong client's own model; ``Task.others["small"]``
+Eq. 9                       :class:`Teach`
+==========================  =================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import archgraph as ag
+from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
+from archgraph.strategy import (
+    CrossEntropy,
+    Evaluated,
+    Examples,
+    Json,
+    Logits,
+    Model,
+    Outcome,
+    Predict,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Train,
+    Work,
+    World,
+    descend,
+    module_of,
+    state_of,
+    with_features,
+)
+
+OWN, SMALL = "own", "small"
+LOGITS = Logits()
+MEBI = 1 << 20
+# Of trained states that wait for the server's step: they are pulled back together.
+TOGETHER = 256 * MEBI
+
+# The authors' code where it differs from the paper (see docs/decisions.md).
+OFFICIAL: Mapping[str, Json] = {"mixing": "sum", "described": "head", "shifts": "local"}
+
+
+@dataclass(frozen=True)
+class RecipFL(Strategy):
+    """Options of RecipFL.
+
+    Attributes:
+        lr: Rate of the server's Adam (η_s).
+        clip: Greatest norm of the hypernetwork's gradient.
+        weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
+        transfer: Teach small models on strong clients (§3.3); off: RecipFL without KT.
+        small: Tier whose architecture strong clients train beside their own; None: the one with the
+            fewest parameters.
+        strong: Tiers whose clients are strong; None: all whose architecture is not the small one.
+        descriptor: What is known of a client: its ``classes`` in their proportions, a learned
+            embedding of its ``id``, or ``none``.
+        embedding: Size of that embedding.
+        steps: Traversals of a graph in both directions (τ).
+        width: Size of a node's features.
+        hidden: Size of the decoders' hidden layers.
+        decoders: ``tiled`` (paper) or ``low_rank``.
+        tile: Longest side of a tile.
+        rank: Terms of a low-rank weight.
+        mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
+            an embedding of shapes (code).
+        described: What the descriptor decides on: ``all`` (paper), or the ``head`` (code).
+        shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
+        compat: ``official``: the last three as in the authors' code.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+        memory: MiB of clients' last weights that the server holds in memory; the others' are on
+            the disk.
+
+    Example:
+        >>> RecipFL(compat="official").mixing
+        'sum'
+    """
+
+    lr: float = 0.001
+    clip: float = 50.0
+    weights: Literal["uniform", "examples"] = "uniform"
+    transfer: bool = True
+    small: str | None = None
+    strong: tuple[str, ...] | None = None
+    descriptor: Literal["classes", "id", "none"] = "classes"
+    embedding: int = 32
+    steps: int = 1
+    width: int = 128
+    hidden: int = 256
+    decoders: Literal["tiled", "low_rank"] = "tiled"
+    tile: int = 64
+    rank: int = 8
+    mixing: Literal["concat", "sum"] = "concat"
+    described: Literal["all", "head"] = "all"
+    shifts: Literal["generated", "local"] = "generated"
+    compat: Literal["paper", "official"] = "paper"
+    mask_absent: bool = False
+    memory: float = 1024.0
+
+    needs_global: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges; ``compat`` sets what it stands for."""
+        for option in ("embedding", "steps", "width", "hidden", "tile", "rank"):
+            if getattr(self, option) < 1:
+                raise ag.SpecError(
+                    "no size", where=option, found=getattr(self, option), expected="1 or more"
+                )
+        for option in ("lr", "clip"):
+            if not getattr(self, option) > 0:
+                raise ag.SpecError(
+                    "not positive", where=option, found=getattr(self, option), expected="above 0"
+                )
+        if not self.memory >= 0:
+            raise ag.SpecError(
+                "negative", where="memory", found=self.memory, expected="0 MiB or more"
+            )
+        if self.compat == "official":
+            for option, value in OFFICIAL.items():
+                object.__setattr__(self, option, value)
+
+    # -- Algorithm 1 ------------------------------------------------------------------------------
+
+    def init(self, world: World) -> ServerState:
+        """φ, drawn from the run's seed; no client has trained anything yet.
+
+        Raises:
+            RunError: If ``small`` or ``strong`` names no tier.
+        """
+        for name in self.strong or ():
+            world.tier(name)
+        graphs = self.graphs(world)
+        network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
+        return ServerState().with_group("hypernet", _phi(network))
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
+        server = Server.of(self, world, state)
+        own, *small = server.parts([client])
+        states = [{**part.first, **made} for part, made in server.generated([own, *small])]
+        train = Train(CrossEntropy(mask_absent=self.mask_absent))
+        local = server.local(own.graph)
+        return Task(
+            client=client,
+            graph=own.graph,
+            # What stays at the client is sent before it has any of its own.
+            state={k: v for k, v in states[0].items() if not (own.trained and k in local)},
+            program=Teach(train, tuple(server.local(small[0].graph))) if small else train,
+            kept=frozenset(local),
+            others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """φ follows what clients trained (line 7), which the server remembers as their ``q_v``.
+
+        The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
+        ``θ_m - θ̃_m`` would lead away from what clients trained.
+        """
+        server = Server.of(self, world, state, own=True)
+        network = server.network
+        optimiser = torch.optim.Adam(network.parameters(), lr=self.lr)
+        with_state(network, optimiser, state.group("optimiser"))
+        spilled = self.spilled(world)
+        tensors = dict(state.tensors)
+        for batch in _batches(results):
+            parts = server.parts(result.client for result in batch)
+            sent = {result.client: result for result in batch}
+            new = [server.taken(part, sent[part.client]) for part in parts]
+            network.pull_back(
+                [part.graph for part in parts],
+                [part.last for part in parts],
+                new,
+                server.about(parts),
+                [self.weight(world, part.client) for part in parts],
+            )
+            for part, trained in zip(parts, new, strict=True):
+                held = on_disk(trained) if part.client in spilled else trained
+                tensors |= {f"{part.place}/{name}": value for name, value in held.items()}
+        if all(parameter.grad is None for parameter in network.parameters()):
+            return state
+        step(network, optimiser, self.clip)
+        return (
+            ServerState(tensors, state.values)
+            .with_group("hypernet", _phi(network))
+            .with_group("optimiser", optimiser_state(network, optimiser))
+        )
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Each tier's model, as each of its clients would get it now."""
+        server = Server.of(self, world, state)
+        for tier in world.tiers:
+            clients = tuple(c.id for c in world.clients if c.name == tier.name)
+            if clients:
+                yield Evaluated(
+                    name=tier.name,
+                    graph=tier.graph,
+                    state=server.version(clients[0]),
+                    clients=clients,
+                    kept=True,
+                    states=server.version,
+                )
+
+    # -- what follows from the options ------------------------------------------------------------
+
+    def small_tier(self, world: World) -> Tier:
+        """The tier whose architecture strong clients teach.
+
+        Raises:
+            RunError: If ``small`` names one that is not there.
+        """
+        if self.small is not None:
+            return world.tier(self.small)
+        return min(world.tiers, key=lambda tier: ag.cost(tier.graph).parameters)
+
+    def graphs(self, world: World) -> list[ag.ArchGraph]:
+        """All architectures that the hypernetwork has to know, each once."""
+        tiers = (*world.tiers, self.small_tier(world))
+        return list({tier.graph.digest: tier.graph for tier in tiers}.values())
+
+    def sizes(self, world: World) -> dict[str, Any]:
+        """Options of the hypernetwork."""
+        described = {"classes": world.classes, "id": self.embedding, "none": 0}
+        return {
+            "width": self.width,
+            "hidden": self.hidden,
+            "steps": self.steps,
+            "decoders": self.decoders,
+            "tile": self.tile,
+            "rank": self.rank,
+            "descriptor": described[self.descriptor],
+            "clients": len(world.clients) if self.descriptor == "id" else 0,
+            "mixing": self.mixing,
+            "described": self.described,
+            "shifts": self.shifts,
+        }
+
+    def weight(self, world: World, client: int) -> float:
+        """Weight of a client's pseudo-gradient."""
+        if self.weights == "uniform":
+            return 1.0
+        mean = sum(c.examples for c in world.clients) / len(world.clients)
+        return world.clients[client].examples / mean
+
+    def spilled(self, world: World) -> frozenset[int]:
+        """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
+        small = self.small_tier(world)
+        total, found = 0, set()
+        for client in world.clients:
+            total += _bytes(client.graph)
+            total += _bytes(small.graph) if self.taught(world, client.id) else 0
+            if total > self.memory * MEBI:
+                found.add(client.id)
+        return frozenset(found)
+
+    def taught(self, world: World, client: int) -> bool:
+        """Whether a client trains the small model beside its own: whether it is strong."""
+        who = world.clients[client]
+        strong = self.strong is None or who.name in self.strong
+        return self.transfer and strong and who.graph != self.small_tier(world).graph
+
+
+class Part(NamedTuple):
+    """A model of a client.
+
+    Attributes:
+        client: Whose it is.
+        name: ``own`` or ``small``.
+        graph: Its architecture.
+        first: Its full state before the first round.
+        trained: What the client made of its generated tensors last; nothing before it has.
+    """
+
+    client: int
+    name: str
+    graph: ag.ArchGraph
+    first: State
+    trained: State
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        """The weights that the hypernetwork reads (``q_v``)."""
+        return {**self.first, **self.trained}
+
+    @property
+    def place(self) -> str:
+        """Where its trained tensors are in the server's state; a client's are one group."""
+        return f"last-{self.client}/{self.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The hypernetwork and what it reads, at one moment.
+
+    Attributes:
+        strategy: The options.
+        world: Who takes part.
+        state: The server's state.
+        network: The hypernetwork with that state's φ.
+    """
+
+    strategy: RecipFL
+    world: World
+    state: ServerState
+    network: GraphHypernetwork
+
+    @staticmethod
+    def of(strategy: RecipFL, world: World, state: ServerState, *, own: bool = False) -> Server:
+        """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
+        with torch.device("meta"):
+            network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
+        phi = {k: v.to(world.device, copy=own) for k, v in state.group("hypernet").items()}
+        network.load_state_dict(phi, assign=True)
+        return Server(strategy, world, state, network)
+
+    def parts(self, clients: Iterable[int]) -> list[Part]:
+        """Clients' own models, each followed by the small one where the client is strong."""
+        small, found = self.strategy.small_tier(self.world), []
+        for client in clients:
+            models = {OWN: self.world.tier(self.world.clients[client].name)}
+            if self.strategy.taught(self.world, client):
+                models[SMALL] = small
+            for name, tier in models.items():
+                trained = self.state.group(f"last-{client}/{name}")
+                found.append(Part(client, name, tier.graph, dict(tier.state), trained))
+        return found
+
+    def about(self, parts: Sequence[Part]) -> Tensor | None:
+        """``a_m`` of each part's client: shares of the classes, or ids."""
+        clients = [part.client for part in parts]
+        match self.strategy.descriptor:
+            case "none":
+                return None
+            case "id":
+                return torch.tensor(clients)
+            case "classes":
+                counts = torch.tensor([self.world.clients[c].histogram for c in clients])
+                return counts / counts.sum(1, keepdim=True).clamp(min=1)
+
+    def generated(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Tensor]]]:
+        """Parts, each with the tensors that are made for it: on the CPU, without gradients."""
+        with torch.no_grad():
+            states = self.network.generate(
+                [part.graph for part in parts], [part.last for part in parts], self.about(parts)
+            )
+        return [
+            (part, {k: v.cpu().contiguous() for k, v in made.items()})
+            for part, made in zip(parts, states, strict=True)
+        ]
+
+    def version(self, client: int) -> dict[str, Tensor]:
+        """A client's own model as it would get it now."""
+        [(part, made)] = self.generated(self.parts([client])[:1])
+        return {**part.first, **made}
+
+    def local(self, graph: ag.ArchGraph) -> Mapping[str, str]:
+        """Tensors that stay at the clients, each with the reason."""
+        return self.network.unset(graph)
+
+    def taken(self, part: Part, result: Result) -> dict[str, Tensor]:
+        """What a client sent of the tensors that were generated for this part."""
+        sent = result.state if part.name == OWN else result.others[part.name]
+        return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
+
+
+def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+
+
+def _bytes(graph: ag.ArchGraph) -> int:
+    """Memory of a state of an architecture."""
+    slots = ag.Transfer.identity(graph).source
+    return sum(math.prod(slot.shape) * slot.torch_dtype.itemsize for slot in slots)
+
+
+def _batches(results: Iterable[Result]) -> Iterator[list[Result]]:
+    """Results in groups that may wait in memory for one another."""
+    batch: list[Result] = []
+    size = 0
+    for result in results:
+        batch.append(result)
+        states = (result.state, *result.others.values())
+        size += sum(tensor.nbytes for state in states for tensor in state.values())
+        if size >= TOGETHER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+# ---------------------------------------------------------------- knowledge transfer
+
+
+@dataclass(frozen=True)
+class Teach:
+    """A strong client's work: it trains its own model, then the small one under its guidance.
+
+    Attributes:
+        train: How it trains its own model, and what the small one minimises besides.
+        local: Entries of the small model that stay at the client.
+
+    Source:
+        RecipFL §3.3, Eq. 9.
+    """
+
+    train: Train
+    local: tuple[str, ...] = ()
+
+    def __call__(self, work: Work) -> Outcome:
+        """Both models, as they are after it."""
+        large = self.train(work)
+        model = work.others[SMALL]
+        held = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
+        teacher = module_of(Model(with_features(work.graph), large.state), work.device).eval()
+        student = module_of(
+            Model(with_features(model.graph), {**model.state, **held}), work.device
+        ).train()
+        small = replace(work, graph=model.graph)
+
+        def loss(examples: Examples) -> Tensor:
+            with torch.no_grad():
+                taught = teacher(*examples.inputs)
+            outputs = student(*examples.inputs)
+            hard = self.train.objective(outputs[0], examples, small)
+            return hard + guidance(outputs, taught)
+
+        metrics = descend(small, dict(student.named_parameters()), loss)
+        state = state_of(student)
+        keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
+        found = {**large.metrics, "small_loss": metrics["loss"]}
+        return Outcome(state=large.state, keep=keep, others={SMALL: state}, metrics=found)
+
+
+def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = LOGITS) -> Tensor:
+    """``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
+
+    Args:
+        small: Outputs of the small model, and its last hidden features where it has such.
+        large: Those of the large one; no gradient flows through them.
+        predict: From outputs to logits [batch, ..., classes].
+
+    Returns:
+        The mean over the batch; the second term only where the features are equally many.
+    """
+    logits, wanted = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
+    value = functional.cross_entropy(logits, wanted.softmax(-1))
+    if len(small) == len(large) == 2 and small[1].shape == large[1].shape:
+        p_small, p_large = (f.flatten(0, -2).log_softmax(-1) for f in (small[1], large[1]))
+        value = value + functional.kl_div(p_large, p_small, reduction="batchmean", log_target=True)
+    return value
