@@ -165,7 +165,8 @@ class ServerState:
     """All that changes between rounds on the server: tensors and plain values.
 
     Tensor names are paths; the part before the first slash is a group, e.g.
-    ``global/layer1.0.conv1.weight``.
+    ``global/layer1.0.conv1.weight``. Tensors are never changed in place: a checkpoint writes only
+    the groups that have other tensors than before.
     """
 
     tensors: State = field(default_factory=dict)
@@ -397,7 +398,8 @@ class Task:
         state: Its weights. Entries of ``kept`` may be left out where the client has them.
         program: What to do.
         kept: Entries that stay with the client from round to round and are never returned. A later
-            task that keeps one of them gives it the same shape.
+            task that keeps one of them gives it the same shape. :func:`frozen` ones are not held
+            for a client, since nothing changes them: every task brings them.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are no weights.
         values: Plain values.
@@ -743,6 +745,24 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
     parameters, position tables and class tokens are none.
     """
     return frozenset().union(*multiplied(graph).values())
+
+
+@per_graph
+def frozen(graph: ArchGraph) -> frozenset[str]:
+    """Entries of the state that nothing changes: parameters that are not trained.
+
+    Example:
+        >>> from archgraph.trace import trace
+        >>> net = nn.Linear(3, 2)
+        >>> _ = net.weight.requires_grad_(False)
+        >>> sorted(frozen(trace(net, torch.zeros(1, 3)).graph))
+        ['weight']
+    """
+    return frozenset(
+        name
+        for name in graph.state_names
+        if graph.param[name].role == "parameter" and not graph.param[name].trainable
+    )
 
 
 @per_graph

@@ -49,6 +49,7 @@ from archgraph.strategy import (
     Work,
     World,
     descend,
+    frozen,
     module_of,
     outline,
     seeded,
@@ -167,7 +168,11 @@ class FedIN(Strategy):
         return Task(
             client=client,
             graph=tier.graph,
-            state=({} if state.values["started"][client] else dict(tier.state))
+            state={
+                name: tensor
+                for name, tensor in tier.state.items()
+                if not state.values["started"][client] or name in frozen(tier.graph)
+            }
             | {own: weights[name] for name, own in shared.items()},
             program=InTraining(
                 *self._places(tier),

@@ -48,6 +48,7 @@ from archgraph.strategy import (
     Work,
     World,
     descend,
+    frozen,
     module_of,
     state_of,
     with_features,
@@ -58,9 +59,6 @@ LOGITS = Logits()
 MEBI = 1 << 20
 # Of trained states that wait for the server's step: they are pulled back together.
 TOGETHER = 256 * MEBI
-
-# The authors' code where it differs from the paper (see docs/decisions.md).
-OFFICIAL: Mapping[str, Json] = {"mixing": "sum", "described": "head", "shifts": "local"}
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,14 @@ class RecipFL(Strategy):
             an embedding of shapes (code).
         described: What the descriptor decides on: ``all`` (paper), or the ``head`` (code).
         shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
-        compat: ``official``: the last three as in the authors' code.
         mask_absent: Set the logits of classes that the client lacks to 0 in training.
-        memory: MiB of clients' last weights that the server holds in memory; the others' are on
-            the disk.
+        bound: Greatest size of a number in what a client returns; others are refused.
+        memory: MiB of clients' last weights that the server holds in memory; the others' are in
+            the folder for temporary files (``TMPDIR``).
 
     Example:
-        >>> RecipFL(compat="official").mixing
+        >>> from archgraph.strategy import configure
+        >>> configure("recipfl", {"preset": "official"}).mixing  # as in the authors' code
         'sum'
     """
 
@@ -115,20 +114,23 @@ class RecipFL(Strategy):
     mixing: Literal["concat", "sum"] = "concat"
     described: Literal["all", "head"] = "all"
     shifts: Literal["generated", "local"] = "generated"
-    compat: Literal["paper", "official"] = "paper"
     mask_absent: bool = False
+    bound: float = 1e6
     memory: float = 1024.0
 
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "official": {"mixing": "sum", "described": "head", "shifts": "local"}
+    }
     needs_global: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the ranges; ``compat`` sets what it stands for."""
+        """Check the ranges."""
         for option in ("embedding", "steps", "width", "hidden", "tile", "rank"):
             if getattr(self, option) < 1:
                 raise ag.SpecError(
                     "no size", where=option, found=getattr(self, option), expected="1 or more"
                 )
-        for option in ("lr", "clip"):
+        for option in ("lr", "clip", "bound"):
             if not getattr(self, option) > 0:
                 raise ag.SpecError(
                     "not positive", where=option, found=getattr(self, option), expected="above 0"
@@ -137,9 +139,6 @@ class RecipFL(Strategy):
             raise ag.SpecError(
                 "negative", where="memory", found=self.memory, expected="0 MiB or more"
             )
-        if self.compat == "official":
-            for option, value in OFFICIAL.items():
-                object.__setattr__(self, option, value)
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
@@ -162,13 +161,14 @@ class RecipFL(Strategy):
         states = [{**part.first, **made} for part, made in server.generated([own, *small])]
         train = Train(CrossEntropy(mask_absent=self.mask_absent))
         local = server.local(own.graph)
+        held = local - frozen(own.graph)
         return Task(
             client=client,
             graph=own.graph,
-            # What stays at the client is sent before it has any of its own.
-            state={k: v for k, v in states[0].items() if not (own.trained and k in local)},
-            program=Teach(train, tuple(server.local(small[0].graph))) if small else train,
-            kept=frozenset(local),
+            # What the client changes for itself is sent before it has any of its own.
+            state={k: v for k, v in states[0].items() if not (own.trained and k in held)},
+            program=Teach(train, server.changing(small[0].graph)) if small else train,
+            kept=local,
             others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
         )
 
@@ -184,7 +184,7 @@ class RecipFL(Strategy):
         network = server.network
         optimiser = torch.optim.Adam(network.parameters(), lr=self.lr)
         with_state(network, optimiser, state.group("optimiser"))
-        spilled = self.spilled(world)
+        spilled = server.spilled()
         tensors = dict(state.tensors)
         for batch in _batches(results):
             parts = server.parts(result.client for result in batch)
@@ -208,6 +208,23 @@ class RecipFL(Strategy):
             .with_group("hypernet", _phi(network))
             .with_group("optimiser", optimiser_state(network, optimiser))
         )
+
+    def examine(self, world: World, result: Result) -> None:
+        """See whether a client's numbers are of a size that can be learnt from.
+
+        Raises:
+            RejectedUpdate: Names the tensor.
+        """
+        for model, state in (("", result.state), *result.others.items()):
+            for name, tensor in state.items():
+                largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+                if tensor.is_floating_point() and largest > self.bound:
+                    raise ag.RejectedUpdate(
+                        "too large to learn from",
+                        where=f"client {result.client}: {model and model + '/'}{name}",
+                        found=f"{largest:.3g}",
+                        expected=f"at most {self.bound:g} (bound)",
+                    )
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier's model, as each of its clients would get it now."""
@@ -264,17 +281,6 @@ class RecipFL(Strategy):
             return 1.0
         mean = sum(c.examples for c in world.clients) / len(world.clients)
         return world.clients[client].examples / mean
-
-    def spilled(self, world: World) -> frozenset[int]:
-        """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
-        small = self.small_tier(world)
-        total, found = 0, set()
-        for client in world.clients:
-            total += _bytes(client.graph)
-            total += _bytes(small.graph) if self.taught(world, client.id) else 0
-            if total > self.memory * MEBI:
-                found.add(client.id)
-        return frozenset(found)
 
     def taught(self, world: World, client: int) -> bool:
         """Whether a client trains the small model beside its own: whether it is strong."""
@@ -376,9 +382,30 @@ class Server:
         [(part, made)] = self.generated(self.parts([client])[:1])
         return {**part.first, **made}
 
-    def local(self, graph: ag.ArchGraph) -> Mapping[str, str]:
-        """Tensors that stay at the clients, each with the reason."""
-        return self.network.unset(graph)
+    def local(self, graph: ag.ArchGraph) -> frozenset[str]:
+        """Tensors that are not generated."""
+        return frozenset(self.network.unset(graph))
+
+    def changing(self, graph: ag.ArchGraph) -> tuple[str, ...]:
+        """Those of them that training changes, in state order."""
+        stay = self.local(graph) - frozen(graph)
+        return tuple(name for name in graph.state_names if name in stay)
+
+    def spilled(self) -> frozenset[int]:
+        """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
+        small = self.strategy.small_tier(self.world).graph
+        total, found = 0, set()
+        for client in self.world.clients:
+            total += self._bytes(client.graph)
+            total += self._bytes(small) if self.strategy.taught(self.world, client.id) else 0
+            if total > self.strategy.memory * MEBI:
+                found.add(client.id)
+        return frozenset(found)
+
+    def _bytes(self, graph: ag.ArchGraph) -> int:
+        """Memory of what is generated for an architecture."""
+        made = self.network.entries(graph)
+        return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in made)
 
     def taken(self, part: Part, result: Result) -> dict[str, Tensor]:
         """What a client sent of the tensors that were generated for this part."""
@@ -388,12 +415,6 @@ class Server:
 
 def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
-
-
-def _bytes(graph: ag.ArchGraph) -> int:
-    """Memory of a state of an architecture."""
-    slots = ag.Transfer.identity(graph).source
-    return sum(math.prod(slot.shape) * slot.torch_dtype.itemsize for slot in slots)
 
 
 def _batches(results: Iterable[Result]) -> Iterator[list[Result]]:
@@ -420,7 +441,8 @@ class Teach:
 
     Attributes:
         train: How it trains its own model, and what the small one minimises besides.
-        local: Entries of the small model that stay at the client.
+        local: Entries of the small model that the client has in its own way from round to round:
+            what it returns of them is not used.
 
     Source:
         RecipFL §3.3, Eq. 9.
@@ -468,6 +490,6 @@ def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = 
     logits, wanted = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
     value = functional.cross_entropy(logits, wanted.softmax(-1))
     if len(small) == len(large) == 2 and small[1].shape == large[1].shape:
-        p_small, p_large = (f.flatten(0, -2).log_softmax(-1) for f in (small[1], large[1]))
+        p_small, p_large = (f.flatten(1).log_softmax(1) for f in (small[1], large[1]))
         value = value + functional.kl_div(p_large, p_small, reduction="batchmean", log_target=True)
     return value

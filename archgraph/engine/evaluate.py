@@ -6,6 +6,7 @@ one pass over training data first (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from archgraph.build import load_state
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.shard import Kept, isolated
+from archgraph.errors import RejectedUpdate
 from archgraph.ir import ArchGraph, per_graph, specialise
 from archgraph.ops.schema import schema
 from archgraph.ops.table import row, statistics
@@ -394,7 +396,10 @@ class Evaluator:
         client: int,
         round: int,
     ) -> State:
-        """The model as one client has it: its own version, with what it kept, then fine-tuned."""
+        """The model as one client has it: its own version, with what it kept, then fine-tuned.
+
+        One that cannot be tuned (its gradients are not finite, say) is tested as it is.
+        """
         own = kept.get(client, Kept())
         state = model.state if model.states is None else model.states(client)
         if model.kept:
@@ -402,7 +407,7 @@ class Evaluator:
         if model.program is None:
             return state
         generator = seeded(self.world.seed, "evaluate", model.name, round, client)
-        with isolated(generator, self.device):
+        with isolated(generator, self.device), contextlib.suppress(RejectedUpdate):
             return model.program(
                 Work(
                     client=client,
@@ -411,12 +416,13 @@ class Evaluator:
                     graph=model.graph,
                     state=state,
                     data=self.shard(client),
-                    local=self.local,
+                    local=dataclasses.replace(self.local, fraction=1.0),
                     generator=generator,
                     keep=own.keep,
                     device=self.device,
                 )
             ).state
+        return state
 
     def _perplexing(self, figures: dict[str, float]) -> dict[str, Json]:
         """The figures, with perplexity where the targets are tokens."""

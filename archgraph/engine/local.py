@@ -40,6 +40,7 @@ from archgraph.strategy import (
     Task,
     Work,
     World,
+    frozen,
     seeded,
 )
 
@@ -266,7 +267,8 @@ class Turn:
             metrics=outcome.metrics,
         )
         self.experiment.strategy.examine(self.experiment.world, result)
-        own = {name: outcome.state[name] for name in task.kept if name in outcome.state}
+        changing = task.kept - frozen(task.graph)
+        own = {name: outcome.state[name] for name in changing if name in outcome.state}
         if own or outcome.keep or task.client in self.kept:
             self.kept[task.client] = Kept(own, outcome.keep)
         return result

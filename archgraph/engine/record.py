@@ -413,11 +413,11 @@ def _writing(folder: Path) -> Iterator[None]:
     """Turn what the file system says into an error that names the run folder."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RunError(
             "cannot write the run folder",
             where=str(folder),
-            found=error.strerror or str(error),
+            found=getattr(error, "strerror", None) or str(error),
             hint="choose a folder that can be written, on a disk with space",
         ) from error
 
@@ -462,15 +462,20 @@ def _all_seen(groups: Mapping[str, Tensors]) -> dict[str, Seen]:
 
 
 def _same_tensors(tensors: Tensors, seen: Seen) -> bool:
-    """Whether tensors are the very ones that were seen, unchanged since."""
+    """Whether tensors are the very ones that were seen, unchanged since.
+
+    A strategy never changes them in place (``ServerState``); changes that torch counts are seen.
+    """
     return tensors.keys() == seen.keys() and all(
-        seen[name][0]() is tensor and seen[name][1] == _changes(tensor)
+        seen[name][0]() is tensor
+        and not tensor.is_inference()
+        and seen[name][1] == _changes(tensor)
         for name, tensor in tensors.items()
     )
 
 
 def _changes(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; torch does not count for those made to infer."""
+    """How often a tensor was changed in place; of those made to infer torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from archgraph.analysis.layers import head
+from archgraph.analysis.layers import head, multiplied
 from archgraph.errors import GraphError
 from archgraph.hypernet.decoders import Decoder, Kind, decoder
 from archgraph.hypernet.encoder import ParameterEncoder
@@ -246,9 +246,9 @@ class GraphHypernetwork(nn.Module):
         largest: dict[Key, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
             last = head(graph)
+            ends = multiplied(graph)[last[0]] | set(graph.node[last[0]].leaves()) if last else set()
             for entry in self.entries(graph):
-                at_head = last is not None and graph.nodes[entry.node].name == last[0]
-                told.append(self.described == "all" or at_head)
+                told.append(self.described == "all" or entry.name in ends)
                 key = self._key(entry)
                 places.setdefault(key, []).append(len(tensors))
                 largest[key] = tuple(map(max, largest.get(key, entry.shape), entry.shape))

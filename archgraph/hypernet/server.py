@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from archgraph.errors import RunError
 from archgraph.hypernet.network import GraphHypernetwork
 from archgraph.ir import ArchGraph
 
@@ -75,10 +77,24 @@ def step(network: GraphHypernetwork, optimiser: torch.optim.Optimizer, clip: flo
 
     Returns:
         The norm before it was bounded.
+
+    Raises:
+        RunError: If it is not finite; φ is unchanged then.
     """
-    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    # In double precision: squares of large gradients leave the range of float32.
+    norm = float(sum(g.double().square().sum() for g in gradients)) ** 0.5
+    if not math.isfinite(norm):
+        raise RunError(
+            "the hypernetwork's gradient is not finite",
+            found=norm,
+            hint="lower the clients' learning rate, or bound what they may return",
+        )
+    if norm > clip:
+        for gradient in gradients:
+            gradient.mul_(clip / norm)
     optimiser.step()
-    return float(norm)
+    return norm
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

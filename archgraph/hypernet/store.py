@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -48,17 +49,17 @@ def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[
     try:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}, name)
         return load_file(name)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise _unwritable(folder, error) from error
     finally:
         with contextlib.suppress(OSError):
             Path(name).unlink()
 
 
-def _unwritable(folder: str | os.PathLike[str] | None, error: OSError) -> RunError:
+def _unwritable(folder: str | os.PathLike[str] | None, error: Exception) -> RunError:
     return RunError(
         "clients' states cannot be written",
         where=str(folder or tempfile.gettempdir()),
-        found=error.strerror or str(error),
+        found=getattr(error, "strerror", None) or str(error),
         hint="free some space, name another folder in TMPDIR, or allow more memory",
     )

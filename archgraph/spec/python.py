@@ -17,9 +17,14 @@ from archgraph.spec.document import Document, Place, folder_beside, shorten
 from archgraph.spec.model import FOLDER, Made, PythonModel, reads_folder
 from archgraph.trace import trace
 
-# What readers of a package are told beside, so that nothing is fetched and no pickle is opened.
+# What readers of a package are told beside, so that nothing is fetched, no pickle is opened and no
+# code of the folder's runs.
 _CLOSED: Mapping[str, Mapping[str, object]] = {
-    "transformers": {"local_files_only": True, "use_safetensors": True}
+    "transformers": {
+        "local_files_only": True,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+    }
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack")
 
@@ -60,31 +65,9 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
     """A model with the weights of a folder; at least some of them are its own."""
     args = dict(spec.args)
-    package = spec.python.partition(":")[0].partition(".")[0]
-    for key, value in _CLOSED.get(package, {}).items():
-        if args.setdefault(key, value) != value:
-            document.fail(
-                ("args", key),
-                "asks for what is never done",
-                found=args[key],
-                expected=value,
-                hint="weights are read from safetensors in a folder of this machine",
-            )
-    if package in _CLOSED:
+    if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
-    folder = _folder(document, ("args",), args)
-    if not any(folder.glob("*.safetensors")):
-        pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
-        document.fail(
-            ("args", FOLDER),
-            "holds no weights in safetensors",
-            found=", ".join(pickles) or "no weights at all",
-            expected="model.safetensors",
-            hint="pickles run code when they are loaded and are never opened; whoever trusts them "
-            "converts them first"
-            if pickles
-            else None,
-        )
+    _safe(document, ("args",), args, weights=True)
     made = _made(document, (), spec.python, args)
     if not isinstance(made, tuple):
         return made
@@ -99,6 +82,49 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
             hint="name the class that the folder's config.json names",
         )
     return model
+
+
+def _package(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
+
+
+def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights: bool) -> Path:
+    """The folder that a reader is given, if its weights are safe to read.
+
+    Args:
+        document: The file.
+        place: Where the arguments are written.
+        args: The arguments.
+        weights: Whether it has to hold weights; a tokenizer's or configuration's need not.
+    """
+    folder = _folder(document, place, args)
+    pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
+    if not any(folder.glob("*.safetensors")) and (weights or pickles):
+        document.fail(
+            (*place, FOLDER),
+            "holds no weights in safetensors",
+            found=", ".join(pickles) or "no weights at all",
+            expected="model.safetensors",
+            hint="pickles run code when they are loaded and are never opened; whoever trusts them "
+            "converts them first"
+            if pickles
+            else None,
+        )
+    return folder
+
+
+def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -> None:
+    """Add to a reader's arguments what keeps it on this machine and away from pickles and code."""
+    args[FOLDER] = str(_safe(document, place, args, weights=False))
+    for key, value in _CLOSED.get(_package(name), {}).items():
+        if args.setdefault(key, value) != value:
+            document.fail(
+                (*place, key),
+                "asks for what is never done",
+                found=args[key],
+                expected=value,
+                hint="weights are read from safetensors in a folder of this machine",
+            )
 
 
 def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
@@ -129,7 +155,7 @@ def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) 
     place = (*place, "args")
     given = {key: _argument(document, (*place, key), value) for key, value in args.items()}
     if reads_folder(name):
-        given[FOLDER] = str(_folder(document, place, given))
+        _closed(document, place, name, given)
     try:
         return found(**given)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises

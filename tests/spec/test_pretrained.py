@@ -228,12 +228,39 @@ def test_a_pickle_is_refused_and_never_opened(folders, tmp_path):
 
 
 def test_asking_for_a_pickle_or_for_a_download_is_refused(folders, tmp_path):
-    for key, value in (("use_safetensors", "false"), ("local_files_only", "false")):
+    for key, value in (
+        ("use_safetensors", "false"),
+        ("local_files_only", "false"),
+        ("trust_remote_code", "true"),
+    ):
         file = write(tmp_path / "m.yaml", "Bert", folders / "Bert", f"  {key}: {value}\n")
         with pytest.raises(
             SpecError, match=rf"m\.yaml:6: args\.{key}: asks for what is never done"
         ):
             ag.load(file)
+
+
+@pytest.mark.parametrize("refused", ["pickle", "code"])
+def test_a_model_inside_another_is_read_as_strictly(folders, tmp_path, refused):
+    folder, sprung = tmp_path / "weights", tmp_path / "sprung"
+    shutil.copytree(folders / "Bert", folder)
+    more = "trust_remote_code: true" if refused == "code" else ""
+    if refused == "pickle":
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(sprung)))
+        (folder / "model.safetensors").unlink()
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "archgraph: 1\npython: torch.nn:Sequential\nargs:\n  body:\n"
+        "    python: transformers:BertModel.from_pretrained\n"
+        f"    args: {{pretrained_model_name_or_path: weights, {more}}}\n"
+        f"inputs: {{input: {{shape: [{LENGTH}], dtype: int64}}}}\n"
+    )
+    why = (
+        "holds no weights in safetensors" if refused == "pickle" else "asks for what is never done"
+    )
+    with pytest.raises(SpecError, match=why):
+        ag.load(file)
+    assert not sprung.exists()
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own about another kind of model
