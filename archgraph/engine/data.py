@@ -800,6 +800,8 @@ def _pair(premise: object, hypothesis: object, label: object) -> Pair:
         raise TypeError("a sentence is no text")
     if label not in _NLI:
         raise ValueError(f"label {label!r}")
+    # Half of a surrogate pair is a string in JSON, but no text: UnicodeEncodeError is a ValueError.
+    (premise + hypothesis).encode()
     return Pair(premise, hypothesis, _NLI.index(str(label)))
 
 

@@ -331,21 +331,25 @@ def _logits(outputs: Value) -> Ref | None:
 
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     """Check that a model has an embedding of the data's largest number: it is run on that."""
-    tokens = data.train.inputs.flatten(1)
-    example = int(tokens.max(1).values.argmax())
-    inputs, _ = data.train.examples(slice(example, example + 1))
+    split = max((data.train, data.test), key=lambda split: int(split.inputs.max()))
+    largest = split.inputs.flatten(1).max(1).values
+    example = int(largest.argmax())
+    inputs, _ = split.examples(slice(example, example + 1))
     zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in graph.params}
     module = build(graph, {name: zeros[name] for name in graph.state_names}).eval()
     try:
         with torch.inference_mode():
             module(*inputs)
     except IndexError as error:
+        most = int(largest.max())
+        beside = ", ".join(f"{name} up to {int(x.max())}" for name, x in split.beside.items())
         raise RunError(
             "the model does not know these words",
             where=graph.name or "model",
-            found=f"the number {int(tokens.max())}, and an embedding of fewer rows",
-            expected=f"an embedding of at least {int(tokens.max()) + 1} rows ({data.name})",
-            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary",
+            found=f"the number {most}, and an embedding of fewer rows",
+            expected=f"an embedding of at least {most + 1} rows ({data.name})",
+            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary"
+            + (f"; further inputs: {beside}" if beside else ""),
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,13 @@ def test_data_with_one_input_leaves_models_alone():
 def test_what_does_not_fit_is_said(graph, words):
     with pytest.raises(RunError, match=words):
         matched(family(graph()), pairs())
+
+
+def test_words_of_the_test_split_have_to_be_known_too():
+    data = pairs()
+    larger = dataclasses.replace(data.test, inputs=data.test.inputs + 30)
+    with pytest.raises(RunError, match=f"the number {WORDS + 29}, .*attention_mask up to 1"):
+        matched(family(traced(Two)), dataclasses.replace(data, test=larger))
 
 
 def test_the_logits_are_found_among_named_outputs():

@@ -109,6 +109,7 @@ def line(premise: object = "a", hypothesis: object = "b", label: object = "neutr
         (line(label="-"), "ValueError: label '-'"),
         (line(label=["neutral"]), "ValueError"),
         (line(premise=3), "TypeError: a sentence is no text"),
+        (line(hypothesis="\ud800"), "UnicodeEncodeError"),
         ('{"premise": "a", "hypothesis": "b"}', "KeyError: 'label'"),
     ],
 )
