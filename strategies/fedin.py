@@ -199,7 +199,14 @@ class FedIN(Strategy):
             new = {name: result.extras[name] for name in cut.features} if self.in_training else {}
             weight = 1 if self.weights == "uniform" else result.examples
             names = self._mapped(world, cut)
-            merger.add(same, {n: result.state[o] for n, o in names.items()}, weight, trusted=True)
+            fixed = frozen(cut.graph)
+            merger.add(
+                same,
+                {n: result.state[o] for n, o in names.items()},
+                weight,
+                skip={n for n, o in names.items() if o in fixed},
+                trusted=True,
+            )
             started[client.id] = True
             if new:
                 draw = seeded(world.seed, "fedin store", round, client.id)

@@ -45,6 +45,7 @@ from archgraph.strategy import (
     Tier,
     Train,
     World,
+    frozen,
     layers,
 )
 
@@ -130,7 +131,7 @@ class FlexiFed(Strategy):
         mergers: dict[int, ag.Merger] = {}
         for result in results:
             client = world.clients[result.client]
-            skip = policy.left_out(client.graph)
+            skip = policy.left_out(client.graph) | frozen(client.graph)
             for number, transfer in self._shares(client.graph, state.values["runs"][client.name]):
                 if number not in mergers:
                     mergers[number] = ag.Merger(

@@ -7,10 +7,12 @@ import torch
 
 import archgraph as ag
 from archgraph.rewrite.trained import train_only
-from archgraph.strategy import LocalOptions
+from archgraph.strategy import LocalOptions, Result
 from strategies.fedadp import FedADP
 from strategies.fedavg import FedAvg
 from strategies.fedfa import FedFA
+from strategies.fedin import FedIN
+from strategies.flexifed import FlexiFed
 from strategies.heterofl import HeteroFL
 
 LOCAL = LocalOptions(batch=4, lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -54,6 +56,31 @@ def test_narrow_clients_leave_the_frozen_part_of_the_global_model(lab, strategy)
         if p.role == "parameter" and not p.trainable:
             assert torch.equal(after[p.name], lab.state[p.name]), p.name
     assert not torch.equal(after["fc.weight"], lab.state["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    "strategy", [FlexiFed(weights="examples"), FedIN(weights="examples")], ids=["flexifed", "fedin"]
+)
+def test_methods_without_a_global_model_leave_frozen_entries(lab, strategy):
+    """Three clients that share everything, or their ends; the stem is frozen."""
+    graph = train_only(lab.graph, PATTERNS).graph
+    world = lab.replace(lab, graph=graph).uniform(3, examples=[30, 10, 7])
+    state = strategy.init(world)
+    for number in (1, 2):
+        state = strategy.begin(world, state, number, (0, 1, 2))
+        tasks = [strategy.send(world, state, client, number) for client in range(3)]
+        results = []
+        for task in tasks:
+            full = lab.replace(task, state={**lab.state, **task.state})
+            outcome = task.program(lab.work_of(full, lab.toy(task.client, 12), LOCAL))
+            sent = {k: v for k, v in outcome.state.items() if k not in task.kept}
+            count = world.clients[task.client].examples
+            results.append(Result(task.client, sent, count, extras=outcome.extras))
+        state = strategy.receive(world, state, results, number)
+    (model,) = strategy.evaluated(world, state)
+    for name in ("stem.weight", "stem.bias"):
+        assert torch.equal(model.state[name], lab.state[name]), name
+    assert not torch.equal(model.state["fc.weight"], lab.state["fc.weight"])
 
 
 def test_what_only_one_kind_of_client_freezes_is_averaged(lab):
