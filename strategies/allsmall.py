@@ -1,8 +1,7 @@
 """AllSmall: everybody runs the smallest architecture, under FedAvg.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1): what the weak
-reach alone, at the price of the strong.
+Computing Environments*, 2023, §5.1): what the weak reach alone, at the price of the strong.
 """
 
 from __future__ import annotations

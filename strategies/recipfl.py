@@ -210,15 +210,19 @@ class RecipFL(Strategy):
         )
 
     def examine(self, world: World, result: Result) -> None:
-        """See whether a client's numbers are of a size that can be learnt from.
+        """See whether a client's parameters are of a size that can be learnt from.
 
         Raises:
             RejectedUpdate: Names the tensor.
         """
-        for model, state in (("", result.state), *result.others.items()):
+        small, own = self.small_tier(world).graph, world.clients[result.client].graph
+        sent = [("", own, result.state), *((n, small, s) for n, s in result.others.items())]
+        for model, graph, state in sent:
             for name, tensor in state.items():
+                if graph.param[name].role != "parameter" or not tensor.is_floating_point():
+                    continue  # what the server does not read
                 largest = float(tensor.abs().max()) if tensor.numel() else 0.0
-                if tensor.is_floating_point() and largest > self.bound:
+                if largest > self.bound:
                     raise ag.RejectedUpdate(
                         "too large to learn from",
                         where=f"client {result.client}: {model and model + '/'}{name}",

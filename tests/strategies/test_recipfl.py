@@ -404,6 +404,8 @@ def test_what_is_too_large_to_learn_from_is_refused(world):
     method = strategy()
     task = method.send(world, method.init(world), 0, 1)
     method.examine(world, returned(task, 1e5))
+    wide = {**task.others["small"].state, "norm.running_var": torch.full((4,), 1e9)}
+    method.examine(world, dataclasses.replace(returned(task), others={"small": wide}))
     with pytest.raises(ag.RejectedUpdate, match=r"client 0: .*too large to learn from"):
         method.examine(world, returned(task, 1e7))
     large = {"small": moved(task.others["small"].state, 1e7)}
