@@ -13,7 +13,7 @@ import functools
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -387,7 +387,7 @@ class ArchGraph:
     updates: tuple[tuple[str, Value], ...] = ()
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
     name: str = field(default="", compare=False)
-    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -487,19 +487,22 @@ class ArchGraph:
     def __str__(self) -> str:
         return self.text()
 
-    def _memo(self, key: str, make: Callable[[ArchGraph], Any]) -> Any:
+    def _memo(self, key: Hashable, make: Callable[[ArchGraph], Any]) -> Any:
         if key not in self._cache:
             self._cache[key] = make(self)
         return self._cache[key]
 
 
 def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache a one-argument analysis on the graph itself, so that it lives as long as the graph."""
+    """Cache an analysis on the graph itself, so that it lives as long as the graph.
+
+    What it takes beside the graph are hashable values, by position: each has its own result.
+    """
     key = f"{function.__module__}.{function.__qualname__}"
 
     @functools.wraps(function)
-    def cached(graph: ArchGraph) -> Any:
-        return graph._memo(key, function)
+    def cached(graph: ArchGraph, *values: Hashable) -> Any:
+        return graph._memo((key, *values), lambda graph: function(graph, *values))
 
     return cached
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
+from archgraph.ops.table import statistics
 from archgraph.strategy import (
     Client,
     CrossEntropy,
@@ -55,7 +56,8 @@ class HeteroFL(Strategy):
         mask_absent: Set the logits of classes that the client lacks to 0 in training.
         label_rows: Merge rows that belong to a label only from clients that own the label.
         weights: Weight of a client: 1 (official code), or its number of examples.
-        norm: What becomes of running statistics.
+        norm: What becomes of running statistics; ``averaged`` and ``local`` need ``scaler`` off
+            where a narrow tier has such, since it would be tested with those of scaled activations.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -89,10 +91,20 @@ class HeteroFL(Strategy):
         """``W_g`` at the start, and who runs which tier.
 
         Raises:
-            RunError: If ``rates`` names a tier that is not there.
+            RunError: If ``rates`` names a tier that is not there; or a scaled tier would be tested
+                with statistics of what its scaler made.
         """
         for name in self.rates:
             world.tier(name)
+        stored = self.scaler and self.norm != "static"
+        for tier in world.tiers:
+            if stored and statistics(tier.graph) and self._rate(tier) < 1:
+                raise ag.RunError(
+                    "statistics of scaled activations do not fit tests, which do not scale",
+                    where=f"strategy.heterofl.norm, {tier.name}",
+                    found=self.norm,
+                    expected="static; or scaler: false",
+                )
         return (
             ServerState()
             .with_group("global", world.state)
@@ -118,8 +130,7 @@ class HeteroFL(Strategy):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
-        rate = self.rates.get(tier.name) or rate_of(tier)
-        graph = scaled(tier.graph, rate) if self.scaler else tier.graph
+        graph = scaled(tier.graph, self._rate(tier)) if self.scaler else tier.graph
         return Task(
             client=client,
             graph=graph,
@@ -165,6 +176,10 @@ class HeteroFL(Strategy):
                 statistics=policy.evaluation,
                 kept=policy.name == "local",
             )
+
+    def _rate(self, tier: Tier) -> float:
+        """Width rate of a tier, as given or measured."""
+        return self.rates.get(tier.name) or rate_of(tier)
 
     def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor] | None:
         """0/1 over the rows of label-wise entries; None where the client owns every label."""

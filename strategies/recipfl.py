@@ -56,6 +56,7 @@ from archgraph.strategy import (
 
 OWN, SMALL = "own", "small"
 LOGITS = Logits()
+SIZES = ("embedding", "steps", "reach", "bins", "piece", "width", "hidden", "tile", "rank")
 MEBI = 1 << 20
 # Of trained states that wait for the server's step: they are pulled back together.
 TOGETHER = 256 * MEBI
@@ -77,6 +78,10 @@ class RecipFL(Strategy):
             embedding of its ``id``, or ``none``.
         embedding: Size of that embedding.
         steps: Traversals of a graph in both directions (τ).
+        reach: Longest of the shortest paths along which nodes hear each other directly, over
+            virtual edges (GHN-2: 50); 1 (paper): over edges alone.
+        bins: Numbers that summarise a tensor for the encoder.
+        piece: Of these in a piece, of which the encoder attends to all.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         decoders: ``tiled`` (paper) or ``low_rank``.
@@ -106,6 +111,9 @@ class RecipFL(Strategy):
     descriptor: Literal["classes", "id", "none"] = "classes"
     embedding: int = 32
     steps: int = 1
+    reach: int = 1
+    bins: int = 128
+    piece: int = 8
     width: int = 128
     hidden: int = 256
     decoders: Literal["tiled", "low_rank"] = "tiled"
@@ -119,17 +127,27 @@ class RecipFL(Strategy):
     memory: float = 1024.0
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
-        "official": {"mixing": "sum", "described": "head", "shifts": "local"}
+        "official": {
+            "mixing": "sum",
+            "described": "head",
+            "shifts": "local",
+            "piece": 1,
+            "reach": 50,
+        }
     }
     needs_global: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for option in ("embedding", "steps", "width", "hidden", "tile", "rank"):
+        for option in SIZES:
             if getattr(self, option) < 1:
                 raise ag.SpecError(
                     "no size", where=option, found=getattr(self, option), expected="1 or more"
                 )
+        if self.bins % self.piece:
+            raise ag.SpecError(
+                "not whole pieces", where="piece", found=self.piece, expected=f"divides {self.bins}"
+            )
         for option in ("lr", "clip", "bound"):
             if not getattr(self, option) > 0:
                 raise ag.SpecError(
@@ -269,6 +287,9 @@ class RecipFL(Strategy):
             "width": self.width,
             "hidden": self.hidden,
             "steps": self.steps,
+            "reach": self.reach,
+            "bins": self.bins,
+            "piece": self.piece,
             "decoders": self.decoders,
             "tile": self.tile,
             "rank": self.rank,

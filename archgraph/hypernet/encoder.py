@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from archgraph.errors import GraphError
+
 
 def summary(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
     """Every tensor as at most ``bins`` means over equally long runs of its values.
@@ -51,6 +53,9 @@ class ParameterEncoder(nn.Module):
         piece: Numbers in a piece. 8 is 14 times cheaper than 1.
         heads: Heads of attention.
         hidden: Size of the Transformer's hidden layer.
+
+    Raises:
+        GraphError: If the numbers are not whole pieces.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class ParameterEncoder(nn.Module):
         hidden: int = 64,
     ) -> None:
         super().__init__()
+        if bins % piece:
+            raise GraphError("a summary is not whole pieces", found=f"{bins} numbers, {piece} each")
         self.bins, self.piece = bins, piece
         self.embed = nn.Linear(piece, width)
         self.position = nn.Parameter(torch.randn(bins // piece, width) * 0.02)

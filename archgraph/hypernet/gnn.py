@@ -1,4 +1,4 @@
-"""Gated graph network that visits nodes one after the other (RecipFL, Eqs. 6–7)."""
+"""Gated graph network that visits nodes one after the other (RecipFL, Eqs. 6–7; GHN-2, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SimpleConv
 
-from archgraph.hypernet.graphs import Sweep
+from archgraph.errors import GraphError
+from archgraph.hypernet.graphs import Messages, Sweep
 
 
 class GatedGNN(nn.Module):
@@ -19,15 +20,18 @@ class GatedGNN(nn.Module):
     Args:
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
+        virtual: Whether nodes hear those at a distance s, too, by an MLP of its own over s.
 
     Source:
-        RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions.
+        RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual
+        edges: Knyazev et al., *Parameter Prediction for Unseen Deep Architectures*, 2021, Eq. 4.
     """
 
-    def __init__(self, width: int = 128, steps: int = 1) -> None:
+    def __init__(self, width: int = 128, steps: int = 1, *, virtual: bool = False) -> None:
         super().__init__()
         self.steps = steps
-        self.message = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.message = _mlp(width)
+        self.virtual = _mlp(width) if virtual else None
         self.cell = nn.GRUCell(width, width)
         self.sum = SimpleConv(aggr="sum")
 
@@ -41,7 +45,14 @@ class GatedGNN(nn.Module):
 
         Returns:
             [nodes, width], in the order of the features.
+
+        Raises:
+            GraphError: If only one of the network and the plans knows virtual edges.
         """
+        for plan in (there, back):
+            planned = max((len(level.messages) for level in plan.levels), default=0) > 1
+            if planned != (self.virtual is not None):
+                raise GraphError("virtual edges in only one of the network and the plan")
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)
         return features
@@ -53,19 +64,36 @@ class GatedGNN(nn.Module):
         own = functional.linear(before, self.cell.weight_hh, self.cell.bias_hh).split(sizes)
         # Levels stay apart: a buffer of all nodes would be copied, and its gradient, per level.
         after: list[Tensor] = []
-        sent: list[Tensor] = []
+        kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
+        sent: list[list[Tensor]] = [[] for _ in kinds]
         for level, h, kept in zip(plan.levels, before.split(sizes), own, strict=True):
-            if level.sources:
-                parts = [sent[k] if rows is None else sent[k][rows] for k, rows in level.sources]
-                senders = parts[0] if len(parts) == 1 else torch.cat(parts)
-                size = (len(senders), level.size)
-                received = self.sum((senders, None), level.edge_index, size=size)
-                given = functional.linear(received, self.cell.weight_ih, self.cell.bias_ih)
+            received = [
+                self._received(messages, values, level.size)
+                for messages, values in zip(level.messages, sent, strict=True)
+                if messages.sources
+            ]
+            if received:
+                heard = received[0] if len(received) == 1 else torch.stack(received).sum(0)
+                given = functional.linear(heard, self.cell.weight_ih, self.cell.bias_ih)
             else:
                 given = self.cell.bias_ih.expand(level.size, -1)
             after.append(_gates(h, given, kept))
-            sent.append(self.message(after[-1]))
+            for values, mlp in zip(sent, kinds, strict=True):
+                values.append(mlp(after[-1]))
         return torch.cat(after)[plan.place]
+
+    def _received(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
+        """Sums [size, width] of what earlier levels sent."""
+        parts = [sent[k] if rows is None else sent[k][rows] for k, rows in messages.sources]
+        senders = parts[0] if len(parts) == 1 else torch.cat(parts)
+        share = None if messages.distance is None else messages.distance.to(senders).reciprocal()
+        both = (len(senders), size)
+        found: Tensor = self.sum((senders, None), messages.edge_index, share, size=both)
+        return found
+
+
+def _mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def _gates(h: Tensor, given: Tensor, kept: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,17 +204,34 @@ def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
     return edges, levels[0], levels[1]
 
 
-def to_data(graph: ArchGraph, vocabulary: Vocabulary) -> Any:
+@per_graph
+def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
+    """Pairs [2, pairs] of nodes whose shortest path has 2 to ``reach`` edges; how many [pairs]."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    found = [
+        (place[a], place[b], length)
+        for a, lengths in nx.all_pairs_shortest_path_length(graph.nx, cutoff=reach)
+        for b, length in lengths.items()
+        if length > 1
+    ]
+    listed = torch.tensor(found, dtype=torch.long).reshape(-1, 3)
+    return listed[:, :2].T.contiguous(), listed[:, 2]
+
+
+def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
     """A graph as ``torch_geometric.data.Data``, a node per operator in the graph's order.
 
     Args:
         graph: The architecture; a result used twice by one operator is one edge.
         vocabulary: Numbers of the operators.
+        reach: Longest of the shortest paths that a virtual edge stands for; 1: none do.
 
     Returns:
         ``word`` [nodes], ``edge_index`` [2, edges] from producer to user, ``level_forward`` and
-        ``level_backward`` [nodes]: longest path from an input, and to an output. Batching shifts
-        only what has ``index`` in its name, so that levels of several graphs stay aligned.
+        ``level_backward`` [nodes]: longest path from an input, and to an output. With virtual
+        edges, ``virtual_index`` [2, pairs] and ``distance`` [pairs], the length of the path.
+        Batching shifts only what has ``index`` in its name, so that levels of several graphs stay
+        aligned.
 
     Raises:
         GraphError: If the graph has no operators.
@@ -229,16 +246,19 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary) -> Any:
         raise GraphError("an architecture without operators has no weights to generate")
     edges, forward, backward = _skeleton(graph)
     words = torch.tensor([vocabulary.index(node.op) for node in graph.nodes])
+    pairs, distance = _virtual(graph, reach) if reach > 1 else (None, None)
     return Data(
         word=words,
         edge_index=edges,
         level_forward=forward,
         level_backward=backward,
+        virtual_index=pairs,
+        distance=distance,
         num_nodes=len(graph.nodes),
     )
 
 
-def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary) -> Any:
+def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1) -> Any:
     """Several graphs as one ``torch_geometric.data.Batch``, side by side.
 
     Raises:
@@ -246,10 +266,26 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary) -> Any:
     """
     if not graphs:
         raise GraphError("no architectures to generate weights for")
-    return Batch.from_data_list([to_data(graph, vocabulary) for graph in graphs])
+    return Batch.from_data_list([to_data(graph, vocabulary, reach) for graph in graphs])
 
 
 # -- sweeps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What the nodes of a level receive over edges of one kind.
+
+    Attributes:
+        sources: Earlier levels and which of their rows send; None: all rows.
+        edge_index: [2, edges] from a row of the sources, one after the other, to a row here.
+        distance: Length of the path that each stands for, by which its message is divided,
+            [edges]; None: 1.
+    """
+
+    sources: tuple[tuple[int, Tensor | None], ...]
+    edge_index: Tensor
+    distance: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -258,13 +294,11 @@ class Level:
 
     Attributes:
         size: Number of nodes.
-        sources: Earlier levels and which of their rows send; None: all rows.
-        edge_index: [2, edges] from a row of the sources, one after the other, to a row here.
+        messages: Those over edges; and over virtual edges, where there are such.
     """
 
     size: int
-    sources: tuple[tuple[int, Tensor | None], ...]
-    edge_index: Tensor
+    messages: tuple[Messages, ...]
 
 
 @dataclass(frozen=True)
@@ -282,49 +316,74 @@ class Sweep:
     levels: tuple[Level, ...]
 
 
-def sweep(level: Tensor, edge_index: Tensor) -> Sweep:
+def sweep(level: Tensor, *kinds: tuple[Tensor, Tensor | None]) -> Sweep:
     """Plan of a traversal in which every node is visited after those that send to it.
 
     Args:
         level: Level of each node; an edge leads from a lower level to a higher one.
-        edge_index: [2, edges] from sender to receiver.
+        kinds: For each kind of edge [2, edges] from sender to receiver, and the lengths of the
+            paths that they stand for, [edges] or None.
 
     Example:
-        >>> plan = sweep(torch.tensor([0, 1, 1]), torch.tensor([[0, 0], [1, 2]]))
+        >>> plan = sweep(torch.tensor([0, 1, 1]), (torch.tensor([[0, 0], [1, 2]]), None))
         >>> [step.size for step in plan.levels]
         [1, 2]
     """
-    # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
-    levels, (sender, receiver) = level.cpu().numpy(), edge_index.cpu().numpy()
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(level.device)
-
+    levels = level.cpu().numpy()
     order = np.argsort(levels, kind="stable")
     place = np.argsort(order, kind="stable")
     sizes = np.bincount(levels)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    sender, receiver = place[sender], place[receiver]
+    received = [_received(levels[order], place, sizes, *kind) for kind in kinds]
+    steps = tuple(map(Level, sizes.tolist(), zip(*received, strict=True)))
+    visited, back = (torch.from_numpy(x).to(level.device) for x in (order, place))
+    return Sweep(visited, back, steps)
+
+
+def _received(
+    homes: np.ndarray,
+    place: np.ndarray,
+    sizes: np.ndarray,
+    edge_index: Tensor,
+    distance: Tensor | None,
+) -> Iterator[Messages]:
+    """Over one kind of edge, level by level.
+
+    Args:
+        homes: Level of the node at each place of the order, [nodes].
+        place: Each node's place, [nodes].
+        sizes: Number of nodes of each level.
+        edge_index: As for :func:`sweep`.
+        distance: As for :func:`sweep`.
+    """
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(edge_index.device)
+
+    # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
+    sender, receiver = place[edge_index.cpu().numpy()]
     by_receiver = np.argsort(receiver, kind="stable")
     sender, receiver = sender[by_receiver], receiver[by_receiver]
+    lengths = None if distance is None else distance.cpu().numpy()[by_receiver]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
     cuts = np.searchsorted(receiver, starts)
-    steps = []
-    for number, size in enumerate(sizes):
+    for number in range(len(sizes)):
         mine = slice(cuts[number], cuts[number + 1])
         senders, rows = np.unique(sender[mine], return_inverse=True)
-        homes = levels[order[senders]]
         sources: list[tuple[int, Tensor | None]] = []
-        for home in np.unique(homes):
-            sending = senders[homes == home] - starts[home]
+        for home in np.unique(homes[senders]):
+            sending = senders[homes[senders] == home] - starts[home]
             whole = len(sending) == sizes[home]
             sources.append((int(home), None if whole else tensor(sending)))
         edges = np.stack([rows, receiver[mine] - starts[number]])
-        steps.append(Level(int(size), tuple(sources), tensor(edges)))
-    return Sweep(tensor(order), tensor(place), tuple(steps))
+        apart = None if lengths is None else tensor(lengths[mine])
+        yield Messages(tuple(sources), tensor(edges), apart)
 
 
 def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
     """Plans of the forward and of the backward traversal of a graph or a batch of graphs."""
-    there = sweep(batch.level_forward, batch.edge_index)
-    back = sweep(batch.level_backward, batch.edge_index.flip(0))
+    kinds: list[tuple[Tensor, Tensor | None]] = [(batch.edge_index, None)]
+    if "virtual_index" in batch:
+        kinds.append((batch.virtual_index, batch.distance))
+    there = sweep(batch.level_forward, *kinds)
+    back = sweep(batch.level_backward, *((edges.flip(0), apart) for edges, apart in kinds))
     return there, back

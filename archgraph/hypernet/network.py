@@ -49,6 +49,10 @@ class GraphHypernetwork(nn.Module):
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         steps: Traversals in both directions (τ).
+        reach: Longest of the shortest paths along which a node hears another one directly, over a
+            virtual edge; 1: over edges alone.
+        bins: Numbers that a tensor is summarised by for the encoder.
+        piece: Of these in a piece, of which the encoder attends to all.
         decoders: ``tiled``: a tile that is repeated. ``low_rank``: a sum of outer products.
         tile: Longest side of a tile.
         rank: Terms of a sum of outer products.
@@ -60,6 +64,9 @@ class GraphHypernetwork(nn.Module):
         described: What the descriptor decides on: ``all`` tensors, or those of the ``head``, the
             last operator that multiplies with a weight.
         shifts: Whether biases of normalisation are ``generated``, or stay ``local``.
+
+    Raises:
+        GraphError: If ``bins`` are not whole pieces.
 
     Source:
         RecipFL §3.2; ``sum``, ``head`` and ``local`` are the authors' code.
@@ -73,6 +80,9 @@ class GraphHypernetwork(nn.Module):
         width: int = 128,
         hidden: int = 256,
         steps: int = 1,
+        reach: int = 1,
+        bins: int = 128,
+        piece: int = 8,
         decoders: Kind = "tiled",
         tile: int = 64,
         rank: int = 8,
@@ -84,15 +94,15 @@ class GraphHypernetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.vocabulary, self.descriptor = vocabulary, descriptor
-        self.described, self.shifts = described, shifts
+        self.described, self.shifts, self.reach = described, shifts, reach
         self.slots = {slot: number for number, slot in enumerate(sorted(largest))}
         self.word = nn.Embedding(len(vocabulary), width)
-        self.encoder = ParameterEncoder(len(self.slots), width)
+        self.encoder = ParameterEncoder(len(self.slots), width, bins=bins, piece=piece)
         # One of the two: concatenation and a linear layer, or a sum.
         self.join = nn.Linear(2 * width, width) if mixing == "concat" else None
         self.shape = ShapeEncoder(width) if mixing == "sum" else None
         self.client = nn.Embedding(clients, descriptor) if clients else None
-        self.gnn = GatedGNN(width, steps)
+        self.gnn = GatedGNN(width, steps, virtual=reach > 1)
         self.norm = nn.LayerNorm(width)
         self.decoders = nn.ModuleList(
             decoder(decoders, width + descriptor, hidden, largest[slot], tile, rank)
@@ -239,7 +249,7 @@ class GraphHypernetwork(nn.Module):
         """For each key the codes of its tensors, client by client in the order of entries."""
         self._check(graphs, states)
         described = self._described(graphs, descriptor)
-        batch = to_batch(graphs, self.vocabulary).to(self.word.weight.device)
+        batch = to_batch(graphs, self.vocabulary, self.reach).to(self.word.weight.device)
         tensors: list[Tensor] = []
         slots, nodes, clients, told = [], [], [], []
         places: dict[Key, list[int]] = {}

@@ -14,26 +14,37 @@ from tests.nets import image, networks
 WIDTH = 8
 
 
-def network(steps=1):
+def network(steps=1, reach=1):
     torch.manual_seed(0)
-    return GatedGNN(WIDTH, steps).double()
+    return GatedGNN(WIDTH, steps, virtual=reach > 1).double()
 
 
-def naive(gnn, features, graph):
+def distances(start, neighbours):
+    """Shortest paths against the edges, breadth first."""
+    found = {start: 0}
+    front = [start]
+    for length in range(1, len(neighbours)):
+        front = sorted({u for v in front for u in neighbours[v]} - found.keys())
+        found |= dict.fromkeys(front, length)
+    return found
+
+
+def naive(gnn, features, graph, reach=1):
     """Eqs. 6-7 node by node, in the graph's own order and then in its reverse."""
     place = {n.name: i for i, n in enumerate(graph.nodes)}
     before = [sorted({place[u] for u in n.uses()}) for n in graph.nodes]
     after = [[i for i, ups in enumerate(before) if j in ups] for j in range(len(before))]
     h = list(features)
     for _ in range(gnn.steps):
-        for order, neighbours in (
-            (range(len(h)), before),
-            (reversed(range(len(h))), after),
-        ):
+        for order, neighbours in ((range(len(h)), before), (reversed(range(len(h))), after)):
+            heard = [distances(v, neighbours) for v in range(len(h))]
             for v in order:
                 message = torch.zeros(WIDTH, dtype=features.dtype)
-                for u in neighbours[v]:
-                    message = message + gnn.message(h[u])
+                for u, s in heard[v].items():
+                    if s == 1:
+                        message = message + gnn.message(h[u])
+                    elif 1 < s <= reach:
+                        message = message + gnn.virtual(h[u]) / s
                 h[v] = gnn.cell(message[None], h[v][None])[0]
     return torch.stack(h)
 
@@ -46,16 +57,16 @@ def gradients(gnn, features, result):
 
 @settings(max_examples=5)
 @given(net=networks())
-@pytest.mark.parametrize("steps", [1, 2])
-def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps):
+@pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])
+def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps, reach):
     graph, _ = ag.trace(net, image())
     other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
     graphs = [graph, other, graph]
-    gnn, batch = network(steps), to_batch(graphs, Vocabulary.of(graphs))
+    gnn, batch = network(steps, reach), to_batch(graphs, Vocabulary.of(graphs), reach)
     features = torch.randn(batch.num_nodes, WIDTH, dtype=torch.float64, requires_grad=True)
     found = gnn(features, *sweeps(batch))
     parts = features.split([len(g.nodes) for g in graphs])
-    expected = torch.cat([naive(gnn, x, g) for x, g in zip(parts, graphs, strict=True)])
+    expected = torch.cat([naive(gnn, x, g, reach) for x, g in zip(parts, graphs, strict=True)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for a, b in zip(
         gradients(gnn, features, found), gradients(gnn, features, expected), strict=True
@@ -108,6 +119,24 @@ def test_clients_do_not_see_one_another(net):
     back = gnn(torch.cat([b, a]), *sweeps(to_batch([other, graph], words)))
     torch.testing.assert_close(there, torch.cat(alone), rtol=0, atol=1e-12)
     torch.testing.assert_close(back, torch.cat(alone[::-1]), rtol=0, atol=1e-12)
+
+
+def test_virtual_edges_are_the_shortest_paths_up_to_their_reach():
+    """LeNet-5 is a chain: n - s pairs of nodes are s apart."""
+    graph = ag.load("specs/models/lenet5.yaml")
+    nodes = len(graph.nodes)
+    data = to_data(graph, Vocabulary.of([graph]), 4)
+    assert torch.bincount(data.distance).tolist() == [0, 0, nodes - 2, nodes - 3, nodes - 4]
+    assert "virtual_index" not in to_data(graph, Vocabulary.of([graph]))
+
+
+def test_the_network_and_its_plan_agree_on_virtual_edges():
+    graph = ag.load("specs/models/lenet5.yaml")
+    features = torch.zeros(len(graph.nodes), WIDTH, dtype=torch.float64)
+    for planned, known in ((1, 2), (2, 1)):
+        plans = sweeps(to_data(graph, Vocabulary.of([graph]), planned))
+        with pytest.raises(ag.GraphError, match="virtual edges"):
+            network(reach=known)(features, *plans)
 
 
 def test_a_node_hears_the_whole_graph_after_one_step():

@@ -71,30 +71,35 @@ def test_levels_are_longest_paths_from_either_end(net):
 def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
     graph, _ = ag.trace(net, image())
     other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
-    batch = to_batch([graph, other, graph], Vocabulary.of([graph, other]))
-    for plan, edges in zip(
-        sweeps(batch), (batch.edge_index, batch.edge_index.flip(0)), strict=True
-    ):
+    batch = to_batch([graph, other, graph], Vocabulary.of([graph, other]), 3)
+    edges, pairs = (batch.edge_index, None), (batch.virtual_index, batch.distance)
+    for way, plan in enumerate(sweeps(batch)):
         nodes = [list(part) for part in plan.order.split([x.size for x in plan.levels])]
-        seen = []
-        for number, level in enumerate(plan.levels):
-            senders = []
-            for home, rows in level.sources:
-                assert home < number
-                senders += nodes[home] if rows is None else [nodes[home][r] for r in rows]
-            assert sorted(set(level.edge_index[0].tolist())) == list(range(len(senders)))
-            seen += [(int(senders[a]), int(nodes[number][b])) for a, b in level.edge_index.T]
-        assert sorted(seen) == sorted(map(tuple, edges.T.tolist()))
+        for kind, (index, distance) in enumerate((edges, pairs)):
+            seen = []
+            for number, level in enumerate(plan.levels):
+                found, senders = level.messages[kind], []
+                for home, rows in found.sources:
+                    assert home < number
+                    senders += nodes[home] if rows is None else [nodes[home][r] for r in rows]
+                assert sorted(set(found.edge_index[0].tolist())) == list(range(len(senders)))
+                ends = [(int(senders[a]), int(nodes[number][b])) for a, b in found.edge_index.T]
+                apart = [1] * len(ends) if found.distance is None else found.distance.tolist()
+                seen += [(*pair, length) for pair, length in zip(ends, apart, strict=True)]
+            lengths = torch.ones(len(index[0])) if distance is None else distance
+            expected = torch.cat([index.flip(0) if way else index, lengths[None].long()])
+            assert sorted(seen) == sorted(map(tuple, expected.T.tolist()))
         assert torch.equal(plan.order[plan.place], torch.arange(batch.num_nodes))
 
 
 def test_batching_shifts_edges_but_not_levels_or_words(everything):
     graph, _ = everything
     words = Vocabulary.of([graph])
-    one, two = to_data(graph, words), to_batch([graph, graph], words)
+    one, two = to_data(graph, words, 2), to_batch([graph, graph], words, 2)
     count = len(graph.nodes)
-    assert torch.equal(two.edge_index[:, one.edge_index.shape[1] :], one.edge_index + count)
-    for key in ("word", "level_forward", "level_backward"):
+    for key in ("edge_index", "virtual_index"):
+        assert torch.equal(two[key][:, one[key].shape[1] :], one[key] + count)
+    for key in ("word", "level_forward", "level_backward", "distance"):
         assert torch.equal(two[key], one[key].repeat(2))
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archgraph.errors import GraphError
 from archgraph.hypernet import LowRank, ParameterEncoder, Tiled, summary
 from archgraph.hypernet.decoders import crop, decoder, stretch
 
@@ -64,6 +65,21 @@ def test_what_lies_beyond_a_tensors_runs_is_masked(encoder):
     with torch.no_grad():
         encoder.position[2:] += torch.randn(16).double()  # of pieces that nobody may attend to
     torch.testing.assert_close(encoder([tensor], torch.tensor([0])), code)
+
+
+def test_pieces_of_one_number_each_are_a_token_a_run():
+    torch.manual_seed(0)
+    encoder = ParameterEncoder(1, 16, bins=32, piece=1).double()
+    assert encoder.position.shape == (32, 16)
+    held: dict[str, torch.Tensor] = {}
+    encoder.layer.register_forward_hook(lambda m, a, out: held.update(given=a[0]))
+    encoder([torch.randn(9)], torch.tensor([0]))
+    assert held["given"].shape == (1, 9, 16)
+
+
+def test_a_summary_is_whole_pieces():
+    with pytest.raises(GraphError, match="not whole pieces"):
+        ParameterEncoder(1, 16, bins=32, piece=5)
 
 
 def test_no_gradient_reaches_the_parameters(encoder):

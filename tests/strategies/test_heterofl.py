@@ -57,6 +57,16 @@ def test_static_statistics_are_left_alone_and_recomputed(lab, tiers):
     assert {m.statistics for m in models} == {"recompute"}
 
 
+def test_stored_statistics_and_a_scaler_exclude_one_another(lab, tiers):
+    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "half"])
+    for norm in ("averaged", "local"):
+        with pytest.raises(ag.RunError, match=r"heterofl.norm, half: statistics of scaled"):
+            HeteroFL(norm=norm).init(world)
+        assert HeteroFL(norm=norm, scaler=False).init(world)
+    alone = lab.make_world(lab.graph, lab.state, {"full": tiers["full"]}, ["full"])
+    assert HeteroFL(norm="averaged").init(alone)  # at rate 1 nothing is scaled
+
+
 # ---------------------------------------------------------------- rates and the scaler
 
 

@@ -265,6 +265,14 @@ def test_clients_that_are_not_described_get_the_same(world):
     assert all(torch.equal(v, weak[1][k]) for k, v in weak[0].items())
 
 
+def test_virtual_edges_are_part_of_phi(world):
+    plain, far = (rounds(strategy(reach=reach), world, 1) for reach in (1, 50))
+    added = far.group("hypernet").keys() - plain.group("hypernet").keys()
+    assert added == {f"gnn.virtual.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    before = strategy(reach=50).init(world).group("hypernet")
+    assert all(not torch.equal(far.group("hypernet")[name], before[name]) for name in added)
+
+
 # ---------------------------------------------------------------- the authors' code
 
 
@@ -272,6 +280,7 @@ def test_official_describes_the_head_only_and_leaves_shifts_of_norms(world):
     method = configure("recipfl", {"preset": "official", **SIZES})
     assert isinstance(method, RecipFL)
     assert (method.mixing, method.described, method.shifts) == ("sum", "head", "local")
+    assert method.piece == 1
     state = method.init(world)
     one, two = (method.send(world, state, c, 1) for c in (1, 2))
     differ = {k for k, v in one.state.items() if not torch.equal(v, two.state[k])}
@@ -452,6 +461,7 @@ def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
         ({"lr": 0.0}, "strategy.recipfl.lr: not positive"),
         ({"clip": math.nan}, "strategy.recipfl.clip: not positive"),
         ({"width": 0}, "strategy.recipfl.width: no size"),
+        ({"piece": 5}, "strategy.recipfl.piece: not whole pieces"),
         ({"memory": -1.0}, "strategy.recipfl.memory: negative"),
         ({"descriptor": "names"}, "strategy.recipfl.descriptor: wrong value"),
     ],
