@@ -488,7 +488,7 @@ def _global(key: str) -> Read:
 
 def _of_tier(name: str, key: str) -> Measure:
     read = _averaged(lambda test: _by_tier(test).get(name, {}).get(key))
-    return Measure(f"tier.{name}", f"{name} %", read, _percent)
+    return Measure(f"tier.{name}.{key}", f"{name} %", read, _percent)
 
 
 def _by_tier(test: Test) -> dict[str, Mapping[str, float]]:

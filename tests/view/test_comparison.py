@@ -201,7 +201,7 @@ def test_tiers_are_told_apart_by_their_clients_own_mixtures(tmp_path: Path):
     (group,) = found.groups
     figures = {key: f.values for key, f in group.figures.items() if key.startswith("tier")}
     # The global model is no tier.
-    assert figures == {"tier.small": (0.5, 0.7), "tier.large": (0.8, 0.8)}
+    assert figures == {"tier.small.matched": (0.5, 0.7), "tier.large.matched": (0.8, 0.8)}
     table = found.tables()[0]
     cells = dict(zip(table.columns, table.rows[0], strict=True))
     assert (cells["small %"], cells["large %"]) == ("60.00 ± 14.14", "80.00 ± 0.00")
@@ -215,7 +215,7 @@ def test_tiers_without_mixtures_are_compared_on_their_clients_classes(tmp_path: 
     made(tmp_path / "b", accuracies(0.4, 0.2), name="before", strategy="nefl")
     made(tmp_path / "c", {"small": 0.2, "other": 0.4}, name="others", strategy="heterofl")
     found = comparison([tmp_path], tiers=True)
-    columns = ("tier.small", "tier.large", "tier.other")
+    columns = [f"tier.{name}.accuracy" for name in ("small", "large", "other")]  # says which
     figures = [
         [g.figures[c].mean if c in g.figures else None for c in columns] for g in found.groups
     ]
@@ -244,7 +244,11 @@ def test_figures_are_means_over_the_tests_of_the_last_rounds(tmp_path: Path, las
     (group,) = found.groups
     share = statistics.fmean(tests) / 10
     assert list(group.tests) == tests == found.plain()["groups"][0]["tests"]
-    for key, whole in {"worst_accuracy": 0.5, "average_accuracy": 0.75, "tier.large": 1.0}.items():
+    for key, whole in {
+        "worst_accuracy": 0.5,
+        "average_accuracy": 0.75,
+        "tier.large.matched": 1.0,
+    }.items():
         assert group.figures[key].mean == pytest.approx(whole * share, abs=1e-12)
     # Time is that of the whole run.
     assert group.figures["seconds"].values == (20.0,)
@@ -277,10 +281,10 @@ def test_json_csv_and_the_table_tell_tiers_and_how_many_tests(tmp_path: Path):
     (row,) = csv.DictReader(found.csv().splitlines())
     assert plain["tests"] == [3, 4]
     assert row["tests"] == "2"
-    mean = plain["figures"]["tier.small"]["mean"]
-    assert float(row["tier.small"]) == mean == pytest.approx(0.5 * 7 / 8, abs=1e-12)
+    mean = plain["figures"]["tier.small.matched"]["mean"]
+    assert float(row["tier.small.matched"]) == mean == pytest.approx(0.5 * 7 / 8, abs=1e-12)
     deviation = statistics.stdev((0.4 * 7 / 8, 0.6 * 7 / 8))
-    assert float(row["tier.small_std"]) == pytest.approx(deviation, abs=1e-12)
+    assert float(row["tier.small.matched_std"]) == pytest.approx(deviation, abs=1e-12)
     table = found.tables()[0]
     assert dict(zip(table.columns, table.rows[0], strict=True))["tests"] == "2"
     assert "averaged over the tests of the last 50 % of the rounds" in found.markdown()
