@@ -57,7 +57,8 @@ class HeteroFL(Strategy):
         label_rows: Merge rows that belong to a label only from clients that own the label.
         weights: Weight of a client: 1 (official code), or its number of examples.
         norm: What becomes of running statistics; ``averaged`` and ``local`` need ``scaler`` off
-            where a narrow tier has such, since it would be tested with those of scaled activations.
+            where a narrow tier has running statistics: its tests would take those of scaled
+            activations.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -101,9 +102,9 @@ class HeteroFL(Strategy):
             if stored and statistics(tier.graph) and self._rate(tier) < 1:
                 raise ag.RunError(
                     "statistics of scaled activations do not fit tests, which do not scale",
-                    where=f"strategy.heterofl.norm, {tier.name}",
-                    found=self.norm,
-                    expected="static; or scaler: false",
+                    where=f"strategy.heterofl: tier {tier.name}",
+                    found=f"norm: {self.norm}",
+                    expected="norm: static; or scaler: false",
                 )
         return (
             ServerState()

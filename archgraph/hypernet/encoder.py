@@ -69,8 +69,12 @@ class ParameterEncoder(nn.Module):
         hidden: int = 64,
     ) -> None:
         super().__init__()
-        if bins % piece:
-            raise GraphError("a summary is not whole pieces", found=f"{bins} numbers, {piece} each")
+        if piece < 1 or bins < 1 or bins % piece:
+            raise GraphError(
+                "a summary is not whole pieces",
+                found=f"{bins} numbers, {piece} each",
+                expected="a positive multiple of a piece of 1 or more",
+            )
         self.bins, self.piece = bins, piece
         self.embed = nn.Linear(piece, width)
         self.position = nn.Parameter(torch.randn(bins // piece, width) * 0.02)

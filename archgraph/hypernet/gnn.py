@@ -50,9 +50,14 @@ class GatedGNN(nn.Module):
             GraphError: If only one of the network and the plans knows virtual edges.
         """
         for plan in (there, back):
-            planned = max((len(level.messages) for level in plan.levels), default=0) > 1
-            if planned != (self.virtual is not None):
-                raise GraphError("virtual edges in only one of the network and the plan")
+            planned, known = len(plan.levels[0].messages) > 1, self.virtual is not None
+            if planned != known:
+                raise GraphError(
+                    "plan and network differ in virtual edges",
+                    found="a plan with them" if planned else "a plan without",
+                    expected="one with them" if known else "one without",
+                    hint="make both for one reach",
+                )
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)
         return features
@@ -67,14 +72,14 @@ class GatedGNN(nn.Module):
         kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
         sent: list[list[Tensor]] = [[] for _ in kinds]
         for level, h, kept in zip(plan.levels, before.split(sizes), own, strict=True):
-            received = [
-                self._received(messages, values, level.size)
+            heard = [
+                self._heard(messages, values, level.size)
                 for messages, values in zip(level.messages, sent, strict=True)
                 if messages.sources
             ]
-            if received:
-                heard = received[0] if len(received) == 1 else torch.stack(received).sum(0)
-                given = functional.linear(heard, self.cell.weight_ih, self.cell.bias_ih)
+            if heard:
+                whole = sum(heard[1:], heard[0])
+                given = functional.linear(whole, self.cell.weight_ih, self.cell.bias_ih)
             else:
                 given = self.cell.bias_ih.expand(level.size, -1)
             after.append(_gates(h, given, kept))
@@ -82,7 +87,7 @@ class GatedGNN(nn.Module):
                 values.append(mlp(after[-1]))
         return torch.cat(after)[plan.place]
 
-    def _received(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
+    def _heard(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
         """Sums [size, width] of what earlier levels sent."""
         parts = [sent[k] if rows is None else sent[k][rows] for k, rows in messages.sources]
         senders = parts[0] if len(parts) == 1 else torch.cat(parts)

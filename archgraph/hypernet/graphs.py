@@ -215,7 +215,7 @@ def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
         if length > 1
     ]
     listed = torch.tensor(found, dtype=torch.long).reshape(-1, 3)
-    return listed[:, :2].T.contiguous(), listed[:, 2]
+    return listed[:, :2].T.contiguous(), listed[:, 2].clone()
 
 
 def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
@@ -272,6 +272,10 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
 # -- sweeps -------------------------------------------------------------------------------------
 
 
+# Edges [2, edges], and the lengths of the paths that they stand for, [edges]; None: 1.
+Kind = tuple[Tensor, Tensor | None]
+
+
 @dataclass(frozen=True)
 class Messages:
     """What the nodes of a level receive over edges of one kind.
@@ -294,7 +298,7 @@ class Level:
 
     Attributes:
         size: Number of nodes.
-        messages: Those over edges; and over virtual edges, where there are such.
+        messages: Those over each kind of edge: edges; and virtual edges, if the plan has such.
     """
 
     size: int
@@ -316,13 +320,14 @@ class Sweep:
     levels: tuple[Level, ...]
 
 
-def sweep(level: Tensor, *kinds: tuple[Tensor, Tensor | None]) -> Sweep:
+def sweep(level: Tensor, edges: Kind, *more: Kind) -> Sweep:
     """Plan of a traversal in which every node is visited after those that send to it.
 
     Args:
         level: Level of each node; an edge leads from a lower level to a higher one.
-        kinds: For each kind of edge [2, edges] from sender to receiver, and the lengths of the
-            paths that they stand for, [edges] or None.
+        edges: Edges [2, edges] from sender to receiver, and the lengths of the paths that they
+            stand for, [edges] or None.
+        more: The same of each further kind of edge.
 
     Example:
         >>> plan = sweep(torch.tensor([0, 1, 1]), (torch.tensor([[0, 0], [1, 2]]), None))
@@ -333,13 +338,13 @@ def sweep(level: Tensor, *kinds: tuple[Tensor, Tensor | None]) -> Sweep:
     order = np.argsort(levels, kind="stable")
     place = np.argsort(order, kind="stable")
     sizes = np.bincount(levels)
-    received = [_received(levels[order], place, sizes, *kind) for kind in kinds]
-    steps = tuple(map(Level, sizes.tolist(), zip(*received, strict=True)))
+    kinds = [_messages(levels[order], place, sizes, *kind) for kind in (edges, *more)]
+    steps = zip(sizes.tolist(), zip(*kinds, strict=True), strict=True)
     visited, back = (torch.from_numpy(x).to(level.device) for x in (order, place))
-    return Sweep(visited, back, steps)
+    return Sweep(visited, back, tuple(Level(*step) for step in steps))
 
 
-def _received(
+def _messages(
     homes: np.ndarray,
     place: np.ndarray,
     sizes: np.ndarray,
@@ -379,9 +384,15 @@ def _received(
         yield Messages(tuple(sources), tensor(edges), apart)
 
 
+@per_graph
+def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
+    """Plans for one graph, made once: with virtual edges they are quadratic in its levels."""
+    return sweeps(to_data(graph, Vocabulary(()), reach))
+
+
 def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
     """Plans of the forward and of the backward traversal of a graph or a batch of graphs."""
-    kinds: list[tuple[Tensor, Tensor | None]] = [(batch.edge_index, None)]
+    kinds: list[Kind] = [(batch.edge_index, None)]
     if "virtual_index" in batch:
         kinds.append((batch.virtual_index, batch.distance))
     there = sweep(batch.level_forward, *kinds)

@@ -23,6 +23,7 @@ from archgraph.hypernet.graphs import (
     entries,
     local,
     sweeps,
+    sweeps_alone,
     to_batch,
 )
 from archgraph.ir import ArchGraph
@@ -280,7 +281,9 @@ class GraphHypernetwork(nn.Module):
         else:
             assert self.shape is not None
             features = words + known + self.shape(tensors, node, len(words))
-        features = self.norm(self.gnn(features, *sweeps(batch)))
+        alone = len(graphs) == 1 and words.device.type == "cpu"
+        plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
+        features = self.norm(self.gnn(features, *plans))
         seen = torch.tensor(told, dtype=torch.bool, device=words.device)[:, None]
         found = {}
         for key, own in places.items():

@@ -133,9 +133,9 @@ def test_virtual_edges_are_the_shortest_paths_up_to_their_reach():
 def test_the_network_and_its_plan_agree_on_virtual_edges():
     graph = ag.load("specs/models/lenet5.yaml")
     features = torch.zeros(len(graph.nodes), WIDTH, dtype=torch.float64)
-    for planned, known in ((1, 2), (2, 1)):
+    for planned, known, found in ((1, 2, "a plan without"), (2, 1, "a plan with them")):
         plans = sweeps(to_data(graph, Vocabulary.of([graph]), planned))
-        with pytest.raises(ag.GraphError, match="virtual edges"):
+        with pytest.raises(ag.GraphError, match=f"virtual edges; found {found}; expected one"):
             network(reach=known)(features, *plans)
 
 

@@ -77,9 +77,10 @@ def test_pieces_of_one_number_each_are_a_token_a_run():
     assert held["given"].shape == (1, 9, 16)
 
 
-def test_a_summary_is_whole_pieces():
+@pytest.mark.parametrize(("bins", "piece"), [(32, 5), (32, 0), (0, 8), (32, -1), (4, 8)])
+def test_a_summary_is_whole_pieces(bins, piece):
     with pytest.raises(GraphError, match="not whole pieces"):
-        ParameterEncoder(1, 16, bins=32, piece=5)
+        ParameterEncoder(1, 16, bins=bins, piece=piece)
 
 
 def test_no_gradient_reaches_the_parameters(encoder):

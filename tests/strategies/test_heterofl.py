@@ -60,11 +60,15 @@ def test_static_statistics_are_left_alone_and_recomputed(lab, tiers):
 def test_stored_statistics_and_a_scaler_exclude_one_another(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full", "half"])
     for norm in ("averaged", "local"):
-        with pytest.raises(ag.RunError, match=r"heterofl.norm, half: statistics of scaled"):
+        with pytest.raises(ag.RunError, match=r"heterofl: tier half: statistics of scaled"):
             HeteroFL(norm=norm).init(world)
         assert HeteroFL(norm=norm, scaler=False).init(world)
     alone = lab.make_world(lab.graph, lab.state, {"full": tiers["full"]}, ["full"])
     assert HeteroFL(norm="averaged").init(alone)  # at rate 1 nothing is scaled
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    graph, state = ag.trace(net, torch.zeros(2, 4))
+    narrow = lab.make_world(graph, state, {"half": ag.take(graph, 0.5)}, ["half"])
+    assert HeteroFL(norm="averaged").init(narrow)  # no statistics
 
 
 # ---------------------------------------------------------------- rates and the scaler

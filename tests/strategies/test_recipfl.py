@@ -265,6 +265,11 @@ def test_clients_that_are_not_described_get_the_same(world):
     assert all(torch.equal(v, weak[1][k]) for k, v in weak[0].items())
 
 
+def test_pieces_are_as_long_as_asked(world):
+    phi = strategy(bins=32, piece=4).init(world).group("hypernet")
+    assert phi["encoder.position"].shape == (8, 16) and phi["encoder.embed.weight"].shape[1] == 4
+
+
 def test_virtual_edges_are_part_of_phi(world):
     plain, far = (rounds(strategy(reach=reach), world, 1) for reach in (1, 50))
     added = far.group("hypernet").keys() - plain.group("hypernet").keys()
@@ -280,8 +285,9 @@ def test_official_describes_the_head_only_and_leaves_shifts_of_norms(world):
     method = configure("recipfl", {"preset": "official", **SIZES})
     assert isinstance(method, RecipFL)
     assert (method.mixing, method.described, method.shifts) == ("sum", "head", "local")
-    assert method.piece == 1
     state = method.init(world)
+    phi = state.group("hypernet")
+    assert len(phi["encoder.position"]) == 128 and "gnn.virtual.0.weight" in phi
     one, two = (method.send(world, state, c, 1) for c in (1, 2))
     differ = {k for k, v in one.state.items() if not torch.equal(v, two.state[k])}
     assert differ == {"c.weight", "c.bias"}
@@ -461,7 +467,7 @@ def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
         ({"lr": 0.0}, "strategy.recipfl.lr: not positive"),
         ({"clip": math.nan}, "strategy.recipfl.clip: not positive"),
         ({"width": 0}, "strategy.recipfl.width: no size"),
-        ({"piece": 5}, "strategy.recipfl.piece: not whole pieces"),
+        ({"piece": 5}, "strategy.recipfl.bins: not whole pieces"),
         ({"memory": -1.0}, "strategy.recipfl.memory: negative"),
         ({"descriptor": "names"}, "strategy.recipfl.descriptor: wrong value"),
     ],
