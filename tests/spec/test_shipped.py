@@ -15,6 +15,7 @@ from archgraph.ir import ArchGraph, size_at
 from archgraph.spec import flat, load, load_experiment, load_family, load_model
 from archgraph.spec.document import parse_document, read_document
 from archgraph.spec.model import AuthoredModel
+from archgraph.strategy import configure
 from tests.spec.test_lower import assert_lawful, assert_traces_to_itself
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -177,3 +178,12 @@ def test_experiments_load(file: Path) -> None:
         clean = load_experiment(file.with_name(file.name.replace("_attacked", "")))
         changed = spec.model_copy(update={"attack": None, "name": clean.name, "family": None})
         assert changed == clean.model_copy(update={"family": None})
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda f: f.stem)
+def test_experiments_configure_strategies_that_take_their_families(file: Path) -> None:
+    """What `init` would refuse of a shipped experiment, without its data."""
+    ((name, options),) = load_experiment(file).strategy.items()
+    strategy = configure(name, options)
+    if getattr(strategy, "scaler", False):
+        assert strategy.norm == "static"  # type: ignore[attr-defined]  # who scales has it
