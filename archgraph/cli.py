@@ -957,13 +957,18 @@ def _json(value: Mapping[str, Any]) -> None:
     _say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _print(item: Any) -> None:
-    """Print something that rich draws; into a file or a pipe with as many columns as `COLUMNS`."""
+def _console() -> Console:
+    """What rich draws on; a file or a pipe has as many columns as `COLUMNS`."""
     from rich.console import Console
 
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
-    Console(width=None if sys.stdout.isatty() else width).print(item)
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def _print(item: Any) -> None:
+    """Print something that rich draws."""
+    _console().print(item)
 
 
 class _Cell:
@@ -1032,10 +1037,15 @@ def _table(table: Table) -> None:
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
+    # Figures break at their spaces (mean, deviation) before names lose what tells them apart.
+    cells = zip(table.columns, *table.rows, strict=True)
+    longest = [max(map(len, column)) for column in cells]
+    least = [n if i in table.right else min(n, _Cell.least) for i, n in enumerate(longest)]
+    apart = "\n" if sum(least) + len(least) > _console().width else " "
     for number, column in enumerate(table.columns):
         numbers = number in table.right
         drawn.add_column(
-            Text(column),
+            Text(column.replace(" ", apart) if numbers else column),
             justify="right" if numbers else "left",
             overflow="fold",
             no_wrap=numbers,
@@ -1045,7 +1055,9 @@ def _table(table: Table) -> None:
     }
     for number, row in enumerate(table.rows):
         cells = [
-            Text(text) if i in table.right or facts else _Cell(text, names.get(i, ()))
+            Text(text.replace(" ± ", f"{apart}± ") if i in table.right else text)
+            if i in table.right or facts
+            else _Cell(text, names.get(i, ()))
             for i, text in enumerate(row)
         ]
         drawn.add_row(*cells, style="bold" if number in table.strong else None)

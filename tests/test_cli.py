@@ -169,6 +169,20 @@ def test_names_that_do_not_fit_lose_their_middles(monkeypatch, capsys):
     assert "…" in lines[-1].split()[-1]
 
 
+def test_figures_break_before_names_are_cut(monkeypatch, capsys):
+    from archgraph.view.inspect import Table
+
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = ("experiment", *(f"figure {i} %" for i in range(6)))
+    rows = tuple((name, *["12.34 ± 10.56"] * 6) for name in ("first_method", "second_method"))
+    cli._table(Table("", heads, rows, frozenset(range(1, 7))))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in ("first_method", "second_method"):
+        at = next(i for i, line in enumerate(lines) if name in line)
+        assert lines[at].count("12.34") == lines[at + 1].count("± 10.56") == 6
+
+
 @given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
 def test_shortening_keeps_to_the_width(names: list[str], width: int):
     head = cli._head(tuple(names), width)
