@@ -1038,8 +1038,8 @@ def _table(table: Table) -> None:
         padding=(0, 1, 0, 0),
     )
     # Figures break at their spaces (mean, deviation) before names lose what tells them apart.
-    cells = zip(table.columns, *table.rows, strict=True)
-    longest = [max(map(len, column)) for column in cells]
+    texts = zip(table.columns, *table.rows, strict=True)
+    longest = [max(map(len, column)) for column in texts]
     least = [n if i in table.right else min(n, _Cell.least) for i, n in enumerate(longest)]
     apart = "\n" if sum(least) + len(least) > _console().width else " "
     for number, column in enumerate(table.columns):
