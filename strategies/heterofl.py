@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.ops.table import statistics
 from archgraph.strategy import (
     Client,
     CrossEntropy,
@@ -99,7 +98,8 @@ class HeteroFL(Strategy):
             world.tier(name)
         stored = self.scaler and self.norm != "static"
         for tier in world.tiers:
-            if stored and statistics(tier.graph) and self._rate(tier) < 1:
+            statistics = NormPolicy("static").left_out(tier.graph)
+            if stored and statistics and self._rate(tier) < 1:
                 raise ag.RunError(
                     "statistics of scaled activations do not fit tests, which do not scale",
                     where=f"strategy.heterofl: tier {tier.name}",

@@ -273,7 +273,7 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
 
 
 # Edges [2, edges], and the lengths of the paths that they stand for, [edges]; None: 1.
-Kind = tuple[Tensor, Tensor | None]
+Edges = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Sweep:
     levels: tuple[Level, ...]
 
 
-def sweep(level: Tensor, edges: Kind, *more: Kind) -> Sweep:
+def sweep(level: Tensor, edges: Edges, *more: Edges) -> Sweep:
     """Plan of a traversal in which every node is visited after those that send to it.
 
     Args:
@@ -392,7 +392,7 @@ def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
 
 def sweeps(batch: Any) -> tuple[Sweep, Sweep]:
     """Plans of the forward and of the backward traversal of a graph or a batch of graphs."""
-    kinds: list[Kind] = [(batch.edge_index, None)]
+    kinds: list[Edges] = [(batch.edge_index, None)]
     if "virtual_index" in batch:
         kinds.append((batch.virtual_index, batch.distance))
     there = sweep(batch.level_forward, *kinds)
