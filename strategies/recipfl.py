@@ -368,7 +368,8 @@ class Server:
         """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
-        phi = {k: v.to(world.device, copy=own) for k, v in state.group("hypernet").items()}
+        group = state.group("hypernet").items()
+        phi = {k: v.to(world.device, copy=own or not _aligned(v)) for k, v in group}
         network.load_state_dict(phi, assign=True)
         return Server(strategy, world, state, network)
 
@@ -441,6 +442,15 @@ class Server:
         """What a client sent of the tensors that were generated for this part."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
+
+
+def _aligned(tensor: Tensor) -> bool:
+    """Whether its memory begins as torch's own does, at a multiple of 64 bytes.
+
+    The last bits of a matrix product may depend on that: a checkpoint's tensors, which lie one
+    behind the other in a file, would make other weights than in a run that was not interrupted.
+    """
+    return tensor.data_ptr() % 64 == 0
 
 
 def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
