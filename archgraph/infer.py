@@ -153,7 +153,7 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
     for batch in _PROBES:
         try:
             results.append(_run(op, args, batch))
-        except NotImplementedError:
+        except NotImplementedError:  # the operator has no meta kernel
             return None
     return _symbolic(results[0], results[1])
 
@@ -205,7 +205,7 @@ def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
         positional, named = found.call_args(given)
         with torch.no_grad():
             return found.overload(*positional, **named)
-    except NotImplementedError:
+    except NotImplementedError:  # no meta kernel: the caller's to answer, no fault of arguments
         raise
     except Exception as error:  # whatever a kernel says about arguments that do not fit
         lines = str(error).strip().splitlines() or [type(error).__name__]

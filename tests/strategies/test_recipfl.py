@@ -236,6 +236,14 @@ def test_groups_of_results_do_not_matter(world, monkeypatch):
         torch.testing.assert_close(gradients[1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
+def test_what_the_encoder_keeps_counts_towards_a_group(monkeypatch):
+    """Two tensors of 4 bytes a result, of 100 pieces each: three results are above the bound."""
+    results = [Result(c, {"a": torch.zeros(1), "b": torch.zeros(1)}, 1) for c in range(4)]
+    monkeypatch.setattr(recipfl, "TOGETHER", 5 * 100 * recipfl.PIECE)
+    assert [len(batch) for batch in recipfl._batches(results, 100)] == [3, 1]
+    assert [len(batch) for batch in recipfl._batches(results, 10)] == [4]
+
+
 def test_weights_by_examples_are_in_proportion(world):
     clients = tuple(
         dataclasses.replace(c, examples=n) for c, n in zip(world.clients, (0, 30, 0), strict=True)
