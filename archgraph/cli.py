@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.text import Text
 
-    from archgraph.ir import ArchGraph
-    from archgraph.spec import ExperimentSpec
-    from archgraph.spec.family import Rewrites
-    from archgraph.view.inspect import Table
+    from archgraph.display.inspect import Table
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.language import ExperimentSpec
+    from archgraph.language.family import Rewrites
 
 BAD_INPUT = 2
 DIFFERENT = 1
@@ -178,8 +178,8 @@ def trace(
 
     Prints the graph, or writes it as YAML.
     """
-    from archgraph.spec import load_model, save
-    from archgraph.spec.document import Document
+    from archgraph.language import load_model, save
+    from archgraph.language.document import Document
 
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
@@ -191,7 +191,7 @@ def trace(
     if weights is not None:
         from safetensors.torch import save as pack
 
-        from archgraph.view.files import write
+        from archgraph.files import write
 
         write(weights, pack({k: v.contiguous() for k, v in (state or {}).items()}))
     if output is None:
@@ -204,7 +204,7 @@ def trace(
 @command()
 def show(file: Model, choose: Choose = None) -> None:
     """Sections and blocks with shapes, parameters and MACs."""
-    from archgraph.view import summary
+    from archgraph.display import summary
 
     _table(summary(_graph(file, choose)))
 
@@ -227,7 +227,7 @@ def explain(
     Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
     parts alike share a row; NAME tells them one by one, and of one axis all that moves with it.
     """
-    from archgraph.view import explain as explained
+    from archgraph.display import explain as explained
 
     found = explained(_graph(file, choose), name)
     if as_json:
@@ -259,8 +259,8 @@ def draw(
     DOT text of a model is printed, and a family goes into a folder of its name. A family's global
     model shows the share of clients that feed each part: weak points stand out.
     """
-    from archgraph.view import coverage, draw_family
-    from archgraph.view import draw as drawn
+    from archgraph.display import coverage, draw_family
+    from archgraph.display import draw as drawn
 
     look: dict[str, Any] = {"detail": detail.value, "direction": direction.value}
     family = _family(file) if cover is None else None
@@ -377,7 +377,7 @@ def rewrite(
     parts of a split go into numbered files. Without --output it tells what would become of it.
     """
     import archgraph
-    from archgraph.family import rewritten
+    from archgraph.federation.family import rewritten
 
     kept = _widths(take or (), "--take")
     asked = {
@@ -417,7 +417,7 @@ def diff(
 
     Leaf by leaf and operator by operator; exit code 1 if they differ.
     """
-    from archgraph.view import diff as differences
+    from archgraph.display import diff as differences
 
     found = differences(_graph(a), _graph(b))
     for table in found.tables():
@@ -436,8 +436,8 @@ def align(
 
     Block by block, with the reason for each part without a counterpart.
     """
-    from archgraph.align import align as aligned
-    from archgraph.view.alignment import alignment_tables
+    from archgraph.display.alignment import alignment_tables
+    from archgraph.relate.align import align as aligned
 
     for number, table in enumerate(alignment_tables(aligned(_graph(a), _graph(b)))):
         if number:
@@ -461,15 +461,15 @@ def check(
     published figure differs from ours and its file does not say why (--figures).
     """
     if figures:
-        from archgraph.view import figures as compared
-        from archgraph.view import figures_table
+        from archgraph.papers.published import figures as compared
+        from archgraph.papers.published import figures_table
 
         found = compared(paths, python=python)
         _table(figures_table(found))
         if not all(finding.good for finding in found):
             raise typer.Exit(DIFFERENT)
         return
-    from archgraph.view.verdicts import verdicts
+    from archgraph.display.verdicts import verdicts
 
     bad = total = 0
     for verdict in verdicts(paths, python=python):
@@ -519,9 +519,9 @@ def report(
 
     Table, curves, architectures and settings in one HTML file, without a script.
     """
-    from archgraph.view import read_run
-    from archgraph.view import report as page
-    from archgraph.view.runs import tiers
+    from archgraph.display import read_run
+    from archgraph.display import report as page
+    from archgraph.display.runs import tiers
 
     path = page(folder, output)
     _table(tiers(read_run(folder)))
@@ -564,13 +564,13 @@ def compare(
     Each figure is that of the last test, or with --last the mean over several. With --tiers the
     clients of each tier are told apart: each is tested on as much of every class as it has.
     """
-    from archgraph.view.comparison import comparison
+    from archgraph.display.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
         raise SpecError("can be one only", where="--json, --csv, --markdown")
     found = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
-        from archgraph.view.plots import save, spread
+        from archgraph.display.plots import save, spread
 
         save(
             spread({group.label: [log.rounds for log in group.runs] for group in found.groups}),
@@ -615,9 +615,9 @@ def similarity(
     blocks of each section, or between two models. Random weights reach more than half: chance is
     told beside.
     """
-    from archgraph.analysis.similarity import block_similarity
-    from archgraph.view.plots import save
-    from archgraph.view.weights import heat, similarity_tables
+    from archgraph.display.plots import save
+    from archgraph.papers.similarity import block_similarity
+    from archgraph.papers.weights import heat, similarity_tables
 
     names = [model] if other is None else [model, other]
     (graph, weights), *second = [_one(name, data, s) for name, s in _with_states(names, state)]
@@ -662,9 +662,9 @@ def scales(
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
     """
-    from archgraph.analysis.similarity import scale_variation
-    from archgraph.view.plots import save
-    from archgraph.view.weights import scale_plot, scale_table
+    from archgraph.display.plots import save
+    from archgraph.papers.similarity import scale_variation
+    from archgraph.papers.weights import scale_plot, scale_table
 
     found: dict[str, Any] = {}
     for name, file in _with_states(models, state):
@@ -691,8 +691,8 @@ def schema(
     """
     import json
 
-    from archgraph.spec import schema as described
-    from archgraph.view.files import write
+    from archgraph.files import write
+    from archgraph.language import schema as described
 
     text = json.dumps(described(kind.value), indent=2, ensure_ascii=False)
     if output is None:
@@ -711,7 +711,7 @@ def demo(
     Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
     """
     from archgraph.demo import demo as shown
-    from archgraph.view.inspect import Table
+    from archgraph.display.inspect import Table
 
     for item in shown(out, rounds=rounds):
         if isinstance(item, str):
@@ -751,9 +751,9 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
 
     import archgraph
     from archgraph.engine.trained import trained
-    from archgraph.merge import check_update
-    from archgraph.spec import load_model
-    from archgraph.spec.document import read_document
+    from archgraph.language import load_model
+    from archgraph.language.document import read_document
+    from archgraph.states.merge import check_update
 
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
     if Path(folder or name).is_dir():
@@ -788,7 +788,7 @@ def _one(name: str, data: Path | None, file: Path | None) -> Any:
 def _family(file: Path) -> Any:
     """The family in a file, resolved; None if the file holds no family."""
     import archgraph
-    from archgraph.spec.document import read_document
+    from archgraph.language.document import read_document
 
     data = read_document(file).data
     if not (isinstance(data, dict) and "clients" in data):
@@ -815,8 +815,8 @@ def _numbers(texts: Iterable[str]) -> dict[str, int]:
 
 def _rewrites(asked: dict[str, Any]) -> Rewrites:
     """Rewrites as a file would ask for them; a mistake names the option."""
-    from archgraph.spec.document import Document
-    from archgraph.spec.family import Rewrites
+    from archgraph.language.document import Document
+    from archgraph.language.family import Rewrites
 
     try:
         with _spoken("rewrite", "--"):
@@ -884,8 +884,8 @@ def _settings(texts: Sequence[str] | None) -> dict[str, Any]:
 def _experiment(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
     """The experiment in a file, with some settings changed."""
     import archgraph
-    from archgraph.spec import ExperimentSpec
-    from archgraph.spec.document import Document
+    from archgraph.language import ExperimentSpec
+    from archgraph.language.document import Document
 
     spec = archgraph.load_experiment(file)
     changes = _settings(settings)

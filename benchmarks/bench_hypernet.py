@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
+from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import GatedGNN, GraphHypernetwork, sweeps, to_batch
-from archgraph.ir import ArchGraph
 from benchmarks.bench_transfer import resident, seconds
 
 CLIENTS = 10

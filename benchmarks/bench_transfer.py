@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from archgraph.ir import ArchGraph, Param, TensorType
-from archgraph.merge import Merger
-from archgraph.transfer import DimMap, Entry, Rewritten, State, Transfer, signature
+from archgraph.graph.ir import ArchGraph, Param, TensorType
+from archgraph.states.merge import Merger
+from archgraph.states.transfer import DimMap, Entry, Rewritten, State, Transfer, signature
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 Choose = Callable[[int, float], DimMap | None]

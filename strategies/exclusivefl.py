@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     NormPolicy,

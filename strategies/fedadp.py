@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     Json,

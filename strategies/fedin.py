@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     Examples,

@@ -31,7 +31,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     Json,

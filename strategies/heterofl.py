@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     CrossEntropy,
     Evaluated,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Evaluated,
     Json,
     NormPolicy,

@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     Examples,
@@ -53,6 +52,7 @@ from archgraph.strategy import (
     state_of,
     with_features,
 )
+from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
 
 OWN, SMALL = "own", "small"
 LOGITS = Logits()
@@ -99,7 +99,7 @@ class RecipFL(Strategy):
             the folder for temporary files (``TMPDIR``).
 
     Example:
-        >>> from archgraph.strategy import configure
+        >>> from archgraph.federation.strategy import configure
         >>> configure("recipfl", {"preset": "official"}).mixing  # as in the authors' code
         'sum'
     """

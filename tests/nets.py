@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from archgraph.ir import ArchGraph, Leaf, Value, replace
+from archgraph.graph.ir import ArchGraph, Leaf, Value, replace
 
 SIZE = 6  # pixels of the random networks' images
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph
 
 PIXELS = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from archgraph.spec import load_family
+from archgraph.language import load_family
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()

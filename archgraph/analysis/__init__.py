@@ -1,1 +1,1 @@
-"""What can be read off a graph: axes, blocks and sections, cost."""
+"""What belongs together in a graph: axes, stream, blocks, sections, forms, layers, cost."""

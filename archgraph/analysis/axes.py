@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from archgraph.errors import AxisError
-from archgraph.ir import ArchGraph, Leaf, Ref, Size, Value, per_graph, walk
-from archgraph.layout import (
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Size, Value, per_graph, walk
+from archgraph.layout.layouts import (
     AxisRef,
     Fixed,
     Layout,
@@ -161,7 +161,7 @@ def axes(graph: ArchGraph) -> Axes:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> [(a.name, a.size) for a in axes(trace(net, torch.zeros(1, 3)).graph).free]
         [('0.out', 8)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from archgraph.analysis.stream import Piece, Stream
-from archgraph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, specialise
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, specialise
 from archgraph.ops.table import base, row
 
 BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]

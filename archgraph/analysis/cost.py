@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archgraph.ir import ArchGraph, per_graph, size_at, specialise
+from archgraph.graph.ir import ArchGraph, per_graph, size_at, specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
 
@@ -64,7 +64,7 @@ def cost(graph: ArchGraph) -> Cost:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> found = cost(trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph)
         >>> found.parameters, found.macs, found.bytes
         (8, 6, 32)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Structure, structure
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Atom,
     Batch,
@@ -191,7 +191,7 @@ def forms(graph: ArchGraph) -> Forms:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> print(forms(trace(net, torch.zeros(1, 3)).graph).whole)
         linear > relu > linear

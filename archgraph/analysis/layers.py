@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
 from archgraph.ops.table import row
 
 
@@ -34,7 +34,7 @@ def layers(graph: ArchGraph) -> tuple[Layer, ...]:
 
     Example:
         >>> from torch import nn, zeros
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
         >>> for layer in layers(trace(net, zeros(1, 3)).graph):
         ...     print(layer.entries)
@@ -66,7 +66,7 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
     Example:
         >>> from torch import nn, zeros
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> [sorted(leaves) for leaves in multiplied(trace(net, zeros(1, 3)).graph).values()]
         [['0.weight'], ['2.weight']]
@@ -99,7 +99,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
     Example:
         >>> from torch import nn, zeros
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
         >>> graph = trace(net, zeros(1, 3)).graph
         >>> last, features = head(graph)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from archgraph.ir import ArchGraph, Node, Ref, Value, show, walk
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, show, walk
 from archgraph.ops.table import row
 
 PieceKind = Literal["step", "residual", "dense", "parallel"]

@@ -18,8 +18,8 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
-from archgraph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
-from archgraph.layout import AxisRef, Layout, Prod, leaves, product
+from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
+from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves, product
 
 Named = TypeVar("Named", "Block", "Section")
 
@@ -179,7 +179,7 @@ def structure(graph: ArchGraph) -> Structure:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> print(structure(trace(net, torch.zeros(1, 4)).graph))
         0 (stage)

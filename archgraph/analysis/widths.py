@@ -11,8 +11,8 @@ import numpy as np
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Batch, Node, Ref, Value
-from archgraph.layout import AxisRef, Fixed, Layout, Prod, Sum, leaves
+from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Value
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
 from archgraph.ops import schema
 from archgraph.ops.equations import Sizes
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from archgraph.errors import RunError
 
 if TYPE_CHECKING:
-    from archgraph.family import Family
+    from archgraph.federation.family import Family
 
 # What is shown, in order: a model from YAML, then a module in plain Python.
 PARTS = ("residual", "network")
@@ -59,8 +59,8 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[Any]:
     """One model, from its family to the page about its run."""
     import archgraph
-    from archgraph.view import coverage, curves, draw_family, report, summary
-    from archgraph.view.plots import save
+    from archgraph.display import coverage, curves, draw_family, report, summary
+    from archgraph.display.plots import save
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
     yield f"\n{family.graph.name or name}: {_sizes(family)}"
@@ -84,7 +84,7 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
 def _sizes(family: Family) -> str:
     """How many parameters each kind of client has."""
     import archgraph
-    from archgraph.view.scene import count
+    from archgraph.display.scene import count
 
     return ", ".join(
         f"{member.count} × {member.name} {count(archgraph.cost(member.graph).parameters)}"

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from archgraph.ir import ArchGraph
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     ClientData,
     Examples,
     Outcome,
@@ -32,6 +31,7 @@ from archgraph.strategy import (
     Work,
     seeded,
 )
+from archgraph.graph.ir import ArchGraph
 
 
 def malicious(clients: Sequence[int], share: float, seed: int) -> frozenset[int]:

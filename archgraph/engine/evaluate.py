@@ -16,15 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archgraph.build import load_state
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.shard import Kept, isolated
 from archgraph.errors import RejectedUpdate
-from archgraph.ir import ArchGraph, per_graph, specialise
-from archgraph.ops.schema import schema
-from archgraph.ops.table import row, statistics
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     ClientData,
     CrossEntropy,
     Evaluated,
@@ -40,6 +36,10 @@ from archgraph.strategy import (
     module_of,
     seeded,
 )
+from archgraph.graph.ir import ArchGraph, per_graph, specialise
+from archgraph.module.build import load_state
+from archgraph.ops.schema import schema
+from archgraph.ops.table import row, statistics
 
 Json = Any
 IGNORED = -100  # a target that counts for nothing

@@ -10,7 +10,7 @@ import numpy as np
 
 from archgraph.engine.data import Dataset
 from archgraph.engine.shard import Shard
-from archgraph.strategy import LocalOptions, Strategy, World, rounds_of
+from archgraph.federation.strategy import LocalOptions, Strategy, World, rounds_of
 
 Json = Any
 

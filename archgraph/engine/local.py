@@ -27,11 +27,7 @@ from archgraph.engine.record import Checkpoint, Record, reserved, resumable
 from archgraph.engine.shard import Kept, isolated
 from archgraph.engine.world import prepare
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.ir import ArchGraph
-from archgraph.merge import check_update
-from archgraph.spec import ExperimentSpec, load_experiment
-from archgraph.spec.flat import dump
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Evaluated,
     Outcome,
     Result,
@@ -43,6 +39,10 @@ from archgraph.strategy import (
     frozen,
     seeded,
 )
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import ExperimentSpec, load_experiment
+from archgraph.language.flat import dump
+from archgraph.states.merge import check_update
 
 Json = Any
 

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from archgraph.analysis.cost import cost
-from archgraph.strategy import World
+from archgraph.federation.strategy import World
 
 Json = Any
 # rich numbers the bars of a display in the order in which they are added.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
-from archgraph.strategy import Examples, State, cut
+from archgraph.federation.strategy import Examples, State, cut
 
 
 def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Training data as models take it; implements :class:`archgraph.strategy.ClientData`.
+    """Training data as models take it: a :class:`archgraph.federation.strategy.ClientData`.
 
     Attributes:
         inputs: The first input of all examples, normalised, ``[example, ...]``.

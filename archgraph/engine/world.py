@@ -15,7 +15,6 @@ import pydantic_core
 import torch
 from ruamel.yaml import YAML
 
-from archgraph.build import build, initial_state
 from archgraph.engine.attack import malicious
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
 from archgraph.engine.evaluate import GLOBAL
@@ -23,12 +22,8 @@ from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import allot
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
-from archgraph.family import Family, Member, resolve
-from archgraph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
-from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.insert import fresh, refs
-from archgraph.spec import ExperimentSpec, FamilySpec, load_experiment, load_family
-from archgraph.strategy import (
+from archgraph.federation.family import Family, Member, resolve
+from archgraph.federation.strategy import (
     Client,
     LocalOptions,
     State,
@@ -37,6 +32,11 @@ from archgraph.strategy import (
     World,
     configure,
 )
+from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
+from archgraph.language import ExperimentSpec, FamilySpec, load_experiment, load_family
+from archgraph.module.build import build, initial_state
+from archgraph.ops.schema import torch_dtype
+from archgraph.rewrite.insert import fresh, refs
 
 Json = Any
 
@@ -232,7 +232,7 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
 
     Example:
         >>> from archgraph.engine.data import Split
-        >>> from archgraph.text import parse
+        >>> from archgraph.graph.text import parse
         >>> ids = torch.zeros(4, 3, dtype=torch.int16)
         >>> split = Split(ids, torch.zeros(4, dtype=torch.int64), beside={"mask": ids})
         >>> data = Dataset("pairs", "text", 2, (3,), split, split, ("no", "yes"), ("ids", "mask"))
@@ -322,7 +322,7 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
 
 
 def _logits(outputs: Value) -> Ref | None:
-    """The output that :class:`archgraph.strategy.Logits` takes, where it is plain which."""
+    """The output that :class:`archgraph.federation.strategy.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
         fields = dict(outputs.fields)
         outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)

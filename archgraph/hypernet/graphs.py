@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from archgraph.errors import GraphError
-from archgraph.ir import ArchGraph, Leaf, Param, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Param, per_graph, walk
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import base, initialiser, row
 
@@ -91,7 +91,7 @@ def local(graph: ArchGraph) -> Mapping[str, Rule]:
     """The entries of a state that are never generated, each with its rule.
 
     Example:
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> graph, _ = trace(torch.nn.BatchNorm1d(2), torch.zeros(3, 2))
         >>> local(graph)["running_mean"]
         'buffer'
@@ -105,7 +105,7 @@ def entries(graph: ArchGraph) -> tuple[Entry, ...]:
     """The tensors of a graph that are generated, in state order; each has exactly one owner.
 
     Example:
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> graph, _ = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
         >>> [(e.name, str(e.slot), e.form) for e in entries(graph)]
         [('weight', 'linear.weight:2', 'weight'), ('bias', 'linear.bias:1', 'shift')]
@@ -237,7 +237,7 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
         GraphError: If the graph has no operators.
 
     Example:
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> graph, _ = trace(torch.nn.ReLU(), torch.zeros(1, 2))
         >>> to_data(graph, Vocabulary.of([graph])).level_forward
         tensor([0, 1])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from archgraph.analysis.layers import head, multiplied
 from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.decoders import Decoder, Kind, decoder
 from archgraph.hypernet.encoder import ParameterEncoder
 from archgraph.hypernet.gnn import GatedGNN
@@ -26,11 +27,10 @@ from archgraph.hypernet.graphs import (
     sweeps_alone,
     to_batch,
 )
-from archgraph.ir import ArchGraph
 from archgraph.ops.table import row
 
 if TYPE_CHECKING:
-    from archgraph.ir import State
+    from archgraph.graph.ir import State
 
 
 Key = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
@@ -122,7 +122,7 @@ class GraphHypernetwork(nn.Module):
             options: Options of the class.
 
         Example:
-            >>> from archgraph.trace import trace
+            >>> from archgraph.capture.trace import trace
             >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
             >>> network = GraphHypernetwork.for_graphs([graph])
             >>> {k: tuple(v.shape) for k, v in network.generate([graph], [state])[0].items()}

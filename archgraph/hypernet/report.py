@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.decoders import Tiled, stretch
 from archgraph.hypernet.network import GraphHypernetwork
-from archgraph.ir import ArchGraph
 
 if TYPE_CHECKING:
-    from archgraph.ir import State
+    from archgraph.graph.ir import State
 
 
 def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> dict[str, float]:
@@ -33,7 +33,7 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
         GraphError: If no decoder sets a tensor, or the state does not fit.
 
     Example:
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> graph, state = trace(torch.nn.Linear(4, 2, bias=False), torch.zeros(1, 4))
         >>> network = GraphHypernetwork.for_graphs([graph], tile=2)
         >>> theta = torch.tensor([[1.0, 2, 1, 2], [3, 4, 3, 4]])

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.errors import RunError
+from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.network import GraphHypernetwork
-from archgraph.ir import ArchGraph
 
 if TYPE_CHECKING:
-    from archgraph.ir import State
+    from archgraph.graph.ir import State
 
 
 def update(
@@ -50,7 +50,7 @@ def update(
         GraphError: If states do not fit their graphs; φ is unchanged then.
 
     Example:
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
         >>> network = GraphHypernetwork.for_graphs([graph])
         >>> optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from archgraph.ir import Ref, Value
-from archgraph.layout import Fixed, Layout, divide, product
+from archgraph.graph.ir import Ref, Value
+from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops.equations import Dims, Equations
 
 

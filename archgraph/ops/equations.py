@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from archgraph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
-from archgraph.layout import Fixed, Layout, Solver, Var, concatenation, leaves
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
+from archgraph.layout.layouts import Fixed, Layout, Solver, Var, concatenation, leaves
 from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]

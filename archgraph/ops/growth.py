@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from archgraph.ir import ArchGraph, Leaf, Node, Value, size_at
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Value, size_at
 from archgraph.ops.table import base, type_of
 
 Scales: TypeAlias = Literal["", "all", "one", "first"]

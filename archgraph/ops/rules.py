@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from archgraph.ir import Batch, Leaf, Mode, Ref, Value
-from archgraph.layout import Fixed, Layout, divide, product
+from archgraph.graph.ir import Batch, Leaf, Mode, Ref, Value
+from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.schema import schema
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.ir import Atom, Value, show
+from archgraph.graph.ir import Atom, Value, show
 
 # Operators that read or write anything but their arguments; never accepted.
 _UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})

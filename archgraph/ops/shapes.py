@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from archgraph.ir import Batch, Size, Value
-from archgraph.layout import Fixed, Layout, concatenation, divide, product
+from archgraph.graph.ir import Batch, Size, Value
+from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.rules import PROJECT, conform, unknown
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
     Node,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from archgraph.ir import Size, Value
+from archgraph.graph.ir import Size, Value
 from archgraph.ops.table import base
 
 Call = tuple[str, dict[str, Value]]
@@ -28,7 +28,7 @@ def overwritten(
         shape: Shape of the tensor.
         index: Which result of the operator the view is.
 
-    >>> from archgraph.ir import Ref
+    >>> from archgraph.graph.ir import Ref
     >>> overwritten("aten.select.int", {"dim": 1, "index": 2}, Ref("x"), Ref("y"), (4, 3))
     ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
     """

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from archgraph.ir import Atom, Leaf, Ref, Value, in_mode
-from archgraph.layout import Fixed, Layout, Var
+from archgraph.graph.ir import Atom, Leaf, Ref, Value, in_mode
+from archgraph.layout.layouts import Fixed, Layout, Var
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 

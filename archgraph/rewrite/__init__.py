@@ -1,1 +1,1 @@
-"""Rewrites: each takes a graph to another graph and leaves behind the map between their states."""
+"""From a graph to another graph and the linear map between their states, one file each."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from archgraph.check import check
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.ops.check import check
 from archgraph.rewrite.insert import (
     Branch,
     before,
@@ -18,7 +18,7 @@ from archgraph.rewrite.insert import (
     residuals,
     with_leaves,
 )
-from archgraph.transfer import Rewritten
+from archgraph.states.transfer import Rewritten
 
 NAME = "adapter"
 
@@ -49,7 +49,7 @@ def adapters(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> class Net(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
-from archgraph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.growth import Start, growth, multiplied, offset
 from archgraph.rewrite.depth import grafted, skip, whole
 from archgraph.rewrite.insert import initialised
-from archgraph.transfer import Entry, Rewritten, Transfer
+from archgraph.states.transfer import Entry, Rewritten, Transfer
 
 
 def deepen(
@@ -43,7 +43,7 @@ def deepen(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential()
         >>> for i in range(3):
         ...     _ = net.append(torch.nn.Linear(4, 4)).append(torch.nn.ReLU())

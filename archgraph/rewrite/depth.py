@@ -15,9 +15,8 @@ import torch
 
 from archgraph.analysis.axes import Kept, axes, positions, size_after, sizes_after, touched
 from archgraph.analysis.structure import Block, Section, Structure, structure
-from archgraph.check import check
 from archgraph.errors import GraphError, RewriteError
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Atom,
     Batch,
@@ -37,10 +36,11 @@ from archgraph.ir import (
     specialise,
     walk,
 )
-from archgraph.layout import AxisRef, leaves
+from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.ops.check import check
 from archgraph.ops.schema import canonical_args, from_atom, schema
 from archgraph.ops.table import row
-from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
 Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
 
@@ -72,7 +72,7 @@ def skip(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> [p.name for p in skip(trace(net, torch.zeros(1, 4)).graph, "1").graph.params]
         ['0.weight', '0.bias', '2.weight', '2.bias']
@@ -134,7 +134,7 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
         >>> [
         ...     len(s.blocks)
@@ -338,7 +338,7 @@ def graft(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> deep = graft(trace(net, torch.zeros(1, 4)).graph, {"0": 3})
         >>> deep.transfer.entries["3.weight"].source
@@ -913,7 +913,7 @@ def _bypassed(
     Raises:
         RewriteError: If it does not.
     """
-    from archgraph.build import build
+    from archgraph.module.build import build
     from archgraph.rewrite import laws
 
     wide = laws.in_float64(graph)
@@ -941,7 +941,7 @@ def _interpret(
     bypass: Mapping[str, str],
 ) -> list[torch.Tensor]:
     """Outputs in evaluation, operator by operator, with some values in the place of others."""
-    from archgraph.build import tensor_of
+    from archgraph.module.build import tensor_of
 
     graph = specialise(graph, training=False)
     values: dict[str, Any] = {}
@@ -1002,7 +1002,7 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     Raises:
         RewriteError: If it is not.
     """
-    from archgraph.build import build
+    from archgraph.module.build import build
     from archgraph.rewrite import laws
 
     before, after = laws.in_float64(graph), laws.in_float64(rewritten.graph)

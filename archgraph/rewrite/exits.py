@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from archgraph.analysis.structure import structure
-from archgraph.check import check
 from archgraph.errors import RewriteError
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
     Mode,
@@ -21,8 +20,9 @@ from archgraph.ir import (
     replace,
     walk,
 )
+from archgraph.ops.check import check
 from archgraph.rewrite.insert import channels, fresh, initialised
-from archgraph.transfer import Rewritten
+from archgraph.states.transfer import Rewritten
 
 PREFIX = "exits"
 
@@ -48,7 +48,7 @@ def exits(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> early = exits(trace(net, torch.zeros(1, 3)).graph, {"0": 2}, verify=True)
         >>> print(early.graph.outputs)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
-from archgraph.layout import Fixed
+from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
+from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
-from archgraph.transfer import Entry, Rewritten, Slot, Transfer, signature
+from archgraph.states.transfer import Entry, Rewritten, Slot, Transfer, signature
 
 
 def before(

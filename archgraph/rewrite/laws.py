@@ -11,9 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.analysis.axes import Kept, axes, positions
-from archgraph.build import ArchModule, build, tensor_of
 from archgraph.errors import RewriteError
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Atom,
     Constant,
@@ -26,8 +25,9 @@ from archgraph.ir import (
     replace,
     size_at,
 )
+from archgraph.module.build import ArchModule, build, tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
-from archgraph.transfer import Rewritten, Transfer
+from archgraph.states.transfer import Rewritten, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
 _FLOATS = ("float32", "float16", "bfloat16")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Mode, Node, Ref, Value, renumber, replace
+from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, renumber, replace
 from archgraph.ops.table import row
-from archgraph.transfer import Rewritten, Transfer
+from archgraph.states.transfer import Rewritten, Transfer
 
 
 def scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
@@ -24,7 +24,7 @@ def scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> print(scaler(trace(net, torch.zeros(1, 3)).graph, 0.5).graph.nodes[2])
         %mul: float32[batch, 4] = aten.mul.Tensor(self=%linear, other=train(2.0, 1.0)) @ 0

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import overload
 
 from archgraph.analysis.structure import Structure, structure
-from archgraph.check import check
 from archgraph.errors import RewriteError
-from archgraph.ir import (
+from archgraph.graph.ir import (
     ArchGraph,
     Batch,
     Leaf,
@@ -20,8 +19,9 @@ from archgraph.ir import (
     replace,
     walk,
 )
+from archgraph.ops.check import check
 from archgraph.rewrite.insert import refs
-from archgraph.transfer import Entry, Rewritten, Transfer, signature
+from archgraph.states.transfer import Entry, Rewritten, Transfer, signature
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def split(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> graph = trace(net, torch.zeros(1, 4)).graph
         >>> extractor, middle, classifier = split(graph, before=["1", "head"])
@@ -243,7 +243,7 @@ def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> def linear(name, a, b):
         ...     net = torch.nn.Sequential()
         ...     net.add_module(name, torch.nn.Linear(a, b))

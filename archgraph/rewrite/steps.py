@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from archgraph.check import check
+from archgraph.capture.trace import constant
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
+from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrite.insert import (
     before,
@@ -20,8 +21,7 @@ from archgraph.rewrite.insert import (
     residuals,
     with_leaves,
 )
-from archgraph.trace import constant
-from archgraph.transfer import Rewritten
+from archgraph.states.transfer import Rewritten
 
 NAME = "step_size"
 
@@ -52,7 +52,7 @@ def steps(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> class Net(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

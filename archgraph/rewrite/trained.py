@@ -8,11 +8,11 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
-from archgraph.check import check
 from archgraph.errors import GraphError
-from archgraph.ir import ArchGraph, Param
+from archgraph.graph.ir import ArchGraph, Param
+from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
-from archgraph.transfer import Rewritten
+from archgraph.states.transfer import Rewritten
 
 
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
@@ -31,7 +31,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
         >>> head = train_only(trace(net, torch.zeros(1, 3)).graph, "1.*")
         >>> [p.name for p in head.graph.params if p.trainable]

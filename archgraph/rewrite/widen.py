@@ -18,12 +18,12 @@ import torch
 
 from archgraph.analysis.axes import Axes, Axis, Contraction, Kept, axes, positions, shares, touched
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
-from archgraph.layout import AxisRef, Layout, leaves
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
+from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.growth import growth, offset
 from archgraph.ops.schema import schema
 from archgraph.rewrite.width import cut
-from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
 # A factor, a number of positions, or which old position each new one copies.
 Growth: TypeAlias = "float | int | Sequence[int] | np.ndarray"
@@ -64,7 +64,7 @@ def widen(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> wide = widen(trace(net, torch.zeros(1, 3)).graph, {"0.out": 6}, verify=True)
         >>> {p.name: p.shape for p in wide.graph.params if "weight" in p.name}
@@ -96,7 +96,7 @@ def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[st
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(
         ...     torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
         ... )
@@ -135,7 +135,7 @@ def narrow(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> graph = trace(net, torch.zeros(1, 3)).graph
         >>> both = widen(graph, {"0.out": 6}) >> (lambda g: narrow(g, {"0.out": 4}, mode="net2net"))

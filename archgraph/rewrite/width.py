@@ -20,10 +20,10 @@ from archgraph.analysis.axes import (
     touched,
 )
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph, Constant, Node, Param, TensorType
-from archgraph.layout import Layout
+from archgraph.graph.ir import ArchGraph, Constant, Node, Param, TensorType
+from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import canonical_args
-from archgraph.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
 # How many positions of an axis stay: a share (ceil), a number, or the positions themselves.
 Choice: TypeAlias = "float | int | Sequence[int] | np.ndarray"
@@ -52,7 +52,7 @@ def take(
 
     Example:
         >>> import torch
-        >>> from archgraph.trace import trace
+        >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> small = take(trace(net, torch.zeros(1, 3)).graph, 0.5)
         >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}

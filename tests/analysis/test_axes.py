@@ -10,7 +10,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.axes import axes
 from archgraph.errors import AxisError
-from archgraph.layout import Prod, Sum
+from archgraph.layout.layouts import Prod, Sum
 
 
 def solved(net, *inputs):

@@ -14,8 +14,8 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.errors import GraphError
-from archgraph.ir import ArchGraph, replace
-from archgraph.text import parse
+from archgraph.graph.ir import ArchGraph, replace
+from archgraph.graph.text import parse
 from tests import structures as nets
 from tests.nets import FOREIGN
 from tests.structures import graph_of, parts

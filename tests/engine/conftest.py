@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from archgraph.build import initial_state
+from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, load_dataset
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
-from archgraph.ir import ArchGraph
-from archgraph.merge import Merger
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     Evaluated,
     LocalOptions,
@@ -31,8 +29,10 @@ from archgraph.strategy import (
     Train,
     World,
 )
-from archgraph.trace import trace
-from archgraph.transfer import Transfer
+from archgraph.graph.ir import ArchGraph
+from archgraph.module.build import initial_state
+from archgraph.states.merge import Merger
+from archgraph.states.transfer import Transfer
 
 
 @dataclass(frozen=True)

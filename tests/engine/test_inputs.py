@@ -13,16 +13,16 @@ from ruamel.yaml import YAML
 from torch import nn
 
 import archgraph as ag
-from archgraph.build import build, initial_state
+from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.sentences import INPUTS
 from archgraph.engine.shard import Shard
 from archgraph.engine.world import as_resolved, fits, fitted, matched
 from archgraph.errors import DataError, RunError, SpecError
-from archgraph.family import Family, Member
-from archgraph.trace import trace
-from archgraph.transfer import Transfer
+from archgraph.federation.family import Family, Member
+from archgraph.module.build import build, initial_state
+from archgraph.states.transfer import Transfer
 from tests.engine.test_data import publish, store
 
 LENGTH, WORDS, CLASSES = 6, 11, 3

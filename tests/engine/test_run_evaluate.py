@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from archgraph.build import build, initial_state
+from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.evaluate import Answers, Evaluator, answers, recalibrated
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, short, table
 from archgraph.engine.shard import Kept, Shard
-from archgraph.strategy import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
-from archgraph.trace import trace
+from archgraph.federation.strategy import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
+from archgraph.module.build import build, initial_state
 
 
 class Says(nn.Module):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from archgraph.engine.experiment import Options
 from archgraph.engine.local import Clock, Loop, execute, finite, sample
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.strategy import Outcome, Result, Train, Work
+from archgraph.federation.strategy import Outcome, Result, Train, Work
 
 
 def bits(tensors: Any) -> dict[str, bytes]:

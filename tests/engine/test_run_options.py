@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 import archgraph as ag
 from archgraph.engine import prepare
 from archgraph.errors import SpecError
-from archgraph.spec import schema
+from archgraph.language import schema
 
 MODEL = """
 archgraph: 1

@@ -23,7 +23,7 @@ from archgraph.engine.record import (
     reserved,
 )
 from archgraph.errors import RunError
-from archgraph.strategy import Train
+from archgraph.federation.strategy import Train
 
 
 def bits(tensors: Any) -> dict[str, bytes]:

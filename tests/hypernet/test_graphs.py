@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from torch import nn
 
 import archgraph as ag
+from archgraph.graph.ir import Leaf, walk
 from archgraph.hypernet import Vocabulary, entries, local, sweeps, to_batch, to_data
-from archgraph.ir import Leaf, walk
 from tests.nets import image, networks
 from tests.zoo.collection import entries as zoo
 

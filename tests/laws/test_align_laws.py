@@ -14,7 +14,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.width import cut
 from tests.nets import image, networks, renamed
 

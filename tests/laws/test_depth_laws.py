@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.infer import infer
-from archgraph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph
+from archgraph.ops.infer import infer
 from tests.nets import image, networks
 from tests.structures import graph_of, models, parts
 

@@ -12,7 +12,7 @@ import archgraph as ag
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.infer import infer
+from archgraph.ops.infer import infer
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.widen import refusals
 from tests.nets import image, networks

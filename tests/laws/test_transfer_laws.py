@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.dimmap import DimMap, chain
 from archgraph.errors import RewriteError
-from archgraph.transfer import Coverage, Entry, Slot, Term, Transfer, compose
+from archgraph.states.dimmap import DimMap, chain
+from archgraph.states.transfer import Coverage, Entry, Slot, Term, Transfer, compose
 
 WEIGHTS = [-2.0, 0.25, 0.5, 1.0, 2.0]
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.axes import axes, positions, size_after
-from archgraph.build import state_of
-from archgraph.infer import infer
-from archgraph.layout import AxisRef, leaves
+from archgraph.graph.text import parse
+from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.module.build import state_of
+from archgraph.ops.infer import infer
 from archgraph.rewrite.laws import mask_equals_take
 from archgraph.rewrite.width import cut
-from archgraph.text import parse
 from tests.nets import image, networks
 
 

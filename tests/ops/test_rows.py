@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
-from archgraph.infer import infer
-from archgraph.layout import AxisRef, leaves
+from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.ops.infer import infer
 from archgraph.ops.table import OPAQUE, ROWS, base
 from archgraph.rewrite.laws import mask_equals_take
 from archgraph.rewrite.width import cut

@@ -10,7 +10,7 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.world import prepare
-from archgraph.strategy import LocalOptions, configure
+from archgraph.federation.strategy import LocalOptions, configure
 from strategies.fedin import FedIN, cut
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from archgraph.cli import app
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.spec.document import Mistake
-from archgraph.spec.figures import Printed
-from archgraph.view import figures, figures_table
+from archgraph.language.document import Mistake
+from archgraph.language.figures import Printed
+from archgraph.papers.published import figures, figures_table
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -12,10 +12,10 @@ import torch
 
 import archgraph as ag
 from archgraph.analysis.structure import structure
-from archgraph.build import initial_state
-from archgraph.ir import ArchGraph
-from archgraph.spec import load_experiment, load_family
-from archgraph.strategy import configure
+from archgraph.federation.strategy import configure
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import load_experiment, load_family
+from archgraph.module.build import initial_state
 
 SPECS = Path(__file__).parents[2] / "specs"
 FAMILIES = sorted(f.stem for f in (SPECS / "families").glob("nefl_*.yaml"))

@@ -9,7 +9,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.errors import ArchGraphError, GraphError, RewriteError
-from archgraph.infer import infer
+from archgraph.ops.infer import infer
 from tests import structures as nets
 from tests.structures import graph_of, parts
 

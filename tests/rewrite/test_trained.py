@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.build import build, initial_state
+from archgraph.capture.trace import trace
 from archgraph.errors import GraphError
+from archgraph.federation.strategy import LocalOptions, Model, Train, Work, module_of, seeded
 from archgraph.hypernet.graphs import local
+from archgraph.module.build import build, initial_state
 from archgraph.rewrite.trained import train_only
-from archgraph.strategy import LocalOptions, Train, Work, module_of, seeded
-from archgraph.trace import trace
-from archgraph.transfer import Transfer
+from archgraph.states.transfer import Transfer
 from tests.strategies.conftest import CLASSES, Net, toy
 
 
@@ -132,5 +132,5 @@ def test_other_rewrites_keep_what_is_frozen(traced, rewrite):
     assert one.transfer == other.transfer
     assert one.graph == train_only(other.graph, ["layer2.*", "fc.*"]).graph
     state = initial_state(traced.graph, seed=3)
-    module = module_of(ag.strategy.Model(one.graph, one.transfer.pull(state)))
+    module = module_of(Model(one.graph, one.transfer.pull(state)))
     assert module(torch.zeros(2, 1, 8, 8)).shape == (2, CLASSES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     Examples,
     LocalOptions,

@@ -16,9 +16,17 @@ from ruamel.yaml import YAML
 from torch import Tensor, nn
 
 import archgraph as ag
+from archgraph.federation.strategy import (
+    Result,
+    ServerState,
+    Tier,
+    World,
+    configure,
+    seeded,
+    widths,
+)
 from archgraph.rewrite import laws
-from archgraph.strategy import Result, ServerState, Tier, World, configure, seeded, widths
-from archgraph.transfer import signature
+from archgraph.states.transfer import signature
 from strategies.fedadp import FedADP, Mode, copies, fit
 from strategies.fedavg import FedAvg
 
@@ -179,7 +187,7 @@ def _counts(family) -> list[str]:
 
 
 def _world(graph, state, tiers, clients) -> World:
-    from archgraph.strategy import Client
+    from archgraph.federation.strategy import Client
 
     offered = {name: Tier(name, t.graph, t.transfer, state) for name, t in tiers.items()}
     return World(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.strategy import CrossEntropy, Result, Task, Train, layer_weights
+from archgraph.federation.strategy import CrossEntropy, Result, Task, Train, layer_weights
 from strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
 
 WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
@@ -310,7 +310,7 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
     found = ZiCo(CrossEntropy())(work).metrics["zico/all"]
     weight = tiny.state["1.weight"].clone().requires_grad_()
     gradients = []
-    from archgraph.strategy import seeded
+    from archgraph.federation.strategy import seeded
 
     order = torch.randperm(8, generator=seeded(0, "work", 0))
     for ids in order.split(4):

@@ -22,7 +22,7 @@ import archgraph as ag
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.local import Loop, execute
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     Evaluated,
     LocalOptions,

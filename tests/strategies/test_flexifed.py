@@ -19,7 +19,7 @@ from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.local import Loop
 from archgraph.engine.partition import partition
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     CrossEntropy,
     LocalOptions,

@@ -14,9 +14,9 @@ import torch
 
 import archgraph as ag
 from archgraph.engine import Dataset, Split, world
-from archgraph.family import Family
-from archgraph.spec.family import DataSpec, EvaluateSpec, ExperimentSpec, FamilySpec, LocalSpec
-from archgraph.strategy import strategy_names
+from archgraph.federation.family import Family
+from archgraph.federation.strategy import strategy_names
+from archgraph.language.family import DataSpec, EvaluateSpec, ExperimentSpec, FamilySpec, LocalSpec
 
 FAMILIES = Path(__file__).parents[2] / "specs" / "families"
 MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import archgraph as ag
+from archgraph.federation.strategy import LocalOptions, Result
 from archgraph.rewrite.trained import train_only
-from archgraph.strategy import LocalOptions, Result
 from strategies.fedadp import FedADP
 from strategies.fedavg import FedAvg
 from strategies.fedfa import FedFA

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.strategy import Client, CrossEntropy, Tier, Train, label_rows
+from archgraph.federation.strategy import Client, CrossEntropy, Tier, Train, label_rows
 from strategies.heterofl import HeteroFL, rate_of
 
 

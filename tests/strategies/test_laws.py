@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.strategy import NormPolicy, Result, Strategy
+from archgraph.federation.strategy import NormPolicy, Result, Strategy
 from strategies.fedadp import FedADP
 from strategies.fedavg import FedAvg
 from strategies.fedfa import FedFA

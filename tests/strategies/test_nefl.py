@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.strategy import LocalOptions, Result, ServerState, Task, World, configure
+from archgraph.federation.strategy import LocalOptions, Result, ServerState, Task, World, configure
 from strategies.fedavg import FedAvg
 from strategies.nefl import Inconsistent, Mean, NeFL, held, ladder, left_out_after, submodel
 

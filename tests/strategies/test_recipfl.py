@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.hypernet import GraphHypernetwork, entries, update
-from archgraph.rewrite.trained import train_only
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     Client,
     LocalOptions,
     Result,
@@ -28,6 +26,8 @@ from archgraph.strategy import (
     configure,
     seeded,
 )
+from archgraph.hypernet import GraphHypernetwork, entries, update
+from archgraph.rewrite.trained import train_only
 from strategies import recipfl
 from strategies.recipfl import RecipFL, Server, Teach, guidance
 

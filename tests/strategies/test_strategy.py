@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.strategy import (
+from archgraph.federation.strategy import (
     CrossEntropy,
     Examples,
     LocalOptions,

@@ -23,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import archgraph as ag
 from archgraph.analysis.axes import Axis
-from archgraph.build import state_of
-from archgraph.infer import infer
-from archgraph.layout import AxisRef, leaves
+from archgraph.graph.text import parse
+from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.module.build import state_of
+from archgraph.ops.infer import infer
 from archgraph.rewrite.laws import (
     difference,
     in_float64,
@@ -35,7 +36,6 @@ from archgraph.rewrite.laws import (
     random_state,
 )
 from archgraph.rewrite.width import cut
-from archgraph.text import parse
 from tests.nets import Foreign
 
 Level = Literal["quick", "full"]

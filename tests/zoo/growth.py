@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 import archgraph as ag
 from archgraph.analysis.axes import Axis
 from archgraph.errors import RewriteError
-from archgraph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.laws import difference, in_float64, to_float64
 from archgraph.rewrite.widen import refusals
-from archgraph.transfer import DimMap
-from archgraph.transfer import Entry as Source
+from archgraph.states.transfer import DimMap
+from archgraph.states.transfer import Entry as Source
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors

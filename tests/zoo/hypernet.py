@@ -17,8 +17,8 @@ import torch
 
 import archgraph as ag
 from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import GraphHypernetwork, Slot
-from archgraph.ir import ArchGraph
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors

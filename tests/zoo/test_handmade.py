@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
-from archgraph.infer import infer
-from archgraph.ir import ArchGraph
-from archgraph.layout import AxisRef, leaves
+from archgraph.graph.ir import ArchGraph
+from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.ops.infer import infer
 from archgraph.rewrite.laws import (
     difference,
     in_float64,

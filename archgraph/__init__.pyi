@@ -1,0 +1,85 @@
+from .analysis.axes import axes as axes
+from .analysis.cost import cost as cost
+from .analysis.structure import structure as structure
+from .capture.trace import trace as trace
+from .display import draw as draw
+from .display import explain as explain
+from .engine import run as run
+from .errors import (
+    ArchGraphError as ArchGraphError,
+)
+from .errors import (
+    AxisError as AxisError,
+)
+from .errors import (
+    DataError as DataError,
+)
+from .errors import (
+    GraphError as GraphError,
+)
+from .errors import (
+    RejectedUpdate as RejectedUpdate,
+)
+from .errors import (
+    RewriteError as RewriteError,
+)
+from .errors import (
+    RunError as RunError,
+)
+from .errors import (
+    SpecError as SpecError,
+)
+from .errors import (
+    TraceError as TraceError,
+)
+from .federation.family import resolve as resolve
+from .graph.ir import ArchGraph as ArchGraph
+from .graph.ir import Node as Node
+from .graph.ir import Param as Param
+from .graph.text import parse as parse
+from .language import (
+    load as load,
+)
+from .language import (
+    load_experiment as load_experiment,
+)
+from .language import (
+    load_family as load_family,
+)
+from .language import (
+    save as save,
+)
+from .module.build import (
+    build as build,
+)
+from .module.build import (
+    initial_state as initial_state,
+)
+from .module.build import (
+    load_state as load_state,
+)
+from .module.build import (
+    state_of as state_of,
+)
+from .ops.check import check as check
+from .relate.align import Alignment as Alignment
+from .relate.align import align as align
+from .relate.join import join as join
+from .relate.join import meet as meet
+from .rewrite.adapters import adapters as adapters
+from .rewrite.deepen import deepen as deepen
+from .rewrite.depth import graft as graft
+from .rewrite.depth import shallow as shallow
+from .rewrite.depth import skip as skip
+from .rewrite.exits import exits as exits
+from .rewrite.scaler import scaler as scaler
+from .rewrite.split import chain as chain
+from .rewrite.split import split as split
+from .rewrite.steps import steps as steps
+from .rewrite.widen import narrow as narrow
+from .rewrite.widen import widen as widen
+from .rewrite.width import take as take
+from .states.carry import carry as carry
+from .states.merge import Merger as Merger
+from .states.transfer import Rewritten as Rewritten
+from .states.transfer import Transfer as Transfer

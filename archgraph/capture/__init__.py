@@ -1,0 +1,1 @@
+"""From an ``nn.Module`` to a graph: export, passes, and one graph for both modes."""

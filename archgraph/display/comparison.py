@@ -1,0 +1,570 @@
+"""Several runs side by side: seeds of one experiment as one row, and what the rows differ in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archgraph.display.inspect import Table
+from archgraph.display.runs import Line, Log, read_run, seconds, submodels
+from archgraph.errors import RunError
+
+GLOBAL = "global"
+# What stands in no file of facts, or decides no figure.
+UNTOLD = frozenset({"archgraph", "seed"})
+# Signs of a value in the table of differences.
+BRIEF = 48
+# Settings in a label.
+TOLD = 2
+NOTHING = "–"
+
+Test = Mapping[str, Any]  # the evaluation of a round
+Read = Callable[[Sequence[Line], Sequence[Test]], float | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of runs that differ in the seed only.
+
+    Attributes:
+        values: One per run.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the runs."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the sample (n - 1); None: one run has none."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a figure is called, read and shown.
+
+    Attributes:
+        key: In JSON and CSV.
+        title: In tables.
+        read: From the rounds until the last common test, and the tests that count; None: not
+            measured.
+        show: A value as text.
+        absent: What a run counts that did not measure it, where another did; None: then nobody has
+            the figure.
+    """
+
+    key: str
+    title: str
+    read: Read
+    show: Callable[[float], str]
+    absent: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed only.
+
+    Attributes:
+        label: Unlike that of any other group of the comparison.
+        strategy: Name of the strategy.
+        settings: What decides the figures, as plain values, without the seed.
+        runs: In the order of their seeds.
+        seeds: Of the runs.
+        at: The last round after which all of them were tested.
+        tests: The rounds after which tests count.
+        planned: Rounds that were asked for.
+        figures: By the key of the measure; what not every run measured is missing.
+    """
+
+    label: str
+    strategy: str
+    settings: Mapping[str, Any]
+    runs: tuple[Log, ...]
+    seeds: tuple[int, ...]
+    at: int
+    tests: tuple[int, ...]
+    planned: int
+    figures: Mapping[str, Figure]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, in the order in which they were named.
+
+    Attributes:
+        groups: The rows.
+        measures: The columns, as far as a row has them.
+        last: Of which part of the rounds tests are averaged; None: the last test counts alone.
+        mixed: Whether tiers were tested on each client's own mixture of classes; else on test
+            examples of its classes; None: tiers are no columns.
+    """
+
+    groups: tuple[Group, ...]
+    measures: tuple[Measure, ...]
+    last: float | None = None
+    mixed: bool | None = None
+
+    @property
+    def differences(self) -> dict[str, tuple[str, ...]]:
+        """Settings that are not the same in all groups: a text for each group."""
+        return _differences([group.settings for group in self.groups])
+
+    def tables(self) -> tuple[Table, ...]:
+        """A row per group; below, what the groups differ in."""
+        measures = self._measures()
+        rows = tuple(
+            (
+                group.label,
+                group.strategy,
+                str(len(group.seeds)),
+                str(group.at) if group.at == group.planned else f"{group.at} of {group.planned}",
+                *([] if self.last is None else [str(len(group.tests))]),
+                *(_spread(group.figures.get(m.key), m.show) for m in measures),
+            )
+            for group in self.groups
+        )
+        heads = ("experiment", "strategy", "seeds", "rounds", *self._tests())
+        titles = (*heads, *(m.title for m in measures))
+        first = Table(
+            title="Runs",
+            columns=titles,
+            rows=rows,
+            right=frozenset(range(2, len(titles))),
+            note=self._note(),
+        )
+        labels = tuple(group.label for group in self.groups)
+        found = tuple((key, *texts) for key, texts in self.differences.items())
+        second = Table("What they differ in", ("setting", *labels), found)
+        return (first, second) if found else (first,)
+
+    def plain(self) -> dict[str, Any]:
+        """The comparison as values that JSON can write."""
+        return {
+            "groups": [
+                {
+                    "label": group.label,
+                    "strategy": group.strategy,
+                    "runs": [str(log.folder) for log in group.runs],
+                    "seeds": list(group.seeds),
+                    "round": group.at,
+                    "tests": list(group.tests),
+                    "rounds": group.planned,
+                    "figures": {
+                        key: {"mean": f.mean, "std": f.std, "values": list(f.values)}
+                        for key, f in group.figures.items()
+                    },
+                }
+                for group in self.groups
+            ],
+            "differences": {key: list(texts) for key, texts in self.differences.items()},
+        }
+
+    def csv(self) -> str:
+        """A line per group: mean and standard deviation of every figure."""
+        keys = [m.key for m in self._measures()]
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        heads = [name for key in keys for name in (key, f"{key}_std")]
+        writer.writerow(["experiment", "strategy", "seeds", "round", *self._tests(), *heads])
+        for group in self.groups:
+            cells: list[float | None] = []
+            for key in keys:
+                figure = group.figures.get(key)
+                cells += [figure.mean, figure.std] if figure else [None, None]
+            told = [] if self.last is None else [len(group.tests)]
+            writer.writerow(
+                [group.label, group.strategy, len(group.seeds), group.at, *told, *cells]
+            )
+        return stream.getvalue()
+
+    def markdown(self) -> str:
+        """The tables as Markdown."""
+        return "\n\n".join(_markdown(table) for table in self.tables()) + "\n"
+
+    def _measures(self) -> tuple[Measure, ...]:
+        """What at least one group measured."""
+        return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
+
+    def _tests(self) -> list[str]:
+        """The column that tells how many tests were averaged, where some are."""
+        return [] if self.last is None else ["tests"]
+
+    def _note(self) -> str:
+        note = "mean ± standard deviation over the seeds"
+        if self.last is None:
+            note += ", last test"
+        else:
+            part = f"{100 * self.last:g} % of the" if self.last < 1 else f"{self.last:g}"
+            note += f", each averaged over the tests of the last {part} rounds"
+        if self.mixed is not None:
+            share = "its own mixture of classes" if self.mixed else "its own classes"
+            note += f"; tiers: mean over their clients, each on test data of {share}"
+        return note
+
+
+def comparison(
+    places: Iterable[str | os.PathLike[str]],
+    *,
+    unfinished: bool = False,
+    tiers: bool = False,
+    last: float | None = None,
+) -> Comparison:
+    """Read runs and put those that differ only in the seed together.
+
+    Args:
+        places: Run folders, or folders that hold some.
+        unfinished: Take runs that are not done, too, as far as they are.
+        tiers: Measure every tier that has clients, too: the mean over them of the accuracy on test
+            data of each client's own mixture of classes (``matched``). Where a run does not have
+            it, of all runs that on test examples of each client's own classes.
+        last: Average over the tests of the last rounds instead of taking the last one: a fraction
+            (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
+
+    Raises:
+        RunError: If there is no run, one is not done or was never tested, or one is there twice.
+    """
+    if last is not None and not last > 0:
+        raise RunError(
+            "no part of the rounds",
+            where="last",
+            found=last,
+            expected="a fraction of all rounds (below 1), or a number of rounds",
+        )
+    found: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
+    for folder in _folders(places):
+        log = read_run(folder)
+        settings = _settings(log)
+        done, planned = (log.rounds[-1]["round"] if log.rounds else 0), settings["rounds"]
+        if done < planned and not unfinished:
+            raise RunError(
+                "the run is not finished",
+                where=str(folder),
+                found=f"{done} of {planned} rounds",
+                hint="go on with it, or take it as it is (--unfinished)",
+            )
+        seed = settings.pop("seed")
+        key = json.dumps(settings, sort_keys=True)
+        found.setdefault(key, []).append((seed, log, settings))
+    labels = _labels([(of[0][1], of[0][2]) for of in found.values()])
+    chosen = [_chosen(runs, last) for runs in found.values()]
+    tested = [row for of in chosen for test in of.evaluations() for row in _by_tier(test).values()]
+    mixed = all("matched" in row for row in tested)
+    names = dict.fromkeys(n for of in chosen for test in of.evaluations() for n in _by_tier(test))
+    columns = [_of_tier(name, "matched" if mixed else "accuracy") for name in names]
+    measures = (*TESTED, *(columns if tiers else ()), *SPENT)
+    groups = tuple(_group(*row, measures) for row in zip(labels, chosen, strict=True))
+    return Comparison(groups, measures, last, mixed if tiers and columns else None)
+
+
+def _folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Run folders, each once, in the order in which they were named."""
+    folders: dict[Path, Path] = {}
+    for place in map(Path, places):
+        # A folder that holds none is left for reading to refuse.
+        inside = [] if (place / "run.yaml").is_file() else sorted(place.rglob("run.yaml"))
+        for folder in [path.parent for path in inside] or [place]:
+            folders.setdefault(folder.resolve(), folder)
+    if not folders:
+        raise RunError("no runs to compare", expected="at least one run folder")
+    return tuple(folders.values())
+
+
+def _settings(log: Log) -> dict[str, Any]:
+    """All that decides the figures of a run: its facts, and how it was tested."""
+    path = log.folder / "facts.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        # Facts tell how a run came about, not how it was tested.
+        return {**facts, "evaluate": _evaluate(log.config), "seed": int(facts["seed"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError("cannot tell what this run is", where=str(path), found=error) from error
+
+
+def _evaluate(config: str) -> Any:
+    from ruamel.yaml import YAML
+
+    # Of the whole file only these lines: a family may be long.
+    part = re.search(r"^evaluate:.*\n(?:[ \t].*\n)*", config, re.MULTILINE)
+    return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Runs that differ in the seed only, and which of their tests count."""
+
+    runs: tuple[Log, ...]
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any]
+    tests: tuple[int, ...]
+
+    @property
+    def at(self) -> int:
+        return self.tests[-1]
+
+    def rounds(self, log: Log) -> list[Line]:
+        return [line for line in log.rounds if line["round"] <= self.at]
+
+    def of(self, log: Log) -> list[Test]:
+        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
+
+    def evaluations(self) -> Iterator[Test]:
+        for log in self.runs:
+            yield from self.of(log)
+
+
+def _chosen(runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None) -> _Chosen:
+    runs = sorted(runs, key=lambda run: run[0])
+    for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
+        if seed == other:
+            raise RunError(
+                "the same run twice",
+                where=str(twin.folder),
+                found=f"seed {seed} of the same experiment, as in {log.folder}",
+                expected="another seed",
+            )
+    tested = [{line["round"] for line in _tested(log)} for _, log, _ in runs]
+    common = sorted(set.intersection(*tested))
+    if not common:
+        folders = ", ".join(str(log.folder) for _, log, _ in runs)
+        raise RunError("no round after which all of them were tested", where=folders)
+    settings = runs[0][2]
+    many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
+    # 0.29 of 100 rounds are 29, not 28.999….
+    tests = tuple(n for n in common if n > round(common[-1] - many, 9))
+    return _Chosen(
+        runs=tuple(log for _, log, _ in runs),
+        seeds=tuple(seed for seed, _, _ in runs),
+        settings=settings,
+        tests=tests or tuple(common[-1:]),
+    )
+
+
+def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> Group:
+    figures = {}
+    for measure in measures:
+        values = [measure.read(chosen.rounds(log), chosen.of(log)) for log in chosen.runs]
+        if any(value is not None for value in values):
+            values = [measure.absent if value is None else value for value in values]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            figures[measure.key] = Figure(tuple(known))
+    return Group(
+        label=label,
+        strategy=_strategy(chosen.settings),
+        settings=chosen.settings,
+        runs=chosen.runs,
+        seeds=chosen.seeds,
+        at=chosen.at,
+        tests=chosen.tests,
+        planned=chosen.settings["rounds"],
+        figures=figures,
+    )
+
+
+def _tested(log: Log) -> Iterator[Line]:
+    return (line for line in log.rounds if (line.get("evaluation") or {}).get("models"))
+
+
+def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
+    """The experiments' names; where several bear one, with what sets them apart."""
+    labels = [log.name for log, _ in named]
+    for name in _repeated(labels):
+        alike = [i for i, label in enumerate(labels) if label == name]
+        apart = list(_differences([named[i][1] for i in alike]).items())[:TOLD]
+        for place, i in enumerate(alike):
+            told = (
+                of[place] if key == "strategy" else f"{key.split('.')[-1]}={of[place]}"
+                for key, of in apart
+                if of[place] != NOTHING
+            )
+            labels[i] = f"{name} ({', '.join(told)})"
+    again = _repeated(labels)
+    return [
+        f"{label}: {log.folder}" if label in again else label
+        for label, (log, _) in zip(labels, named, strict=True)
+    ]
+
+
+def _repeated(labels: Sequence[str]) -> set[str]:
+    return {label for label in labels if labels.count(label) > 1}
+
+
+def _differences(many: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Where plain values differ: a text for each, by the path of its keys.
+
+    Options of a strategy are compared where it is used: those of another mean something else.
+    """
+    flat = [dict(_flat(value)) for value in many]
+    names = [_strategy(value) for value in many]
+    found = {}
+    for key in dict.fromkeys(key for values in flat for key in values):
+        rows = tuple(values.get(key, NOTHING) for values in flat)
+        owner = key.split(".")[0]
+        pairs = zip(rows, names, strict=True)
+        compared = {text for text, name in pairs if name == owner or owner not in names}
+        if len(compared) > 1:
+            found[key] = rows
+    return found
+
+
+def _strategy(settings: Mapping[str, Any]) -> str:
+    return str(next(iter(settings["strategy"])))
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings as texts by path; what is told by content is one short text."""
+    yield "strategy", _strategy(settings)
+    for key, value in settings.items():
+        if key in UNTOLD:
+            continue
+        if key == "family":
+            kinds = ", ".join(f"{row['count']} {name}" for name, row in value.items())
+            yield key, f"{kinds} [{_digest(value)}]"
+        elif key in ("graph", "state", "examples"):
+            yield key, NOTHING if value is None else _digest(value)
+        elif key == "strategy":
+            for name, options in value.items():
+                yield from _leaves(options, name)
+        else:
+            yield from _leaves(value, key)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield path, text if len(text) <= BRIEF else text[: BRIEF - 1] + "…"
+
+
+def _digest(value: Any) -> str:
+    """Eight signs that tell contents apart."""
+    import hashlib
+
+    if isinstance(value, str):
+        return value[:8]
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+# ------------------------------------------------------------------------------- figures
+
+
+def _averaged(read: Callable[[Test], float | None]) -> Read:
+    """The mean of a figure over tests that all have it."""
+
+    def average(_: Sequence[Line], tests: Sequence[Test]) -> float | None:
+        values = [read(test) for test in tests]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    return average
+
+
+def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> Read:
+    def read(test: Test) -> float | None:
+        values = [row.get(key) for row in submodels({"evaluation": test})]
+        return reduce(v for v in values if v is not None) if None not in values else None
+
+    return _averaged(read)
+
+
+def _global(key: str) -> Read:
+    return _averaged(lambda test: test["models"].get(GLOBAL, {}).get(key))
+
+
+def _of_tier(name: str, key: str) -> Measure:
+    read = _averaged(lambda test: _by_tier(test).get(name, {}).get(key))
+    return Measure(f"tier.{name}.{key}", f"{name} %", read, _percent)
+
+
+def _by_tier(test: Test) -> dict[str, Mapping[str, float]]:
+    """Figures of the tiers that have clients, each on its clients' own test data."""
+    named = {name: row.get("local") for name, row in test["models"].items() if name != GLOBAL}
+    return {name: row for name, row in named.items() if row}
+
+
+def _local(test: Test) -> float | None:
+    return (test.get("local") or {}).get("accuracy")
+
+
+def _best_local(test: Test) -> float | None:
+    own = [(row.get("local") or {}).get("accuracy") for row in submodels({"evaluation": test})]
+    return max((value for value in own if value is not None), default=None)
+
+
+def _spent(*purposes: str) -> Read:
+    def read(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
+        parts = seconds(rounds)
+        return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
+
+    return read
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _lost(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
+    """Clients whose update was refused or never came; None: nobody's."""
+    many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
+    return float(many) or None
+
+
+TESTED: tuple[Measure, ...] = (
+    Measure("worst_accuracy", "worst %", _of_submodels("accuracy", min), _percent),
+    Measure("average_accuracy", "average %", _of_submodels("accuracy", statistics.fmean), _percent),
+    Measure("global_accuracy", "global %", _global("accuracy"), _percent),
+    Measure("worst_perplexity", "worst perplexity", _of_submodels("perplexity", max), _number),
+    Measure(
+        "average_perplexity",
+        "average perplexity",
+        _of_submodels("perplexity", statistics.fmean),
+        _number,
+    ),
+    Measure("global_perplexity", "global perplexity", _global("perplexity"), _number),
+    Measure("local_accuracy", "local %", _averaged(_local), _percent),
+    Measure("best_local_accuracy", "best local %", _averaged(_best_local), _percent),
+)
+SPENT: tuple[Measure, ...] = (
+    Measure("seconds", "seconds", _spent(), _seconds),
+    Measure("server_seconds", "server s", _spent("server"), _seconds),
+    Measure("lost", "lost updates", _lost, _number, absent=0.0),
+)
+
+
+def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
+    if figure is None:
+        return NOTHING
+    std = figure.std
+    return show(figure.mean) if std is None else f"{show(figure.mean)} ± {show(std)}"
+
+
+def _markdown(table: Table) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    marks = ("---:" if i in table.right else "---" for i in range(len(table.columns)))
+    note = f"\n\n{table.note}" if table.note else ""
+    return "\n".join([line(table.columns), line(marks), *map(line, table.rows)]) + note

@@ -1,0 +1,269 @@
+"""Curves of runs: accuracy by tier over rounds, clean against attacked, and where time went."""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.display import colours
+from archgraph.display.runs import Line, figure_of, models, seconds, series, submodels
+from archgraph.errors import RunError
+from archgraph.files import write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png", "pdf")
+# Shapes besides colours tell lines apart in print and for everybody.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+# Share of the time below which a purpose cannot be seen in its bar.
+VISIBLE = 0.002
+# Signs that fit side by side below one panel.
+BESIDE = 45
+PURPOSES = {
+    "local": "local training",
+    "server": "server work",
+    "evaluate": "evaluation",
+    "record": "record",
+    "other": "other",
+}
+
+
+def curves(rounds: Sequence[Line], *, title: str = "") -> Figure:
+    """Accuracy (for text: perplexity) of every model over the rounds, and the time split.
+
+    Args:
+        rounds: Lines of `metrics.jsonl`.
+        title: Heading.
+
+    Example:
+        >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
+        >>> len(curves([line]).axes)
+        1
+    """
+    spent = seconds(rounds)
+    figure, axes = _figure(9.0 if spent else 6.5, 2 if spent else 1, title, ratios=(2.4, 1.0))
+    _tiers(axes[0], rounds)
+    if spent:
+        _time(axes[1], {title or "run": rounds})
+    return figure
+
+
+def compare(runs: Mapping[str, Sequence[Line]], *, title: str = "") -> Figure:
+    """Several runs in one picture, e.g. clean and attacked: all models, the worst tier, the time.
+
+    Args:
+        runs: Lines of `metrics.jsonl` by the name of the run.
+        title: Heading.
+
+    Raises:
+        RunError: If there is no run.
+    """
+    if not runs:
+        raise RunError("no runs to compare", expected="at least one")
+    timed = any(seconds(rounds) for rounds in runs.values())
+    figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
+    for number, (name, rounds) in enumerate(runs.items()):
+        what = figure_of(rounds)
+        for panel, path in ((axes[0], ("global", what)), (axes[1], ("worst", what))):
+            _line(panel, series(rounds, *path), name, number)
+    what = figure_of([line for rounds in runs.values() for line in rounds])
+    _scale(axes[0], what, f"global model: {what}")
+    _scale(axes[1], what, f"worst tier: {what}")
+    if len(runs) > 1:
+        axes[0].legend(frameon=False, fontsize=9)
+    if timed:
+        _time(axes[2], runs)
+    return figure
+
+
+def spread(groups: Mapping[str, Sequence[Sequence[Line]]], *, title: str = "") -> Figure:
+    """Groups of runs that differ in the seed only: means as lines, standard deviations as bands.
+
+    Args:
+        groups: The lines of `metrics.jsonl` of each run, by the name of the group.
+        title: Heading.
+
+    Raises:
+        RunError: If there is no run.
+    """
+    runs = {name: [line for rounds in many for line in rounds] for name, many in groups.items()}
+    if not any(runs.values()):
+        raise RunError("no runs to compare", expected="at least one")
+    what = figure_of([line for lines in runs.values() for line in lines])
+    worst = max if what == "perplexity" else min
+    timed = any(seconds(lines) for lines in runs.values())
+    figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
+    for number, (name, many) in enumerate(groups.items()):
+        _band(axes[0], [_reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
+        _band(axes[1], [_reduced(rounds, what, worst) for rounds in many], name, number)
+    _scale(axes[0], what, f"average submodel: {what}")
+    _scale(axes[1], what, f"worst submodel: {what}")
+    if len(groups) > 1:
+        axes[0].legend(frameon=False, fontsize=9)
+    if timed:
+        _time(axes[2], runs)
+        if sum(map(len, runs)) > BESIDE:
+            for text in axes[2].get_xticklabels():
+                text.set(rotation=25, horizontalalignment="right")
+    return figure
+
+
+def picture(figure: Figure, form: str = "svg") -> bytes:
+    """A figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time."""
+    import matplotlib as mpl
+
+    stream = io.BytesIO()
+    fixed: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none"}):
+        figure.savefig(stream, format=form, dpi=150, metadata=fixed[form], facecolor="white")
+    return stream.getvalue()
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as `.svg`, `.png` or `.pdf`.
+
+    Raises:
+        RunError: If the file cannot be written or its ending names no format.
+    """
+    form = Path(path).suffix.lower().lstrip(".")
+    if form not in FORMATS:
+        raise RunError(
+            "no picture format",
+            where=str(path),
+            found=Path(path).suffix or "no ending",
+            expected=" or ".join(f".{name}" for name in FORMATS),
+        )
+    return write(path, picture(figure, form))
+
+
+def _figure(
+    width: float, panels: int, title: str, ratios: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4.0), layout="constrained")
+    grid: Any = {"width_ratios": list(ratios)} if ratios and panels == len(ratios) else {}
+    axes = list(figure.subplots(1, panels, squeeze=False, gridspec_kw=grid)[0])
+    if title:
+        figure.suptitle(title, fontsize=13, fontweight="bold", color=colours.INK)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.spines[["left", "bottom"]].set_color(colours.LINE)
+        panel.tick_params(colors=colours.INK, labelsize=9)
+        panel.set_axisbelow(True)
+    return figure, axes
+
+
+def _line(
+    panel: Axes,
+    points: tuple[list[int], list[float]],
+    name: str,
+    number: int,
+    *,
+    bold: bool = False,
+) -> None:
+    if not points[0]:
+        return
+    panel.plot(
+        *points,
+        label=name,
+        color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
+        linestyle="-" if bold else STYLES[number % len(STYLES)],
+        linewidth=2.6 if bold else 1.8,
+        # Below the others: a tier that equals the global model stays visible on top of it.
+        zorder=1.9 if bold else 2.0,
+        # A curve of many rounds is told apart by its line; markers would hide it.
+        marker=MARKERS[number % len(MARKERS)] if len(points[0]) <= 25 else None,
+        markersize=4,
+    )
+
+
+def _reduced(
+    rounds: Sequence[Line], what: str, reduce: Callable[[Iterable[float]], float]
+) -> dict[int, float]:
+    """One figure of all submodels together, by round."""
+    found = {}
+    for line in rounds:
+        values = [row.get(what) for row in submodels(line)]
+        if values and None not in values:
+            found[int(line["round"])] = reduce(v for v in values if v is not None)
+    return found
+
+
+def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: int) -> None:
+    """The mean of runs as a line, from round to round that all of them tested."""
+    common = sorted(set.intersection(*map(set, runs)))
+    values = [[run[at] for run in runs] for at in common]
+    means = [statistics.fmean(row) for row in values]
+    _line(panel, (common, means), name, number)
+    if len(runs) > 1 and common:
+        stds = [statistics.stdev(row) for row in values]
+        panel.fill_between(
+            common,
+            [m - s for m, s in zip(means, stds, strict=True)],
+            [m + s for m, s in zip(means, stds, strict=True)],
+            color=colours.SERIES[number % len(colours.SERIES)],
+            alpha=0.18,
+            linewidth=0,
+        )
+
+
+def _scale(panel: Axes, what: str, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    panel.set_title(title, loc="left", fontsize=10, color=colours.INK)
+    panel.set_xlabel("round", fontsize=9, color=colours.INK)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
+    if what == "accuracy":
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.set_ylim(0.0, 1.0)
+    else:
+        panel.set_yscale("log")
+
+
+def _tiers(panel: Axes, rounds: Sequence[Line]) -> None:
+    what = figure_of(rounds)
+    names = models(rounds)
+    others = [name for name in names if name != "global"]
+    for number, name in enumerate(others):
+        _line(panel, series(rounds, "models", name, what), name, number)
+    if "global" in names:
+        points = series(rounds, "models", "global", what)
+        _line(panel, points, "global", 0, bold=True)
+    _scale(panel, what, f"{what} on all test data")
+    if names:
+        panel.legend(frameon=False, fontsize=9, loc="best")
+    else:
+        panel.text(
+            0.5, 0.5, "nothing was tested yet", transform=panel.transAxes, ha="center", fontsize=9
+        )
+
+
+def _time(panel: Axes, runs: Mapping[str, Sequence[Line]]) -> None:
+    """Seconds per round by purpose, a bar per run."""
+    names = list(runs)
+    left = [0.0] * len(names)
+    spent = [
+        {k: v / max(len(rounds), 1) for k, v in seconds(rounds).items()} for rounds in runs.values()
+    ]
+    fills = ("#0072b2", "#d55e00", "#9cc4e2", "#c9ced4", "#e6eaee")
+    for (purpose, label), fill in zip(PURPOSES.items(), fills, strict=True):
+        values = [bar.get(purpose, 0.0) for bar in spent]
+        if sum(values) < VISIBLE * sum(sum(bar.values()) for bar in spent):
+            continue
+        panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    panel.set_xticks(range(len(names)), names if len(names) > 1 else [""])
+    panel.set_xlim(-0.8, len(names) - 0.2)
+    panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
+    panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
+    panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)
+    panel.legend(frameon=False, fontsize=8, loc="upper center", reverse=True)

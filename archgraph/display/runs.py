@@ -1,0 +1,177 @@
+"""A run folder as its pictures need it: what was asked and what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archgraph.display.inspect import Table
+from archgraph.errors import RunError
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run left behind.
+
+    Attributes:
+        folder: The run folder.
+        config: The experiment as resolved, YAML.
+        rounds: The lines of `metrics.jsonl`, one per round.
+    """
+
+    folder: Path
+    config: str
+    rounds: tuple[Line, ...]
+
+    @property
+    def name(self) -> str:
+        """What to call the run: its experiment's name, else its folder's."""
+        named = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
+        return named[1] if named else self.folder.resolve().name
+
+
+def read_run(folder: str | os.PathLike[str]) -> Log:
+    """Read a run folder, finished or not; a last line that a crash cut off is left out.
+
+    Raises:
+        RunError: If it is no run folder, or a line is damaged.
+    """
+    place = Path(folder)
+    try:
+        config = (place / "run.yaml").read_text(encoding="utf-8")
+        raw = (place / "metrics.jsonl").read_bytes()
+    except OSError as error:
+        raise RunError(
+            "no run folder",
+            where=str(place),
+            found=f"{error.strerror}: {Path(error.filename or place).name}",
+            expected="run.yaml and metrics.jsonl",
+        ) from error
+    rounds = []
+    for number, text in enumerate(raw.split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+            rounds.append({"round": int(line["round"]), **line})
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                "damaged line", where=f"{place / 'metrics.jsonl'}:{number}", found=error
+            ) from error
+    return Log(place, config, tuple(rounds))
+
+
+def figure_of(rounds: Sequence[Line]) -> str:
+    """The figure by which the run's models are judged: `perplexity` for text, else `accuracy`."""
+    models = (m for line in rounds for m in _evaluation(line).get("models", {}).values())
+    return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
+
+
+def series(rounds: Sequence[Line], *path: str) -> tuple[list[int], list[float]]:
+    """Rounds and values of one figure of the evaluation, where it was measured.
+
+    >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
+    >>> series([line, {"round": 4}], "global", "accuracy")
+    ([3], [0.5])
+    """
+    numbers, values = [], []
+    for line in rounds:
+        value: Any = _evaluation(line)
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float):
+            numbers.append(int(line["round"]))
+            values.append(float(value))
+    return numbers, values
+
+
+def models(rounds: Sequence[Line]) -> tuple[str, ...]:
+    """Names of the models that were tested, in the order of their first test."""
+    names = (name for line in rounds for name in _evaluation(line).get("models", {}))
+    return tuple(dict.fromkeys(names))
+
+
+def submodels(line: Line) -> list[Mapping[str, Any]]:
+    """Figures of what the clients use; of the global model where there is nothing else."""
+    named = _evaluation(line).get("models", {})
+    return [row for name, row in named.items() if name != "global"] or list(named.values())
+
+
+def seconds(rounds: Sequence[Line]) -> dict[str, float]:
+    """Seconds of all rounds together, by purpose; `other` is what is left of their total.
+
+    >>> seconds([{"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}])
+    {'local': 3.0, 'server': 1.0, 'other': 1.0}
+    """
+    sums: dict[str, float] = {}
+    for line in rounds:
+        for purpose, value in line.get("seconds", {}).items():
+            sums[purpose] = sums.get(purpose, 0.0) + float(value)
+    total = sums.pop("total", None)
+    # What recording took belongs to the round before and is no part of its own total.
+    inside = sum(value for purpose, value in sums.items() if purpose != "record")
+    if total is not None:
+        sums["other"] = max(total - inside, 0.0)
+    return sums
+
+
+def tiers(log: Log) -> Table:
+    """A row per model: its last test on all data and on its clients' own, and its best one."""
+    figure = figure_of(log.rounds)
+    best_of = min if figure == "perplexity" else max
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+    last = next((line for line in reversed(log.rounds) if _evaluation(line)), {})
+    worst = _evaluation(last).get("worst", {}).get("name")
+    for name in models(log.rounds):
+        numbers, values = series(log.rounds, "models", name, figure)
+        _, own = series(log.rounds, "models", name, "local", "accuracy")
+        if not values:
+            continue
+        best = best_of(values)
+        if name == "global":
+            strong.add(len(rows))
+        rows.append(
+            (
+                name,
+                shown(figure, values[-1]),
+                f"{100 * own[-1]:.2f} %" if own else "–",
+                f"{shown(figure, best)} in round {numbers[values.index(best)]}",
+                "worst" if name == worst and len(models(log.rounds)) > 1 else "",
+            )
+        )
+    last_round = log.rounds[-1]["round"] if log.rounds else 0
+    done = f"{last_round or 'no'} round{'s' * (last_round != 1)}"
+    return Table(
+        title=log.name,
+        columns=("model", figure, "on own classes", "best", ""),
+        rows=tuple(rows),
+        right=frozenset({1, 2, 3}),
+        strong=frozenset(strong),
+        note=done + "".join(_incidents(log.rounds)),
+    )
+
+
+def shown(figure: str, value: float) -> str:
+    """An accuracy in per cent, anything else as a number.
+
+    >>> shown("accuracy", 0.5), shown("perplexity", 205.5)
+    ('50.00 %', '205.5')
+    """
+    return f"{100 * value:.2f} %" if figure == "accuracy" else f"{value:.4g}"
+
+
+def _incidents(rounds: Sequence[Line]) -> Iterator[str]:
+    for key, word in (("rejected", "update"), ("failed", "client")):
+        many = sum(len(line.get(key) or ()) for line in rounds)
+        if many:
+            yield f", {many} {word}{'s' * (many != 1)} {key}"
+
+
+def _evaluation(line: Line) -> Mapping[str, Any]:
+    return line.get("evaluation") or {}

@@ -1,0 +1,178 @@
+"""Check files: which of them can be used, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from archgraph.errors import ArchGraphError, SpecError
+
+if TYPE_CHECKING:
+    from archgraph.language import FamilySpec
+
+Kind = Literal["model", "family", "experiment", "figures", "file"]
+ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check of one file found.
+
+    Attributes:
+        path: The file.
+        kind: What the file is.
+        error: What is wrong; None: nothing.
+        note: What it holds, or what was not looked at.
+    """
+
+    path: Path
+    kind: Kind
+    error: ArchGraphError | None = None
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the file can be used."""
+        return self.error is None
+
+
+def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
+    r"""Check model, family and experiment files, one verdict each, in order.
+
+    Graphs are made and checked, families resolved with all their clients, strategies configured.
+    Data is not touched.
+
+    Args:
+        paths: Files, or folders whose YAML files are checked, folders below included.
+        python: Import models that files name as Python callables. Without it no code but
+            archgraph's runs, and such models are only checked for their form.
+
+    Raises:
+        SpecError: If a path is not there, or no file is.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "a.yaml").write_text("archgraph: 1\n")
+        ...     [verdict.good for verdict in verdicts([folder])]
+        [False]
+    """
+    made: dict[Path, ArchGraphError | str] = {}
+    for path in list(files(paths)):
+        kind: Kind = "file"
+        try:
+            kind = _kind(path)
+            yield Verdict(path, kind, None, _checked(path, kind, python, made))
+        except ArchGraphError as error:
+            yield Verdict(path, kind, error)
+
+
+def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """The given files, and the YAML files in the given folders, each once."""
+    seen: set[Path] = set()
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
+            if not found:
+                raise SpecError("holds no YAML file", where=str(path))
+        elif path.exists():
+            found = [path]
+        else:
+            raise SpecError("is not there", where=str(path), expected="a file or a folder")
+        for file in found:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file
+
+
+def _kind(path: Path) -> Kind:
+    """What a file wants to be, by the keys that only one kind has."""
+    from archgraph.language.document import read_document
+
+    data = read_document(path).data
+    keys = set(data) if isinstance(data, dict) else set()
+    if keys & {"family", "strategy", "rounds"}:
+        return "experiment"
+    if "figures" in keys:
+        return "figures"
+    return "family" if "clients" in keys else "model"
+
+
+def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphError | str]) -> str:
+    """What a good file holds; raises what is wrong with a bad one."""
+    from archgraph import check, load, load_experiment, load_family
+    from archgraph.display.scene import count
+    from archgraph.language.document import read_document
+    from archgraph.language.figures import FiguresSpec
+    from archgraph.language.model import PythonModel
+
+    if kind == "model":
+        document = read_document(path)
+        if isinstance(document.data, dict) and "python" in document.data and not python:
+            return f"{document.validate(PythonModel).python} not imported"
+        graph = load(path)
+        check(graph)
+        size = sum(_numel(p.shape) for p in graph.params if p.role == "parameter")
+        return f"{len(graph.nodes)} operators, {count(size)} parameters"
+    if kind == "figures":
+        paper = read_document(path).validate(FiguresSpec)
+        return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
+    if kind == "family":
+        return _family(load_family(path), path.resolve(), python, made)
+    from archgraph.federation.strategy import configure
+
+    spec = load_experiment(path)
+    configure(spec.strategy_name, spec.strategy_options)
+    family = read_document(path).data["family"]
+    place = (path.parent / family if isinstance(family, str) else path).resolve()
+    held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
+    return f"{spec.strategy_name}, {spec.rounds} rounds; {held}"
+
+
+def _family(
+    spec: FamilySpec, place: Path, python: bool, made: dict[Path, ArchGraphError | str]
+) -> str:
+    """Resolve a family, once for all experiments that use it."""
+    from archgraph import resolve
+
+    if place not in made:
+        many = sum(member.count for member in spec.clients)
+        kinds = len(spec.clients)
+        text = f"{many} client{'s' * (many != 1)} on {kinds} architecture{'s' * (kinds != 1)}"
+        try:
+            if not python and written_in_python(spec):
+                made[place] = f"{text}; Python model not imported"
+            else:
+                resolve(spec)
+                made[place] = text
+        except ArchGraphError as error:
+            made[place] = error
+    result = made[place]
+    if isinstance(result, ArchGraphError):
+        raise result
+    return result
+
+
+def written_in_python(family: FamilySpec) -> bool:
+    """Whether a family names a Python model."""
+    sources = (family.model, *(m.model for m in family.clients))
+    return any(source != "join" and names_code(source) for source in sources)
+
+
+def names_code(source: Any) -> bool:
+    """Whether a model source is written in Python."""
+    from archgraph.language.document import read_document
+
+    data = read_document(source).data if isinstance(source, str) else source
+    return isinstance(data, dict) and "python" in data
+
+
+def _numel(shape: Iterable[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,1 @@
+"""What a federated method is: world, work, objectives, strategies, families."""

@@ -1,0 +1,281 @@
+"""Families of architectures: a global graph, and how each kind of client's comes from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from archgraph.analysis.structure import structure
+from archgraph.errors import ArchGraphError, RewriteError
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import FamilySpec, load_model
+from archgraph.language.document import Document, Place, read_document
+from archgraph.language.family import MemberSpec, Rewrites
+from archgraph.language.lower import written_choices
+from archgraph.language.model import AuthoredModel
+from archgraph.relate.align import align
+from archgraph.relate.join import join
+from archgraph.rewrite.adapters import adapters
+from archgraph.rewrite.deepen import deepen
+from archgraph.rewrite.depth import graft, shallow, skip
+from archgraph.rewrite.exits import exits
+from archgraph.rewrite.insert import initialised
+from archgraph.rewrite.steps import steps
+from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.widen import narrow, widen
+from archgraph.rewrite.width import take
+from archgraph.states.transfer import Rewritten, State, Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Member:
+    """One kind of client.
+
+    Attributes:
+        name: Of the kind.
+        count: Number of clients of this kind.
+        graph: Their architecture.
+        transfer: From the global state to theirs; it initialises all where there is none.
+        state: Its initial weights where its own model brings them, else None.
+    """
+
+    name: str
+    count: int
+    graph: ArchGraph
+    transfer: Transfer
+    state: Mapping[str, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """A global architecture and the clients' ones.
+
+    Attributes:
+        graph: The global architecture; empty where clients have nothing but their own models.
+        state: Its initial weights where the model brings its own (a Python model), else None.
+        clients: Kinds of client, in the order of the file.
+    """
+
+    graph: ArchGraph
+    state: Mapping[str, torch.Tensor] | None
+    clients: tuple[Member, ...]
+
+    @property
+    def has_global(self) -> bool:
+        """Whether there is a global architecture."""
+        return bool(self.graph.nodes)
+
+
+_NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
+
+
+# What may be done to an architecture, by the key of a file, in this order.
+_CHAIN: Mapping[str, Callable[[ArchGraph, Any, bool], Rewritten]] = {
+    "skip": lambda g, blocks, verify: skip(g, blocks, verify=verify),
+    "keep": lambda g, flags, verify: skip(
+        g, _left_out(g, flags), keep_projection=True, verify=verify
+    ),
+    "shallow": lambda g, depths, verify: shallow(g, depths, verify=verify),
+    "graft": lambda g, depths, verify: graft(g, depths, verify=verify),
+    "deepen": lambda g, depths, verify: deepen(g, depths, verify=verify),
+    "width": lambda g, share, verify: take(g, share, verify=verify),
+    "take": lambda g, kept, verify: take(g, kept, verify=verify),
+    # Without a law to run: the function changes, and no mask says how.
+    "narrow": lambda g, sizes, verify: narrow(g, sizes),
+    "widen": lambda g, sizes, verify: widen(g, sizes, verify=verify),
+    "steps": lambda g, blocks, verify: steps(g, _blocks(blocks), verify=verify),
+    "adapters": lambda g, size, verify: adapters(g, size, verify=verify),
+    "exits": lambda g, heads, verify: exits(g, heads, verify=verify),
+    # Last, so that what was added can be named.
+    "train": lambda g, patterns, verify: train_only(g, patterns),
+}
+
+
+def _blocks(chosen: bool | Sequence[str]) -> Sequence[str] | None:
+    return None if chosen is True else chosen or ()
+
+
+def _left_out(graph: ArchGraph, kept: Mapping[str, Sequence[int]]) -> list[str]:
+    """Names of the blocks whose flag is 0."""
+    found = structure(graph)
+    gone = []
+    for name, flags in kept.items():
+        blocks = [block.name for block in found.section(name).blocks]
+        if len(flags) != len(blocks):
+            raise RewriteError(
+                "flags for another number of blocks",
+                where=name,
+                found=len(flags),
+                expected=f"{len(blocks)}, for {blocks[0]} to {blocks[-1]}",
+            )
+        gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
+    return gone
+
+
+def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> Rewritten:
+    """An architecture after the rewrites that a file or a command line asks for.
+
+    Args:
+        graph: The architecture.
+        rewrites: What to do; the order is that of its keys.
+        verify: Run the law of each rewrite that has one.
+
+    Raises:
+        RewriteError: If a rewrite cannot be applied.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> small = rewritten(trace(net, torch.zeros(1, 3)).graph, Rewrites(width=0.5))
+        >>> small.graph.param["0.weight"].shape
+        (2, 3)
+    """
+    done = Rewritten.identity(graph)
+    for _, change in _asked(rewrites, verify):
+        done = done >> change
+    return done
+
+
+def _asked(
+    rewrites: Rewrites, verify: bool = False
+) -> Iterator[tuple[str, Callable[[ArchGraph], Rewritten]]]:
+    """The rewrites that are asked for, each with its key."""
+    for key, rewrite in _CHAIN.items():
+        value = getattr(rewrites, key)
+        if value not in (None, False, (), {}):
+            yield key, _bound(rewrite, value, verify)
+
+
+def _bound(
+    rewrite: Callable[[ArchGraph, Any, bool], Rewritten], value: Any, verify: bool
+) -> Callable[[ArchGraph], Rewritten]:
+    return lambda graph: rewrite(graph, value, verify)
+
+
+def resolve(spec: FamilySpec) -> Family:
+    """The graphs and transfers of a family.
+
+    Args:
+        spec: As :func:`archgraph.language.load_family` reads it.
+
+    Raises:
+        SpecError: If a model file cannot be understood.
+        RewriteError: If a rewrite cannot be applied.
+    """
+    return _Resolver(spec).family()
+
+
+class _Resolver:
+    def __init__(self, spec: FamilySpec) -> None:
+        self.spec = spec
+        data = spec.model_dump(by_alias=True, exclude_unset=True)
+        self.document = spec._document or Document("family", data, {})
+        self.read: dict[str, Document] = {}
+        self.models: dict[str, tuple[ArchGraph, State | None]] = {}  # of members, by source
+
+    def family(self) -> Family:
+        given = self.spec.model
+        model = None if given in (None, "join") else self.source(given, ("model",))
+        graph: ArchGraph = _NOTHING
+        state: State | None = None
+        if given == "join":
+            graph = self.located(("model",), self.joined)
+        elif model is not None:
+            graph, state = self.changed(*load_model(model, self.choices(model)))
+        made: dict[str, tuple[Rewritten, State | None]] = {}
+        members = []
+        for index, member in enumerate(self.spec.clients):
+            place: Place = ("clients", index)
+            # Equal recipes give equal architectures: align and rewrite once.
+            recipe = repr(member.model_copy(update={"name": "", "count": 1}))
+            if recipe not in made:
+                made[recipe] = self.member(member, graph, model, place)
+            rewritten, weights = made[recipe]
+            members.append(
+                Member(member.name, member.count, rewritten.graph, rewritten.transfer, weights)
+            )
+        return Family(graph, state, tuple(members))
+
+    def member(
+        self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place
+    ) -> tuple[Rewritten, State | None]:
+        """A member's architecture from the global one, and the weights that its model brings."""
+        start, own = self.start(member, model, place)
+        if start is None:
+            lead = Rewritten.identity(graph)
+        elif self.spec.model is None:
+            lead = initialised(graph, start)
+        else:
+            transfer = self.located(place, lambda: align(start, graph).transfer)
+            lead = Rewritten(start, transfer)
+        change = self.chain(member, lead.graph, place)
+        return lead >> change, None if own is None else change.transfer.pull(own)
+
+    def joined(self) -> ArchGraph:
+        """The least architecture that contains every member's model."""
+        starts = (
+            self.start(member, None, ("clients", index))[0]
+            for index, member in enumerate(self.spec.clients)
+        )
+        return join(start for start in starts if start is not None).graph
+
+    def source(self, source: str | dict[str, Any], place: Place) -> Document:
+        """A model file, or a model written in place."""
+        if isinstance(source, str):
+            if source not in self.read:
+                self.read[source] = read_document(source)
+            return self.read[source]
+        return self.document.sub(place)
+
+    def choices(self, model: Document) -> dict[str, int]:
+        """Choices of the global model: those given, else the largest that any client makes."""
+        if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
+            return {}
+        # Who says nothing runs what is written, or more.
+        choosers = [m.choose or {} for m in self.spec.clients if m.model is None]
+        written = written_choices(model, model.validate(AuthoredModel))
+        keys = dict.fromkeys(k for c in choosers for k in c)
+        largest = {k: max(c.get(k, written.get(k, 0)) for c in choosers) for k in keys}
+        return {**largest, **self.spec.choose}
+
+    def start(
+        self, member: MemberSpec, model: Document | None, place: Place
+    ) -> tuple[ArchGraph | None, State | None]:
+        """The architecture that a member starts from, None: the global one; weights it brings."""
+        if member.model is not None:
+            source = repr(member.model)
+            if source not in self.models:
+                document = self.source(member.model, (*place, "model"))
+                self.models[source] = load_model(document)
+            return self.models[source]
+        if member.choose is None or model is None:
+            return None, None
+        chosen = self.located((*place, "choose"), lambda: load_model(model, member.choose)[0])
+        return self.changed(chosen, None)
+
+    def changed(self, graph: ArchGraph, state: State | None) -> tuple[ArchGraph, State | None]:
+        """The family's model after what is done to it first."""
+        change = self.chain(self.spec.change, graph, ("change",))
+        return change.graph, None if state is None else change.transfer.pull(state)
+
+    def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
+        """Rewrites, one after the other."""
+        done = Rewritten.identity(graph)
+        for key, change in _asked(rewrites):
+            done = done >> self.located((*place, key), functools.partial(change, done.graph))
+        return done
+
+    def located(self, place: Place, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives; its errors point at the line of the family that asked for it."""
+        try:
+            return make()
+        except ArchGraphError as error:
+            where = self.document.where(place)
+            error.where = f"{where}: {error.where}" if error.where else where
+            raise

@@ -1,0 +1,562 @@
+"""Reading the printed form of a graph: the inverse of ``str`` on :mod:`archgraph.graph.ir`.
+
+Every construct stands on one line, so a mistake is reported with its line and column::
+
+    graph 'tiny'
+    parameter fc.weight: float32[10, 64]
+    %x: float32[batch, 64] = input()
+    %linear: float32[batch, 10] = aten.linear(input=%x, weight=fc.weight) @ fc
+    forward x = %x
+    return %linear
+
+Nothing is evaluated: a word is a number, a leaf or one of a few reserved words, nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import math
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar, get_args
+
+from archgraph.errors import SpecError
+from archgraph.graph.ir import (
+    BATCH_WORD,
+    TRAINING,
+    ArchGraph,
+    Atom,
+    Batch,
+    Constant,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Record,
+    Ref,
+    Role,
+    Size,
+    TensorType,
+    Value,
+    leaf_word,
+)
+from archgraph.limits import LIMITS
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+# Bytes per element. Quantised and sub-byte types have no place in a file.
+ITEM_SIZES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
+_STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_PACKED = re.compile(r"(zlib|raw):([A-Za-z0-9+/=]*)")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
+_FLOAT_WORDS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_LITERALS: dict[str, Value] = {"None": None, "True": True, "False": False, "training": TRAINING}
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """A position in one line of text, with what messages need to name it."""
+
+    text: str
+    line: int = 1
+    file: str = ""
+    column: int = 0
+    at: int = 0
+
+    def fail(
+        self, message: str, *, found: str | None = None, expected: str | None = None
+    ) -> NoReturn:
+        column = self.column + self.at + 1
+        where = f"{self.file}:{self.line}:{column}"
+        if not self.file:
+            where = f"line {self.line}, column {column}"
+        if found is None:
+            rest = self.text[self.at :].strip()
+            found = repr(rest if len(rest) <= 24 else rest[:24] + "…") if rest else "end of line"
+        raise SpecError(message, where=where, found=found, expected=expected)
+
+    def blanks(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] in " \t":
+            self.at += 1
+
+    def peek(self, sign: str) -> bool:
+        self.blanks()
+        return self.text.startswith(sign, self.at)
+
+    def take(self, sign: str) -> bool:
+        if self.peek(sign):
+            self.at += len(sign)
+            return True
+        return False
+
+    def need(self, sign: str) -> None:
+        if not self.take(sign):
+            self.fail("cannot be read", expected=f"'{sign}'")
+
+    def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
+        self.blanks()
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            self.fail("cannot be read", expected=expected)
+        self.at = found.end()
+        return found
+
+    def word(self, expected: str) -> str:
+        return self.match(_WORD, expected).group()
+
+    def string(self) -> str:
+        token = self.match(_STRING, "a quoted string").group()
+        try:
+            text = ast.literal_eval(token)
+        except (SyntaxError, ValueError):
+            self.at -= len(token)
+            self.fail("has an unknown escape", found=token, expected="a Python string literal")
+        if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+            self.at -= len(token)
+            self.fail("holds half a character", found=token, expected="a Python string literal")
+        return str(text)
+
+    def name(self, expected: str) -> str:
+        """A bare word, or quoted (after ``@`` or not) where the name holds other signs."""
+        self.blanks()
+        self.take("@")
+        quoted = self.text[self.at : self.at + 1] in ("'", '"')
+        return self.string() if quoted else self.word(expected)
+
+    def end(self) -> None:
+        self.blanks()
+        if self.at < len(self.text):
+            self.fail("goes on after its end", expected="end of line")
+
+    def integer(self) -> int:
+        start = self.at
+        word = self.word("an integer")
+        if not _INTEGER.fullmatch(word):
+            self.at = start
+            self.fail("cannot be read", found=repr(word), expected="an integer")
+        return self.bounded(word, start)
+
+    def bounded(self, word: str, start: int) -> int:
+        # The length first: turning a long numeral into an integer is quadratic.
+        if len(word) > 24 or abs(int(word)) > 2**64:
+            self.at = start
+            self.fail("is out of range", found=word[:24], expected="an integer of 64 bits")
+        return int(word)
+
+
+def _batch(cursor: _Cursor, factor: int) -> Batch:
+    """What follows the word ``batch``: nothing, or its power."""
+    return Batch(factor, cursor.integer()) if cursor.take("**") else Batch(factor)
+
+
+def _size(cursor: _Cursor) -> Size:
+    cursor.blanks()
+    start = cursor.at
+    word = cursor.word("a size")
+    if word == BATCH_WORD:
+        return _batch(cursor, 1)
+    if not _INTEGER.fullmatch(word):
+        cursor.at = start
+        cursor.fail("is no size", found=repr(word), expected=f"an integer or '{BATCH_WORD}'")
+    number = cursor.bounded(word, start)
+    if not cursor.peek("**") and cursor.take("*"):
+        start = cursor.at
+        if cursor.word(f"'{BATCH_WORD}'") != BATCH_WORD:
+            cursor.at = start
+            cursor.fail("is no size", expected=f"'{BATCH_WORD}'")
+        return _batch(cursor, number)
+    return number
+
+
+def _tensor_type(cursor: _Cursor) -> TensorType:
+    cursor.blanks()
+    start = cursor.at
+    dtype = cursor.word("a tensor type such as float32[batch, 3]")
+    if dtype not in ITEM_SIZES:
+        cursor.at = start
+        cursor.fail("is no element type", found=repr(dtype), expected="e.g. float32, int64, bool")
+    cursor.need("[")
+    sizes: list[Size] = []
+    while not cursor.take("]"):
+        if sizes:
+            cursor.need(",")
+        sizes.append(_size(cursor))
+    return TensorType(tuple(sizes), dtype)
+
+
+def _type(cursor: _Cursor) -> TensorType | tuple[TensorType, ...]:
+    return _items(cursor, _tensor_type) if cursor.take("(") else _tensor_type(cursor)
+
+
+def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
+    """Items up to the closing bracket of a tuple whose opening one has been read."""
+    items: list[T] = []
+    while not cursor.take(")"):
+        if items:
+            cursor.need(",")
+            if cursor.take(")"):
+                break
+        items.append(item(cursor))
+    return tuple(items)
+
+
+def _value(cursor: _Cursor, depth: int = 0) -> Value:
+    cursor.blanks()
+    if depth > LIMITS.value_depth:
+        cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
+    if cursor.take("("):
+        return _items(cursor, lambda c: _value(c, depth + 1))
+    if cursor.take("%"):
+        return Ref(cursor.name("the name of a node"))
+    if cursor.take("@"):
+        return Leaf(cursor.name("the name of a leaf"))
+    if cursor.take(":"):
+        return Atom(cursor.word("a torch enumeration such as float32"))
+    if cursor.peek("{"):
+        return _record(cursor, "", depth)
+    if cursor.text[cursor.at : cursor.at + 1] in ("'", '"'):
+        return cursor.string()
+    return _word_value(cursor, depth)
+
+
+def _word_value(cursor: _Cursor, depth: int) -> Value:
+    """A value that starts with a word: number, literal, size, mode, record or leaf."""
+    start = cursor.at
+    word = cursor.word("a value")
+    if cursor.peek("{"):
+        return _record(cursor, word, depth)
+    if word in _LITERALS:
+        return _LITERALS[word]
+    if word == "train":
+        cursor.need("(")
+        train = _value(cursor, depth + 1)
+        cursor.need(",")
+        evaluation = _value(cursor, depth + 1)
+        cursor.need(")")
+        return Mode(train, evaluation)
+    if word == BATCH_WORD or (_INTEGER.fullmatch(word) and cursor.peek("*")):
+        cursor.at = start
+        return _size(cursor)
+    if _INTEGER.fullmatch(word):
+        return cursor.bounded(word, start)
+    if word in _FLOAT_WORDS:
+        return _FLOAT_WORDS[word]
+    if _FLOAT.fullmatch(word):
+        return float(word)
+    return Leaf(word)
+
+
+def _record(cursor: _Cursor, name: str, depth: int) -> Record:
+    cursor.need("{")
+    fields: list[tuple[str, Value]] = []
+    while not cursor.take("}"):
+        if fields:
+            cursor.need(",")
+        key = cursor.string()
+        cursor.need(":")
+        fields.append((key, _value(cursor, depth + 1)))
+    return Record(tuple(fields), name)
+
+
+def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
+    """The bytes of a leaf, unpacked no further than its type allows."""
+    shape = tuple(s for s in kind.shape if isinstance(s, int))
+    size = math.prod(shape) * ITEM_SIZES[kind.dtype]
+    if size > LIMITS.constant_bytes:
+        cursor.fail("is too large", found=f"{size} bytes", expected=f"≤ {LIMITS.constant_bytes}")
+    start = cursor.at
+    packed = cursor.match(_PACKED, "'zlib:…' or 'raw:…'")
+    try:
+        data = base64.b64decode(packed.group(2), validate=True)
+        if packed.group(1) == "zlib":
+            unpack = zlib.decompressobj()
+            data = unpack.decompress(data, size + 1)
+    except (binascii.Error, zlib.error) as error:
+        cursor.at = start
+        cursor.fail("is damaged", found=str(error), expected="base64 of the tensor's bytes")
+    if len(data) != size:
+        cursor.at = start
+        cursor.fail(
+            "has the wrong number of bytes",
+            found=str(len(data)) if len(data) < size else f"more than {size}",
+            expected=f"{size} for {kind}",
+        )
+    return Constant(kind.dtype, shape, data)
+
+
+def _param(cursor: _Cursor, role: Role) -> Param:
+    name = cursor.name("the name of a leaf")
+    cursor.need(":")
+    cursor.blanks()
+    start = cursor.at
+    kind = _tensor_type(cursor)
+    if any(isinstance(s, Batch) or s < 0 for s in kind.shape):
+        cursor.at = start
+        cursor.fail("is no shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis")
+    aliases: list[str] = []
+    trainable = role == "parameter"
+    while not cursor.peek("="):
+        cursor.blanks()
+        if cursor.at == len(cursor.text):
+            return Param(name, kind, role, trainable, tuple(aliases))
+        start = cursor.at
+        match cursor.word("'alias', 'frozen', '=' or end of line"):
+            case "alias":
+                aliases.append(cursor.name("the name of an alias"))
+            case "frozen" if role == "parameter":
+                trainable = False
+            case word:
+                cursor.at = start
+                cursor.fail("is not known here", found=repr(word), expected="'alias' or 'frozen'")
+    cursor.need("=")
+    cursor.blanks()
+    value = _constant(cursor, kind)
+    cursor.end()
+    return Param(name, kind, role, trainable, tuple(aliases), value)
+
+
+def _node(cursor: _Cursor) -> Node:
+    cursor.need("%")
+    name = cursor.name("the name of a node")
+    cursor.need(":")
+    kind = _type(cursor)
+    cursor.need("=")
+    op = cursor.word("an operator")
+    cursor.need("(")
+
+    def argument(cursor: _Cursor) -> tuple[str, Value]:
+        key = cursor.word("the name of an argument")
+        cursor.need("=")
+        return key, _value(cursor)
+
+    args = _items(cursor, argument)
+    scope = ""
+    if cursor.take("@"):
+        scope = cursor.text[cursor.at :].strip()
+        if not scope:
+            cursor.fail("has no scope", expected="a module path")
+        cursor.at = len(cursor.text)
+    cursor.end()
+    return Node(name, op, args, kind, scope)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What the lines of a graph have given so far."""
+
+    name: str = ""
+    params: list[Param] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    sections: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    updates: list[tuple[str, Value]] = field(default_factory=list)
+    inputs: list[tuple[str, Value]] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+
+def _names(cursor: _Cursor) -> tuple[str, ...]:
+    cursor.need("(")
+    return _items(cursor, _Cursor.string)
+
+
+def _pair(cursor: _Cursor) -> tuple[str, Value]:
+    key = cursor.name("a name")
+    cursor.need("=")
+    return key, _value(cursor)
+
+
+# What the first word of a line announces; a line that starts with '%' is a node.
+_STATEMENTS: dict[str, Callable[[_Parts, _Cursor], None]] = {
+    "graph": lambda parts, cursor: setattr(parts, "name", cursor.string()),
+    "section": lambda parts, cursor: parts.sections.append((cursor.string(), _names(cursor))),
+    "update": lambda parts, cursor: parts.updates.append(_pair(cursor)),
+    "forward": lambda parts, cursor: parts.inputs.append(_pair(cursor)),
+    "return": lambda parts, cursor: parts.outputs.append(_value(cursor)),
+}
+
+
+def _statement(parts: _Parts, cursor: _Cursor) -> None:
+    if cursor.peek("%"):
+        parts.nodes.append(_node(cursor))
+        return
+    start = cursor.at
+    word = cursor.word("a statement")
+    if word in ROLES:
+        parts.params.append(_param(cursor, word))
+    elif word in _STATEMENTS:
+        _STATEMENTS[word](parts, cursor)
+    else:
+        cursor.at = start
+        expected = ", ".join([*ROLES, *_STATEMENTS, "%name: …"])
+        cursor.fail("is no statement", found=repr(word), expected=f"one of {expected}")
+    cursor.end()
+
+
+def parse(text: str, *, file: str = "") -> ArchGraph:
+    r"""Read a graph from its printed form.
+
+    The law: ``parse(str(graph)) == graph``. Empty lines and lines that start with ``#`` count
+    for nothing. Only the syntax is checked here; :func:`archgraph.ops.check.check` knows the laws.
+
+    Args:
+        text: The printed form, one statement per line.
+        file: Where the text came from, for messages.
+
+    Raises:
+        SpecError: If a line cannot be read, with its line and column.
+
+    Example:
+        >>> graph = parse("%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x")
+        >>> print(graph)
+        graph ''
+        %x: float32[batch, 2] = input()
+        forward x = %x
+        return %x
+    """
+    parts = _Parts()
+    lines = text.split("\n", LIMITS.lines)
+    if len(lines) > LIMITS.lines:
+        raise SpecError(
+            "has too many lines", where=file or None, expected=f"at most {LIMITS.lines}"
+        )
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            _statement(parts, _Cursor(line, number, file))
+    if len(parts.outputs) != 1:
+        raise SpecError(
+            "is no whole graph",
+            where=file or None,
+            found=f"{len(parts.outputs)} lines 'return …'",
+            expected="one",
+        )
+    return ArchGraph(
+        inputs=tuple(parts.inputs),
+        params=tuple(parts.params),
+        nodes=tuple(parts.nodes),
+        outputs=parts.outputs[0],
+        updates=tuple(parts.updates),
+        sections=tuple(parts.sections),
+        name=parts.name,
+    )
+
+
+def _whole(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
+    """Read all of a text that begins at a line (from 1) and a column (from 0) of a file."""
+    cursor = _Cursor(text, line, file, column)
+    result = read(cursor)
+    cursor.end()
+    return result
+
+
+def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Value:
+    """Read one argument value, the inverse of :func:`archgraph.graph.ir.show`.
+
+    Raises:
+        SpecError: If it cannot be read.
+
+    Example:
+        >>> parse_value("(%relu, 2*batch, fc.weight, training, 0.5)")[1]
+        Batch(factor=2, power=1)
+    """
+    return _whole(_value, text, line, column, file)
+
+
+def parse_type(
+    text: str, *, line: int = 1, column: int = 0, file: str = ""
+) -> TensorType | tuple[TensorType, ...]:
+    """Read a tensor type, or a tuple of them.
+
+    Raises:
+        SpecError: If it cannot be read.
+
+    Example:
+        >>> print(parse_type("float32[batch, 3, 8, 8]"))
+        float32[batch, 3, 8, 8]
+    """
+    return _whole(_type, text, line, column, file)
+
+
+def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Node:
+    """Read one node, the inverse of ``str(node)``.
+
+    Raises:
+        SpecError: If it cannot be read.
+
+    Example:
+        >>> parse_node("%relu: float32[batch, 8] = aten.relu(self=%x) @ act").scope
+        'act'
+    """
+    return _whole(_node, text, line, column, file)
+
+
+def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Param:
+    """Read one leaf, the inverse of ``str(param)``.
+
+    Raises:
+        SpecError: If it cannot be read.
+
+    Example:
+        >>> parse_param("parameter fc.bias: float32[10] frozen").trainable
+        False
+    """
+
+    def read(cursor: _Cursor) -> Param:
+        start = cursor.at
+        word = cursor.word("the role of a leaf")
+        if word not in ROLES:
+            cursor.at = start
+            cursor.fail("is no role", found=repr(word), expected=" or ".join(ROLES))
+        return _param(cursor, word)
+
+    return _whole(read, text, line, column, file)
+
+
+def statement_name(line: str) -> str | None:
+    """Name of the leaf or node that a line defines; None where it defines none.
+
+    >>> statement_name("%'a b': float32[] = input()"), statement_name("buffer bn.mean: float32[3]")
+    ('a b', 'bn.mean')
+    """
+    cursor = _Cursor(line)
+    try:
+        if not cursor.take("%") and cursor.word("a role") not in ROLES:
+            return None
+        return cursor.name("a name")
+    except SpecError:
+        return None
+
+
+def is_plain(name: str) -> bool:
+    """Whether a leaf of this name is printed and read back as a bare word.
+
+    >>> is_plain("layer1.0.conv1.weight"), is_plain("0.5"), is_plain("a b"), is_plain("train")
+    (True, False, False, False)
+    """
+    return leaf_word(name) == name

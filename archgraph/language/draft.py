@@ -1,0 +1,234 @@
+"""A graph while it grows: operators are appended in canonical form, their shapes inferred at once.
+
+What is appended here is what :func:`archgraph.capture.trace.trace` would have captured, so that
+tracing the built module gives the same graph back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import (
+    ArchGraph,
+    Constant,
+    Leaf,
+    Node,
+    Param,
+    Ref,
+    Role,
+    Size,
+    TensorType,
+    Value,
+    prune,
+    renumber,
+    replace,
+    show,
+)
+from archgraph.limits import LIMITS
+from archgraph.ops import table
+from archgraph.ops.check import check
+from archgraph.ops.infer import infer_node
+from archgraph.ops.schema import canonical_args
+
+
+@dataclass
+class Draft:
+    """Nodes and leaves so far.
+
+    Attributes:
+        nodes: By name, in order.
+        leaves: By name, in order of creation.
+        updates: What forward assigns to buffers.
+    """
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    leaves: dict[str, Param] = field(default_factory=dict)
+    updates: dict[str, Value] = field(default_factory=dict)
+
+    def input(self, name: str, type_: TensorType) -> Ref:
+        """Append an input of forward."""
+        self.nodes[name] = Node(name, "input", (), type_)
+        return Ref(name)
+
+    def leaf(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        role: Role = "parameter",
+        dtype: str = "float32",
+        value: Constant | None = None,
+    ) -> Leaf:
+        """Append a parameter, buffer or constant.
+
+        Raises:
+            GraphError: If there is one of that name, or it would be too large.
+        """
+        if name in self.leaves:
+            raise GraphError("there are two leaves of one name", found=name)
+        elements = 1
+        for size in shape:
+            elements *= size
+        if elements > LIMITS.leaf_elements:
+            raise GraphError(
+                "leaf too large",
+                where=name,
+                found=list(shape),
+                expected=f"≤ {LIMITS.leaf_elements}",
+            )
+        self.leaves[name] = Param(
+            name, TensorType(shape, dtype), role, role == "parameter", (), value
+        )
+        return Leaf(name)
+
+    def types(self, value: Value) -> tuple[TensorType, ...]:
+        """Types of the results that a reference stands for."""
+        if isinstance(value, Ref):
+            return self.nodes[value.name].types
+        assert isinstance(value, Leaf)
+        return (self.leaves[value.name].type,)
+
+    def shape(self, value: Value) -> tuple[Size, ...]:
+        """Shape of the (first) result that a reference stands for."""
+        return self.types(value)[0].shape
+
+    def call(self, op: str, args: Mapping[str, Value], scope: str) -> Ref:
+        """Append an operator, or nothing where it would return its input unchanged.
+
+        Raises:
+            GraphError: If the operator is unknown or does not fit its arguments.
+        """
+        if len(self.nodes) >= LIMITS.nodes:
+            raise GraphError("too many operators", expected=f"at most {LIMITS.nodes}")
+        node = Node("new", op, tuple(args.items()), scope=scope)
+        if op != "getitem":
+            node = Node("new", op, canonical_args(op, dict(args)), scope=scope)
+            node = self._canonical(node)
+        type_ = self._infer(node)
+        first = node.args[0][1] if node.args else None
+        if (
+            isinstance(first, Ref)
+            and type_ == self.nodes[first.name].type
+            and table.is_identity(node.op, dict(node.args))
+        ):
+            return first
+        name = f"n{len(self.nodes)}"
+        self.nodes[name] = Node(name, node.op, node.args, type_, scope)
+        return Ref(name)
+
+    def _canonical(self, node: Node) -> Node:
+        """The one spelling of a call among those that say the same."""
+        type_ = self._infer(node)
+        results = type_ if isinstance(type_, tuple) else (type_,)
+        sizes = {
+            k: self.shape(v)
+            for k, v in node.args
+            if isinstance(v, Leaf) or (isinstance(v, Ref) and len(self.types(v)) == 1)
+        }
+        given = dict(node.args)
+        op, args = table.canonical(node.op, given, sizes, tuple(t.shape for t in results))
+        return (
+            node
+            if (op, args) == (node.op, given)
+            else Node("new", op, canonical_args(op, args), scope=node.scope)
+        )
+
+    def _infer(self, node: Node) -> TensorType | tuple[TensorType, ...]:
+        """Types of a call's results; equal calls on equal types are inferred once."""
+        types: dict[Ref | Leaf, TensorType | tuple[TensorType, ...]] = {}
+        anonymous: dict[Ref | Leaf, Ref | Leaf] = {}
+
+        def rename(value: Value) -> Value:
+            if isinstance(value, Ref | Leaf):
+                leaf = isinstance(value, Leaf)
+                types[value] = (self.leaves if leaf else self.nodes)[value.name].type
+                anonymous.setdefault(value, type(value)(f"v{len(anonymous)}"))
+                return anonymous[value]
+            return value
+
+        args = tuple((k, replace(v, rename)) for k, v in node.args)
+        known = tuple((anonymous[v], types[v]) for v in anonymous)
+        try:
+            return _infer(node.op, args, show(tuple(v for _, v in args)), known)
+        except GraphError as error:
+            raise GraphError(error.message, found=error.found, expected=error.expected) from error
+
+    def graph(
+        self,
+        outputs: Value,
+        *,
+        name: str = "",
+        sections: tuple[tuple[str, tuple[str, ...]], ...] = (),
+    ) -> ArchGraph:
+        """The finished graph: checked, canonical names, leaves in state-dict order.
+
+        Raises:
+            GraphError: If it breaks a law.
+        """
+        graph = ArchGraph(
+            inputs=tuple((n, Ref(n)) for n, node in self.nodes.items() if node.op == "input"),
+            params=tuple(state_order(tuple(self.leaves.values()))),
+            nodes=tuple(self.nodes.values()),
+            outputs=outputs,
+            updates=tuple(self.updates.items()),
+            sections=sections,
+            name=name,
+        )
+        graph = renumber(graph)
+        check(graph)
+        return graph
+
+    def unused(self, outputs: Value) -> tuple[str, ...]:
+        """Names of the nodes that no output needs."""
+        whole = ArchGraph(
+            inputs=(),
+            params=tuple(self.leaves.values()),
+            nodes=tuple(self.nodes.values()),
+            outputs=outputs,
+            updates=tuple(self.updates.items()),
+        )
+        live = prune(whole).node
+        return tuple(n for n in self.nodes if n not in live)
+
+
+@functools.lru_cache(maxsize=4096)
+def _infer(
+    op: str,
+    args: tuple[tuple[str, Value], ...],
+    text: str,
+    known: tuple[tuple[Ref | Leaf, TensorType | tuple[TensorType, ...]], ...],
+) -> TensorType | tuple[TensorType, ...]:
+    """Types of a call; ``text`` tells apart what compares equal (``1``, ``1.0``, ``True``)."""
+    around = ArchGraph(
+        inputs=(),
+        params=tuple(
+            Param(v.name, t) for v, t in known if isinstance(v, Leaf) and isinstance(t, TensorType)
+        ),
+        nodes=tuple(Node(v.name, "input", (), t) for v, t in known if isinstance(v, Ref)),
+        outputs=None,
+    )
+    return infer_node(around, Node("call", op, args))
+
+
+def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
+    """Leaves in the order of a module's state dict: parameters, buffers, then each child's.
+
+    Constants, which no state dict holds, come last.
+    """
+
+    def visit(group: list[tuple[tuple[str, ...], Param]]) -> Iterator[Param]:
+        children: dict[str, list[tuple[tuple[str, ...], Param]]] = {}
+        own = [p for path, p in group if len(path) == 1]
+        yield from (p for p in own if p.role == "parameter")
+        yield from (p for p in own if p.role == "buffer")
+        for path, param in group:
+            if len(path) > 1:
+                children.setdefault(path[0], []).append((path[1:], param))
+        for child in children.values():
+            yield from visit(child)
+
+    yield from visit([(tuple(p.name.split(".")), p) for p in params if p.role != "constant"])
+    yield from (p for p in params if p.role == "constant")

@@ -1,0 +1,131 @@
+"""``$name`` in a spec: the value of a parameter, or integer arithmetic over such values.
+
+Integers, names, ``+ - * // %``, unary minus and parentheses; nothing is called, nothing else is
+looked up.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from archgraph.language.document import Key, Mistake, nearest
+from archgraph.limits import LIMITS
+
+Scalar = int | float | str | bool | None
+
+_NAME = re.compile(r"\$([A-Za-z_]\w*)")
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def is_expression(value: object) -> bool:
+    """Whether a YAML value has to be evaluated.
+
+    >>> is_expression("$width * 6"), is_expression("relu")
+    (True, False)
+    """
+    return isinstance(value, str) and "$" in value
+
+
+def evaluate(text: str, values: Mapping[str, Scalar]) -> Scalar:
+    """Value of an expression.
+
+    A lone ``$name`` is that parameter's value, whatever its type; arithmetic is for integers.
+
+    Args:
+        text: The expression.
+        values: Parameters by name.
+
+    Raises:
+        Mistake: If it cannot be understood, names an unknown parameter, or leaves the 31 bits.
+
+    Example:
+        >>> evaluate("$width * 6 // $parts", {"width": 16, "parts": 2})
+        48
+    """
+    if len(text) > LIMITS.expression_signs:
+        raise Mistake(
+            "is too long", found=f"{len(text)} signs", expected=f"≤ {LIMITS.expression_signs}"
+        )
+    for name in _NAME.findall(text):
+        if name not in values:
+            known = [f"${n}" for n in values]
+            raise Mistake(
+                "names an unknown parameter",
+                found=f"${name}",
+                expected=f"one of {', '.join(known)}" if known else "no parameter here",
+                hint=nearest(f"${name}", known),
+            )
+    if alone := _NAME.fullmatch(text.strip()):
+        return values[alone.group(1)]
+    try:
+        tree = ast.parse(_NAME.sub(r"_\1", text.strip()), mode="eval")
+        return _number(tree.body, text, values)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, Mistake):
+            raise
+        raise Mistake(
+            "is no expression", found=repr(text), expected="integers, $names, + - * // % ( )"
+        ) from None
+
+
+def _number(node: ast.expr, text: str, values: Mapping[str, Scalar]) -> int:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            result = value
+        case ast.Name(id=name) if name[:1] == "_" and name[1:] in values:
+            held = values[name[1:]]
+            if not isinstance(held, int) or isinstance(held, bool):
+                raise Mistake(
+                    "calculates with something that is no integer",
+                    found=f"${name[1:]} = {held!r}",
+                    expected="an integer",
+                )
+            result = held
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            result = -_number(operand, text, values)
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATORS:
+            a, b = _number(left, text, values), _number(right, text, values)
+            if b == 0 and isinstance(op, (ast.FloorDiv, ast.Mod)):
+                raise Mistake("divides by zero", found=repr(text))
+            result = _OPERATORS[type(op)](a, b)
+        case ast.BinOp(op=ast.Div()):
+            raise Mistake("divides with '/'", found=repr(text), hint="write // (rounded down)")
+        case _:
+            raise ValueError
+    if abs(result) > LIMITS.expression_value:
+        raise Mistake(
+            "is out of range", found=repr(text), expected=f"at most {LIMITS.expression_value}"
+        )
+    return result
+
+
+def resolve(data: Any, values: Mapping[str, Scalar], place: tuple[Key, ...] = ()) -> Any:
+    """The data with every expression inside replaced by its value.
+
+    Raises:
+        Mistake: As :func:`evaluate`, with the place inside the data.
+
+    Example:
+        >>> resolve({"out": "$w * 2", "kernel": (3, "$k")}, {"w": 8, "k": 5})
+        {'out': 16, 'kernel': (3, 5)}
+    """
+    if isinstance(data, Mapping):
+        return {k: resolve(v, values, (*place, k)) for k, v in data.items()}
+    if isinstance(data, tuple):
+        return tuple(resolve(v, values, (*place, i)) for i, v in enumerate(data))
+    if not is_expression(data):
+        return data
+    try:
+        return evaluate(data, values)
+    except Mistake as mistake:
+        raise Mistake(mistake.message, place=(*place, *mistake.place), **mistake.facts) from None

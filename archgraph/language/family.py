@@ -1,0 +1,389 @@
+"""The YAML of families and experiments as pydantic models; values only, nothing is built here."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.language.base import Base, Count, Json, Name, Natural, Share
+from archgraph.language.document import Document, Mistake
+
+# A file beside this one, or a model written in place.
+ModelSource = str | dict[str, Json]
+Positions = Share | Count | tuple[Natural, ...]
+
+
+Widths = Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)] | Count]
+
+
+class Rewrites(Base):
+    """What is done to an architecture, in the order of the keys."""
+
+    skip: tuple[str, ...] = Field(default=(), description="blocks left out")
+    keep: dict[str, Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]] = Field(
+        default={},
+        description="section → 1 for each of its blocks that stays, 0 for each one left out; of a "
+        "block that changes the shape the projection stays (NeFL)",
+    )
+    shallow: dict[str, Count] = Field(
+        default={}, description="section → number of its first blocks kept"
+    )
+    graft: dict[str, Count] = Field(
+        default={}, description="section → number of blocks, the last one repeated"
+    )
+    deepen: dict[str, Count] = Field(
+        default={}, description="section → number of blocks, new ones begin as the identity"
+    )
+    width: Share | None = Field(
+        default=None, description="share of every free axis kept, rounded up"
+    )
+    take: dict[str, Positions] = Field(
+        default={},
+        description="axis, role or pattern → share, number of first positions, or positions",
+    )
+    narrow: Share | dict[str, Share | Count] = Field(
+        default={},
+        description="as width, or axis, role or pattern → share or size; what is left out is "
+        "shared out among what stays",
+    )
+    widen: Widths = Field(
+        default={},
+        description="factor of every free axis, or axis, role or pattern → factor or size; the "
+        "function stays",
+    )
+    steps: bool | tuple[str, ...] = Field(
+        default=(),
+        description="residual blocks whose branches get a step size each; true: all of them",
+    )
+    adapters: Count | None = Field(
+        default=None, description="width of an adapter on the branch of every residual block"
+    )
+    exits: dict[str, Count] = Field(
+        default={}, description="section or block → classes of a further classifier behind it"
+    )
+    train: tuple[str, ...] = Field(
+        default=(),
+        description="names or patterns of the parameters that are trained, e.g. [*.adapter*, "
+        "classifier.*]; all others stay as they are. Left out: all are trained",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _one_width(self) -> Rewrites:
+        if self.width is not None and self.take:
+            raise Mistake(
+                "has both a width and axes to take",
+                place=("take",),
+                hint="write the width as take: {'*': …}",
+            )
+        return self
+
+
+class _Client(Base):
+    name: Name
+    count: Count = Field(default=1, description="number of clients of this kind")
+    model: ModelSource | None = Field(
+        default=None, description="a model of its own, aligned to the global"
+    )
+    choose: dict[str, Natural] | None = Field(
+        default=None, description="choices of the family's model; {}: those that it has written"
+    )
+
+
+class MemberSpec(Rewrites, _Client):
+    """One kind of client: how its architecture comes from the global one.
+
+    Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
+    the family's model with other choices; with ``model`` from a model of its own. What it starts
+    from is then rewritten.
+    """
+
+    @pydantic.model_validator(mode="after")
+    def _one_start(self) -> MemberSpec:
+        if self.model is not None and self.choose is not None:
+            raise Mistake(
+                "has both a model and choices",
+                place=("choose",),
+                hint="choices belong to one model",
+            )
+        return self
+
+
+class FamilySpec(Base):
+    """A global model and the architectures of its clients."""
+
+    archgraph: Literal[1] = 1
+    name: str = ""
+    model: Literal["join"] | ModelSource | None = Field(
+        default=None,
+        description="the global model: a file, or a model in place; join: the least architecture "
+        "that contains every client's model; left out: there is none. With the last two every "
+        "client has a model of its own",
+    )
+    choose: dict[str, Natural] = Field(
+        default={},
+        description="choices of the global model; each one left out is the largest that any client "
+        "makes, so that the global model contains all",
+    )
+    change: Rewrites = Field(
+        default=Rewrites(),
+        description="what is done to the global model, and to it with a client's choices, first",
+    )
+    clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)]
+
+    # Where it was read from, so that mistakes found later can still be pointed at.
+    _document: Document | None = pydantic.PrivateAttr(None)
+
+    @pydantic.model_validator(mode="after")
+    def _global(self) -> FamilySpec:
+        if self.model in (None, "join"):
+            if self.choose:
+                raise Mistake(
+                    "has choices of a global model, and none", place=("choose",), expected="a model"
+                )
+            if self.change != Rewrites():
+                raise Mistake(
+                    "changes a global model, and none is given",
+                    place=("change",),
+                    expected="a model",
+                )
+            for index, member in enumerate(self.clients):
+                if member.model is None:
+                    raise Mistake(
+                        "has no model",
+                        place=("clients", index),
+                        found=member.name,
+                        expected="a model of its own, since the family "
+                        + ("has no global one" if self.model is None else "is their join"),
+                    )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _unique(self) -> FamilySpec:
+        seen: set[str] = set()
+        for index, member in enumerate(self.clients):
+            if member.name in seen:
+                raise Mistake(
+                    "names two kinds of client alike",
+                    place=("clients", index, "name"),
+                    found=repr(member.name),
+                    expected="a name of its own",
+                )
+            seen.add(member.name)
+        return self
+
+
+def _at_most_all(value: dict[str, float]) -> dict[str, float]:
+    total = sum(value.values())
+    if total > 1 and not math.isclose(total, 1):
+        raise Mistake("share out more than there is", found=f"{total:g}", expected="at most 1")
+    return value
+
+
+Shares = (
+    Annotated[
+        dict[Name, Share],
+        pydantic.AfterValidator(_at_most_all),
+        Field(
+            min_length=1,
+            description="kind of client → share of all examples that its clients own in equal "
+            "parts, with all classes in proportion; the others share the rest",
+        ),
+    ]
+    | None
+)
+
+
+class IidSpec(Base):
+    """A random order cut into equal shards."""
+
+    scheme: Literal["iid"] = "iid"
+    min_size: Count = 1
+    shares: Shares = None
+
+
+class DirichletSpec(Base):
+    """Shares of each class drawn from a Dirichlet distribution."""
+
+    scheme: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    min_size: Count = 10
+    balanced: bool = False
+    shares: Shares = None
+
+
+class EqualDirichletSpec(Base):
+    """As many examples for each client, in classes drawn from a Dirichlet distribution."""
+
+    scheme: Literal["equal_dirichlet"]
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    min_size: Count = 1
+    shares: Shares = None
+
+
+class ClassesSpec(Base):
+    """So many classes for each client."""
+
+    scheme: Literal["classes"]
+    per_client: Count = 2
+    assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
+    min_size: Count = 1
+    shares: Shares = None
+
+
+PartitionSpec = Annotated[
+    IidSpec | DirichletSpec | EqualDirichletSpec | ClassesSpec, Field(discriminator="scheme")
+]
+
+
+class DataSpec(Base):
+    """Which data, and who owns what of it."""
+
+    dataset: str = Field(
+        description="digits, mnist, fashion_mnist, cifar10, cifar100, wikitext2; mnli and snli (of "
+        "both the development set only, split anew), sick"
+    )
+    root: str | None = Field(
+        default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
+    )
+    partition: PartitionSpec = IidSpec()
+    limit: Count | None = Field(default=None, description="at most so many examples of each split")
+    bptt: Count = Field(default=64, description="length of a text window, tokens")
+    length: Count | None = Field(
+        default=None, description="tokens of a pair of sentences, padding among them; default: 128"
+    )
+    vocabulary: Count | None = Field(
+        default=None,
+        description="most tokens of the vocabulary learned from pairs of sentences; default: 8192",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="folder of a pretrained model's tokenizer, used for pairs of sentences instead "
+        "of a learned vocabulary; relative to this file",
+    )
+
+
+class LocalSpec(Base):
+    """How clients train; the keys are those of ``archgraph.federation.strategy.LocalOptions``."""
+
+    epochs: Count = 1
+    batch: Count = 32
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(),
+        description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
+    )
+    decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
+    schedule: Literal["steps", "cosine"] = Field(
+        default="steps", description="the rate falls at the milestones, or along half a cosine"
+    )
+    warmup: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="rounds (≥ 1) or a fraction of all rounds in which the rate rises"
+    )
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="largest gradient norm"
+    )
+    fraction: Share = Field(default=1.0, description="share of the local data used in a round")
+
+    @pydantic.model_validator(mode="after")
+    def _one_schedule(self) -> LocalSpec:
+        if self.schedule == "cosine" and self.milestones:
+            raise Mistake(
+                "has milestones that a cosine does not know",
+                place=("milestones",),
+                hint="leave them out, or write schedule: steps",
+            )
+        return self
+
+
+class AttackSpec(Base):
+    """Malicious clients (FedFA, Eq. 1)."""
+
+    kind: Literal["label_shuffle"] = "label_shuffle"
+    fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.2, description="share of malicious"
+    )
+    intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
+
+
+class EvaluateSpec(Base):
+    """When the server measures, and how."""
+
+    every: Count = Field(default=1, description="rounds between two evaluations")
+    after: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="rounds (≥ 1) or a fraction of all rounds (< 1) before the first evaluation",
+    )
+    fine_tune: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="passes over a client's own data before a model is tested on its classes",
+    )
+    batch: Count = 256
+    statistics: Count | None = Field(
+        default=None, description="training examples that static norm statistics are taken from"
+    )
+
+
+class EngineSpec(Base):
+    """Where the clients run."""
+
+    kind: Literal["local"] = "local"
+    device: str = "cpu"
+
+
+def _short_engine(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Engine = Annotated[
+    EngineSpec,
+    pydantic.BeforeValidator(_short_engine, json_schema_input_type=Literal["local"] | EngineSpec),
+]
+
+
+class ExperimentSpec(Base):
+    """Data, a family, a strategy, and how long."""
+
+    archgraph: Literal[1] = 1
+    name: str
+    family: str | FamilySpec = Field(description="a file, or a family in place")
+    data: DataSpec
+    strategy: dict[str, dict[str, Json] | None] = Field(
+        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}"
+    )
+    rounds: Count
+    sample: Share | Count = Field(
+        default=1.0, description="clients in a round: a number, or a share written with a point"
+    )
+    local: LocalSpec = LocalSpec()
+    attack: AttackSpec | None = None
+    evaluate: EvaluateSpec = EvaluateSpec()
+    engine: Engine = EngineSpec()
+    seed: Natural = 0
+    out: str | None = Field(default=None, description="run folder")
+
+    @pydantic.field_validator("strategy")
+    @classmethod
+    def _one_strategy(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if len(value) != 1:
+            raise Mistake(
+                "names no single strategy",
+                found=", ".join(value) or "none",
+                expected="one, e.g. {fedfa: {}}",
+            )
+        return value
+
+    @property
+    def strategy_name(self) -> str:
+        """Name of the strategy."""
+        return next(iter(self.strategy))
+
+    @property
+    def strategy_options(self) -> dict[str, Any]:
+        """Options of the strategy, as given."""
+        return dict(self.strategy[self.strategy_name] or {})

@@ -1,0 +1,175 @@
+"""The flat form: any graph as YAML, without loss.
+
+Leaves and nodes stand one per line in the text syntax of :mod:`archgraph.graph.text`, so a
+difference between two files is a difference between two architectures::
+
+    archgraph: 1
+    name: "tiny"
+    inputs:
+      "x": "%x"
+    leaves: |
+      parameter fc.weight: float32[10, 64]
+    nodes: |
+      %x: float32[batch, 64] = input()
+      %linear: float32[batch, 10] = aten.linear(input=%x, weight=fc.weight) @ fc
+    outputs: "%linear"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+import pydantic
+
+from archgraph.errors import GraphError
+from archgraph.graph import text as syntax
+from archgraph.graph.ir import ArchGraph, Value, show
+from archgraph.language.document import Document, Place, parse_document
+
+T = TypeVar("T")
+
+
+class FlatModel(pydantic.BaseModel):
+    """Any graph, written out: what ``archgraph.save`` writes."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    archgraph: Literal[1]
+    name: str = ""
+    inputs: dict[str, str]
+    leaves: str = ""
+    nodes: str = ""
+    outputs: str
+    updates: dict[str, str] = {}
+    sections: dict[str, tuple[str, ...]] = {}
+
+
+def quoted(text: str) -> str:
+    r"""A double-quoted YAML scalar on one line.
+
+    >>> print(quoted('a "b"\n'))
+    "a \"b\"\n"
+    """
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+    def escape(sign: str) -> str:
+        if sign in escapes:
+            return escapes[sign]
+        if sign.isprintable():
+            return sign
+        return f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\U{ord(sign):08x}"
+
+    return '"' + "".join(map(escape, text)) + '"'
+
+
+def _block(key: str, lines: Iterable[str]) -> list[str]:
+    content = [f"  {line}" for line in lines]
+    return [f"{key}: |", *content] if content else []
+
+
+def dump(graph: ArchGraph) -> str:
+    r"""The flat YAML of a graph.
+
+    Raises:
+        GraphError: If a name in the graph does not survive being written.
+
+    Example:
+        >>> from archgraph.graph.text import parse
+        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> print(dump(parse(text)))
+        archgraph: 1
+        name: ""
+        inputs:
+          "x": "%x"
+        nodes: |
+          %x: float32[batch, 2] = input()
+        outputs: "%x"
+        <BLANKLINE>
+    """
+    lines = [
+        "archgraph: 1",
+        f"name: {quoted(graph.name)}",
+        "inputs:" if graph.inputs else "inputs: {}",
+    ]
+    lines += [f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.inputs]
+    lines += _block("leaves", map(str, graph.params))
+    lines += _block("nodes", map(str, graph.nodes))
+    lines.append(f"outputs: {quoted(show(graph.outputs))}")
+    if graph.updates:
+        lines += ["updates:", *(f"  {quoted(k)}: {quoted(show(v))}" for k, v in graph.updates)]
+    if graph.sections:
+        lines.append("sections:")
+        lines += [f"  {quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections]
+    text = "\n".join(lines) + "\n"
+    if (lost := _difference(graph, text)) is not None:
+        raise GraphError("cannot be written without loss", found=lost, hint="rename it")
+    return text
+
+
+def _difference(graph: ArchGraph, text: str) -> str | None:
+    """What of a graph its file does not give back."""
+    back = read(parse_document(text, "the written file"))
+    if back == graph:
+        return None
+    for mine, other in zip(
+        (*graph.params, *graph.nodes), (*back.params, *back.nodes), strict=False
+    ):
+        if mine != other:
+            return str(mine)
+    return "inputs, outputs, updates or sections"
+
+
+def _lines(document: Document, key: str, text: str, read_line: Callable[..., T]) -> tuple[T, ...]:
+    """The statements of a block of text, one per line."""
+    first, column = document.texts.get((key,), (1, 0))
+    return tuple(
+        read_line(line, line=first + i, column=column, file=document.file)
+        for i, line in enumerate(text.split("\n"))
+        if line.strip()
+    )
+
+
+def _value(document: Document, place: Place, text: str) -> Value:
+    line, column = document.texts.get(place, (1, 0))
+    return syntax.parse_value(text, line=line, column=column, file=document.file)
+
+
+def line_of(document: Document, where: str) -> int:
+    """Line of a flat file on which a node (``%name …``), a leaf or an update stands.
+
+    Where there is no such line, that of the key that ``where`` names, or else of the nodes.
+    """
+    name = where.partition(" in ")[0]
+    if name.startswith("%"):
+        return _line(document, "nodes", lambda text: syntax.statement_name(text) == name[1:])
+    key, _, buffer = name.partition(" ")
+    if key == "update" and ("updates", buffer) in document.lines:
+        return document.lines["updates", buffer]
+    if (key,) in document.lines:
+        return document.lines[(key,)]
+    return _line(document, "leaves", lambda text: syntax.statement_name(text) == name)
+
+
+def _line(document: Document, key: str, here: Callable[[str], bool]) -> int:
+    first, _ = document.texts.get((key,), (document.lines.get(("nodes",), 1), 0))
+    lines = str(document.data.get(key, "")).split("\n")
+    return first + next((i for i, text in enumerate(lines) if here(text)), 0)
+
+
+def read(document: Document) -> ArchGraph:
+    """The graph of a flat file, its syntax checked but not its laws.
+
+    Raises:
+        SpecError: If a key or a line cannot be understood.
+    """
+    flat = document.validate(FlatModel)
+    return ArchGraph(
+        inputs=tuple((k, _value(document, ("inputs", k), v)) for k, v in flat.inputs.items()),
+        params=_lines(document, "leaves", flat.leaves, syntax.parse_param),
+        nodes=_lines(document, "nodes", flat.nodes, syntax.parse_node),
+        outputs=_value(document, ("outputs",), flat.outputs),
+        updates=tuple((k, _value(document, ("updates", k), v)) for k, v in flat.updates.items()),
+        sections=tuple(flat.sections.items()),
+        name=flat.name,
+    )

@@ -1,0 +1,280 @@
+"""The YAML of one architecture as pydantic models: blocks, sections, choices."""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+from pydantic_core import core_schema
+
+from archgraph.language.base import MAX_SIZE, Base, Count, Json, Name
+from archgraph.language.document import Mistake, nearest, shorten
+from archgraph.language.expression import Scalar, is_expression
+
+Expression = Annotated[str, Field(pattern=r"\$")]
+
+
+def _count(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_expression(value) or (whole and 1 <= value <= MAX_SIZE):
+        return value
+    raise Mistake("has a wrong value", found=shorten(value), expected="an integer ≥ 1, or $name")
+
+
+# A number, or ``$name`` arithmetic that gives one.
+CountOr = Annotated[
+    int | str, pydantic.PlainValidator(_count, json_schema_input_type=Count | Expression)
+]
+
+
+def _dotted_callable(value: str) -> str:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+        raise Mistake("names no callable", found=repr(value), expected="package.module:callable")
+    return value
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as written: a name, and its options or the bare value of its main one."""
+
+    name: str
+    options: Json = None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(cls._read)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        # What a step may be is in the table: `archgraph.language.schema` puts it here.
+        return {"title": "Step"}
+
+    @classmethod
+    def _read(cls, value: Any) -> Step:
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping) and len(value) == 1:
+            ((name, options),) = value.items()
+            return cls(name, options)
+        raise Mistake(
+            "is no step",
+            found=shorten(value),
+            expected="an operator's name, or one name with its options",
+        )
+
+
+Steps = tuple[Step, ...]
+
+
+class ShortcutSpec(Base):
+    """How a block's input reaches its sum where shapes differ: a 1×1 projection."""
+
+    source: Name | None = Field(
+        default=None,
+        alias="from",
+        description="project this value instead of the block's input (pre-activation nets)",
+    )
+    batch_norm: bool | None = Field(
+        default=None, description="after the projection; default: where the steps end in one"
+    )
+    bias: bool = False
+
+
+class BlockBody(Base):
+    """A list of steps, and what happens to its input."""
+
+    shortcut: (
+        Literal["auto", "projection", "identity", "where_equal", "none"]
+        | Expression
+        | ShortcutSpec
+        | None
+    ) = Field(
+        default=None,
+        description="the input is added to the result; where their shapes differ it is projected "
+        "(auto), left out (where_equal) or an error (identity); projection: always projected",
+    )
+    steps: Annotated[Steps, Field(min_length=1)]
+    after: Steps = Field(default=(), description="steps after the shortcut was added")
+
+
+class BlockSpec(BlockBody):
+    """A block with parameters, used by sections and by other blocks."""
+
+    params: dict[Name, Scalar] = Field(
+        default={}, description="name → default; null: whoever uses the block must give it"
+    )
+
+
+class SectionSpec(Base):
+    """A run of equal blocks, or plain steps.
+
+    Further keys are parameters of the block.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    name: Name
+    block: Name | None = None
+    steps: Annotated[Steps, Field(min_length=1)] | None = None
+    depth: CountOr = Field(default=1, description="number of blocks")
+    width: CountOr | None = Field(default=None, description="the block's parameter of this name")
+    stride: CountOr | None = Field(
+        default=None, description="the block's parameter of this name, in the first block only"
+    )
+    first: dict[Name, Scalar] = Field(default={}, description="parameters of the first block only")
+
+    @pydantic.model_validator(mode="after")
+    def _block_or_steps(self) -> SectionSpec:
+        own = ["block", "steps"]
+        if (self.block is None) == (self.steps is None):
+            raise Mistake(
+                f"needs a block or steps, section {self.name!r}",
+                found="both" if self.block else "neither",
+                expected="one of them",
+                hint=next(filter(None, (nearest(k, own) for k in self.model_extra or {})), None),
+            )
+        if self.steps is not None:
+            others = sorted(self.model_fields_set - {"name", "steps"})
+            if others or self.model_extra:
+                key = (others or sorted(self.model_extra or {}))[0]
+                raise Mistake(
+                    "is no known key of a section of steps", place=(key,), found=repr(key)
+                )
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Scalar]:
+        """Parameters that it gives to all its blocks."""
+        given: dict[str, Scalar] = dict(self.model_extra or {})
+        return given if self.width is None else {"width": self.width, **given}
+
+    @property
+    def first_arguments(self) -> dict[str, Scalar]:
+        """Parameters that it gives to its first block only."""
+        stride = {} if self.stride is None else {"stride": self.stride}
+        return {**stride, **self.first}
+
+
+class InputSpec(Base):
+    """A tensor that forward takes."""
+
+    shape: tuple[Count, ...] = Field(description="without the batch axis")
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"] = (
+        "float32"
+    )
+
+
+def _short_input(value: Any) -> Any:
+    return {"shape": value} if isinstance(value, tuple) else value
+
+
+Input = Annotated[
+    InputSpec,
+    pydantic.BeforeValidator(_short_input, json_schema_input_type=tuple[Count, ...] | InputSpec),
+]
+
+
+def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
+            raise Mistake(
+                "is no name for an argument of forward",
+                place=(name,),
+                found=repr(name),
+                expected="an identifier",
+            )
+    if not value:
+        raise Mistake("is empty", expected="name: [sizes without the batch]")
+    return value
+
+
+Inputs = Annotated[dict[str, Input], pydantic.AfterValidator(_identifiers)]
+
+
+class AuthoredModel(Base):
+    """An architecture as a person writes it."""
+
+    archgraph: Literal[1]
+    name: str = ""
+    inputs: Inputs
+    params: dict[Name, Scalar] = Field(default={}, description="values that $name stands for")
+    blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
+    sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)]
+    outputs: Name | tuple[Name, ...] | dict[str, Name] | None = Field(
+        default=None, description="names of values; default: the last one"
+    )
+    choices: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]] = Field(
+        default={}, description="'section.key' or a parameter → the values it may take"
+    )
+
+
+# Callables of this name read a folder of this machine, which this argument of theirs names.
+READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
+
+
+def reads_folder(name: str) -> bool:
+    """Whether a callable, ``package.module:callable``, reads a folder.
+
+    >>> reads_folder("transformers:BertModel.from_pretrained"), reads_folder("torch.nn:Linear")
+    (True, False)
+    """
+    return re.split(r"[.:]", name)[-1] == READER
+
+
+def anchored(value: Json, base: Path) -> Json:
+    """A model in place with the folders that it names made absolute.
+
+    >>> made = {"python": "transformers:BertModel.from_pretrained", "args": {FOLDER: "bert"}}
+    >>> anchored(made, Path("/specs"))["args"]
+    {'pretrained_model_name_or_path': '/specs/bert'}
+    """
+    if isinstance(value, tuple | list):
+        return tuple(anchored(item, base) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: anchored(item, base) for key, item in value.items()}
+    name, args = found.get("python"), found.get("args")
+    if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
+        folder = args.get(FOLDER)
+        if isinstance(folder, str) and folder:
+            # Nobody's home folder stays as it is written: whoever reads it names the line.
+            with contextlib.suppress(RuntimeError):
+                args[FOLDER] = str(base / Path(folder).expanduser())
+    return found
+
+
+class Made(Base):
+    """A value that a Python callable makes: a configuration, say."""
+
+    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
+        description="package.module:callable"
+    )
+    args: dict[str, Json] = Field(
+        default={},
+        description="arguments of the callable; one that is made in Python, too, is written as "
+        "{python: …, args: …}",
+    )
+
+
+class PythonModel(Made):
+    """A model written in Python. The only place where a file imports code of the user's."""
+
+    archgraph: Literal[1] = 1
+    name: str = ""
+    python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
+        description="package.module:callable, which returns an nn.Module"
+    )
+    inputs: Inputs
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
+    train: bool = Field(default=True, description="capture train mode, too")
+    sections: dict[str, tuple[str, ...]] = Field(
+        default={}, description="section → its blocks; default: found by analysis"
+    )

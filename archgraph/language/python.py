@@ -1,0 +1,185 @@
+"""Models written in Python: the only place where a file imports code of the user's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import torch
+
+from archgraph.capture.trace import trace
+from archgraph.errors import SpecError
+from archgraph.graph.ir import ArchGraph
+from archgraph.language.document import Document, Place, folder_beside, shorten
+from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
+from archgraph.ops.schema import torch_dtype
+
+# What readers of a package are told beside, so that nothing is fetched, no pickle is opened and no
+# code of the folder's runs.
+_CLOSED: Mapping[str, Mapping[str, object]] = {
+    "transformers": {
+        "local_files_only": True,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+    }
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack")
+
+
+def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """Import, construct and trace a model; the caller's random numbers stay as they were.
+
+    A model ``….from_pretrained`` comes with the weights of its folder, from safetensors only.
+
+    Raises:
+        SpecError: If it cannot be imported or constructed, or its folder has no such weights.
+        TraceError: If it cannot be captured.
+    """
+    where = document.where(("python",))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        if reads_folder(spec.python):
+            model = _pretrained(document, spec, where)
+        else:
+            model = _made(document, (), spec.python, spec.args)
+        if not isinstance(model, torch.nn.Module):
+            raise SpecError(
+                "makes no model",
+                where=where,
+                found=type(model).__name__,
+                expected="torch.nn.Module",
+            )
+        inputs = {
+            name: torch.zeros((2, *given.shape), dtype=torch_dtype(given.dtype))
+            for name, given in spec.inputs.items()
+        }
+        traced = trace(model, train=spec.train, name=spec.name, **inputs)
+    sections = tuple(spec.sections.items())
+    graph = traced.graph.replace(sections=sections) if sections else traced.graph
+    return graph, traced.state
+
+
+def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
+    """A model with the weights of a folder; at least some of them are its own."""
+    args = dict(spec.args)
+    if _package(spec.python) in _CLOSED:
+        args["output_loading_info"] = True
+    _safe(document, ("args",), args, weights=True)
+    made = _made(document, (), spec.python, args)
+    if not isinstance(made, tuple):
+        return made
+    model, report = made
+    own = {name for name, _ in model.named_parameters()}
+    if own <= set(report["missing_keys"]):
+        raise SpecError(
+            "loads nothing: no weights of the folder are this model's",
+            where=where,
+            found=", ".join(sorted(report["unexpected_keys"])[:3]) or "no weights",
+            expected=", ".join(sorted(own)[:3]),
+            hint="name the class that the folder's config.json names",
+        )
+    return model
+
+
+def _package(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
+
+
+def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights: bool) -> Path:
+    """The folder that a reader is given, if its weights are safe to read.
+
+    Args:
+        document: The file.
+        place: Where the arguments are written.
+        args: The arguments.
+        weights: Whether it has to hold weights; a tokenizer's or configuration's need not.
+    """
+    folder = _folder(document, place, args)
+    pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
+    if not any(folder.glob("*.safetensors")) and (weights or pickles):
+        document.fail(
+            (*place, FOLDER),
+            "holds no weights in safetensors",
+            found=", ".join(pickles) or "no weights at all",
+            expected="model.safetensors",
+            hint="pickles run code when they are loaded and are never opened; whoever trusts them "
+            "converts them first"
+            if pickles
+            else None,
+        )
+    return folder
+
+
+def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -> None:
+    """Add to a reader's arguments what keeps it on this machine and away from pickles and code."""
+    args[FOLDER] = str(_safe(document, place, args, weights=False))
+    for key, value in _CLOSED.get(_package(name), {}).items():
+        if args.setdefault(key, value) != value:
+            document.fail(
+                (*place, key),
+                "asks for what is never done",
+                found=args[key],
+                expected=value,
+                hint="weights are read from safetensors in a folder of this machine",
+            )
+
+
+def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
+    """The folder that a reader is given, relative to the file that names it."""
+    place = (*place, FOLDER)
+    name = args.get(FOLDER)
+    if not isinstance(name, str) or not name:
+        document.fail(place, "names no folder", found=shorten(name), expected=f"{FOLDER}: a folder")
+    return folder_beside(document, name, place)
+
+
+def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
+    """What a callable makes of its arguments; ``place`` is where both are written."""
+    where = document.where(("python",))
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise SpecError("cannot be imported", where=where, found=str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
+        raise SpecError(
+            "cannot be imported", where=where, found=f"{type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise SpecError("is not callable", where=where, found=type(found).__name__)
+    place = (*place, "args")
+    given = {key: _argument(document, (*place, key), value) for key, value in args.items()}
+    if reads_folder(name):
+        _closed(document, place, name, given)
+    try:
+        return found(**given)
+    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
+        raise SpecError(
+            "cannot be constructed", where=where, found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _argument(document: Document, place: Place, value: Any) -> Any:
+    """An argument: a plain value, or what another callable makes, written like a model."""
+    if isinstance(value, tuple | list):
+        # Sequences as lists, as YAML readers give them to everybody else.
+        return [_argument(document, (*place, i), v) for i, v in enumerate(value)]
+    if isinstance(value, Mapping):
+        if "python" in value:
+            try:
+                nested = Made.model_validate(dict(value))
+            except pydantic.ValidationError as error:
+                raise SpecError(
+                    "is no value made in Python",
+                    where=document.where(("python",)),
+                    found=shorten(value["python"]),
+                    expected="python: package.module:callable, and args",
+                ) from error
+            return _made(document, place, nested.python, nested.args)
+        return {k: _argument(document, (*place, k), v) for k, v in value.items()}
+    return value

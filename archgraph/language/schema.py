@@ -1,0 +1,120 @@
+"""JSON schemas of the files, for editors: made of the same models and tables that read them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from archgraph.errors import SpecError
+from archgraph.language.document import nearest
+from archgraph.language.family import ExperimentSpec, FamilySpec
+from archgraph.language.figures import FiguresSpec
+from archgraph.language.flat import FlatModel
+from archgraph.language.lower import BlockOptions
+from archgraph.language.model import AuthoredModel, PythonModel
+from archgraph.language.steps import STEPS, Options, RawOptions
+
+Kind = Literal["model", "family", "experiment", "figures"]
+KINDS: tuple[Kind, ...] = ("model", "family", "experiment", "figures")
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SCALAR = {"type": ["integer", "number", "string", "boolean", "null"]}
+
+
+def schema(kind: Kind) -> dict[str, Any]:
+    """JSON schema of a kind of file.
+
+    Args:
+        kind: ``model``, ``family``, ``experiment`` or ``figures``.
+
+    Raises:
+        SpecError: If there is no such kind.
+
+    Example:
+        >>> sorted(schema("experiment")["required"])
+        ['data', 'family', 'name', 'rounds', 'strategy']
+    """
+    match kind:
+        case "model":
+            found = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
+            _add_steps(found["$defs"])
+            found = _link(found)
+        case "family":
+            found = FamilySpec.model_json_schema()
+        case "experiment":
+            found = ExperimentSpec.model_json_schema()
+        case "figures":
+            found = FiguresSpec.model_json_schema()
+        case _:
+            raise SpecError(
+                "is no kind of file",
+                found=repr(kind),
+                expected=f"one of {', '.join(KINDS)}",
+                hint=nearest(str(kind), KINDS),
+            )
+    return {"$schema": DIALECT, "title": f"archgraph {kind}", **found}
+
+
+def _add_steps(definitions: dict[str, Any]) -> None:
+    """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
+    models: list[type[Options]] = list(dict.fromkeys(row.options for row in STEPS.values()))
+    own = [(m, "validation") for m in (*models, RawOptions, BlockOptions)]
+    models_and_kinds: Any = own
+    names, made = models_json_schema(models_and_kinds, ref_template="#/$defs/{model}")
+    definitions |= {k: v for k, v in made.get("$defs", {}).items() if k not in definitions}
+    everywhere: list[type[Options]] = [*models, RawOptions]
+    for options in everywhere:
+        properties = definitions[options.__name__]["properties"]
+        for key, value in properties.items():
+            if key not in ("from", "as"):
+                properties[key] = {"anyOf": [value, {"$ref": "#/$defs/Expression"}]}
+    definitions["Expression"] = {
+        "type": "string",
+        "pattern": r"\$",
+        "description": "$name, or arithmetic: $width * 6 // 2",
+    }
+    forms: list[dict[str, Any]] = []
+    for name, row in STEPS.items():
+        reference = names[row.options, "validation"]
+        given = [reference, {"type": "null"}]
+        if row.main:
+            field = row.options.model_fields[row.main]
+            main = definitions[row.options.__name__]["properties"][field.alias or row.main]
+            given.append(main)
+        forms.append(_one(name, {"anyOf": given}))
+    forms.append(_one("block", names[BlockOptions, "validation"]))
+    definitions["Step"] = {
+        "description": "an operator, a block of this model, or an ATen operator (aten.…)",
+        "anyOf": [
+            {"enum": list(STEPS)},
+            *forms,
+            {"type": "string", "not": {"enum": ["block"]}},
+            {
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": 1,
+                "propertyNames": {"not": {"enum": [*STEPS, "block"]}},
+                "additionalProperties": {"type": ["object", "null"]},
+            },
+        ],
+    }
+
+
+def _link(value: Any) -> Any:
+    """The schema with every placeholder of a step replaced by a reference to its definition."""
+    if value == {"title": "Step"}:
+        return {"$ref": "#/$defs/Step"}
+    if isinstance(value, dict):
+        return {k: _link(v) for k, v in value.items()}
+    return [_link(v) for v in value] if isinstance(value, list) else value
+
+
+def _one(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: options},
+        "required": [name],
+        "additionalProperties": False,
+    }

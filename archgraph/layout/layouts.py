@@ -1,0 +1,463 @@
+"""Axes as types: what each tensor dimension is made of, solved by unification.
+
+A dimension has a *layout*: an axis that may be cut (:class:`Var` while solving, :class:`AxisRef`
+when solved), a row-major flattened product (:class:`Prod`), a concatenation (:class:`Sum`), or
+something that is no channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes). Operators
+state equations between layouts; :class:`Solver` refines axes until all hold, or pins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from archgraph.graph.ir import Batch, Size
+
+
+def divide(a: Size, b: Size) -> Size | None:
+    """Exact quotient of two sizes, or None.
+
+    >>> divide(12, 4), divide(12, 5), str(divide(Batch(64), 16)), divide(Batch(6), Batch(2))
+    (3, None, '4*batch', 3)
+    """
+    if isinstance(b, Batch):
+        if not isinstance(a, Batch) or a.factor % b.factor or a.power < b.power:
+            return None
+        factor, power = a.factor // b.factor, a.power - b.power
+        return Batch(factor, power) if power else factor
+    if isinstance(a, Batch):
+        return Batch(a.factor // b, a.power) if b and a.factor % b == 0 else None
+    return a // b if b and a % b == 0 else None
+
+
+def times(sizes: Iterable[Size]) -> Size:
+    """Product of sizes.
+
+    >>> str(times([2, Batch(3), 4]))
+    '24*batch'
+    """
+    total: Size = 1
+    for s in sizes:
+        total = total * s if isinstance(total, Batch) else (s * total)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A dimension that is no channel axis: batch, pixels, tokens, classes."""
+
+    size: Size
+
+    def __str__(self) -> str:
+        return str(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Prod:
+    """Row-major flattening of its factors, outermost first."""
+
+    factors: tuple[Layout, ...]
+    size: Size = field(init=False, compare=False, repr=False)
+    memo: Memo = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _settle(self, self.factors, times(f.size for f in self.factors))
+
+    def __str__(self) -> str:
+        return " × ".join(f"({f})" if isinstance(f, Sum) else str(f) for f in self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Concatenation of its terms, first term first; never along the batch."""
+
+    terms: tuple[Layout, ...]
+    size: Size = field(init=False, compare=False, repr=False)
+    memo: Memo = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _settle(self, self.terms, _total(self.terms))
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.terms))
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """An axis while solving: free, bound to a finer layout, or pinned with a reason.
+
+    Attributes:
+        size: Number of positions.
+        bound: What it turned out to be.
+        pinned: Why it cannot be cut.
+        part: Whether some product or concatenation holds it.
+    """
+
+    size: int
+    bound: Layout | None = None
+    pinned: str = ""
+    part: bool = False
+
+    def __str__(self) -> str:
+        return f"{'!' if self.pinned else ''}{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRef:
+    """A solved axis, by its name in :class:`archgraph.analysis.axes.Axes`."""
+
+    name: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.size}]"
+
+
+Layout: TypeAlias = "Fixed | Prod | Sum | Var | AxisRef"
+# What a product or concatenation resolved to, and the solver's state at which it did.
+Memo: TypeAlias = "tuple[object, Layout] | None"
+UNIT = Fixed(1)
+
+
+def _settle(whole: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
+    for part in parts:
+        if isinstance(part, Var):
+            part.part = True
+    object.__setattr__(whole, "size", size)
+    object.__setattr__(whole, "memo", None)
+
+
+def _total(terms: Iterable[Layout]) -> int:
+    total = 0
+    for t in terms:
+        assert isinstance(t.size, int)
+        total += t.size
+    return total
+
+
+def product(factors: Iterable[Layout]) -> Layout:
+    """A product in normal form: nested products flattened, units dropped, fixed runs joined."""
+    flat: list[Layout] = []
+    for f in factors:
+        parts = f.factors if isinstance(f, Prod) else (f,)
+        for part in parts:
+            if part.size == 1 and isinstance(part, Fixed):
+                continue
+            if flat and isinstance(part, Fixed) and isinstance(flat[-1], Fixed):
+                flat[-1] = Fixed(times((flat[-1].size, part.size)))
+            else:
+                flat.append(part)
+    if not flat:
+        return UNIT
+    return flat[0] if len(flat) == 1 else Prod(tuple(flat))
+
+
+def concatenation(terms: Iterable[Layout]) -> Layout:
+    """A sum in normal form: nested sums flattened, empty terms dropped, fixed runs joined."""
+    flat: list[Layout] = []
+    size = 0
+    states = dict[int, object]()  # at which the parts are known to be resolved
+    for t in terms:
+        if t.size == 0:
+            continue
+        assert isinstance(t.size, int)
+        size += t.size
+        if isinstance(t, (Prod, Sum)):
+            state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
+            states[id(state)] = state
+        elif isinstance(t, Var) and t.bound is not None:
+            states[id(None)] = None
+        parts = t.terms if isinstance(t, Sum) else (t,)
+        first, last = parts[0], flat[-1] if flat else None
+        if isinstance(first, Fixed) and isinstance(last, Fixed):
+            assert isinstance(first.size, int) and isinstance(last.size, int)
+            flat[-1] = Fixed(last.size + first.size)
+            flat += parts[1:]
+        else:
+            flat += parts
+        if isinstance(t, Var):
+            t.part = True
+    if not flat:
+        return Fixed(0)
+    if len(flat) == 1:
+        return flat[0]
+    whole = object.__new__(Sum)  # dense networks concatenate thousands: no second pass over them
+    object.__setattr__(whole, "terms", tuple(flat))
+    _settle(whole, (), size)
+    if len(states) == 1 and id(None) not in states:  # so is the whole
+        object.__setattr__(whole, "memo", (*states.values(), whole))
+    return whole
+
+
+def leaves(layout: Layout) -> Iterator[Layout]:
+    """The axes and fixed parts that a layout is made of, left to right."""
+    match layout:
+        case Prod(parts) | Sum(parts):
+            for part in parts:
+                yield from leaves(part)
+        case _:
+            yield layout
+
+
+@dataclass
+class Solver:
+    """Unification of layouts: bind, refine to common factors and cuts, or pin with a reason."""
+
+    reason: str = ""  # why the current equation holds, for pins
+    state: object = field(default_factory=object)  # another one when resolved layouts change
+
+    def new(self, size: Size) -> Layout:
+        """A fresh axis; a size of one, or one that depends on the batch, is fixed."""
+        if isinstance(size, Batch) or size <= 1:
+            return Fixed(size)
+        return Var(size)
+
+    def resolve(self, layout: Layout) -> Layout:
+        """The layout with every binding followed, in normal form."""
+        if isinstance(layout, Var):
+            chain: list[Var] = []  # as long as a network is deep: no recursion
+            end: Layout = layout
+            while isinstance(end, Var) and end.bound is not None:
+                chain.append(end)
+                end = end.bound
+            if not isinstance(end, Var):
+                end = self.resolve(end)
+            for var in chain:
+                var.bound = end
+            return end
+        if not isinstance(layout, (Prod, Sum)):
+            return layout
+        if layout.memo is not None and layout.memo[0] is self.state:
+            return layout.memo[1]
+        found: Layout
+        if isinstance(layout, Prod):
+            found = product(map(self.resolve, layout.factors))
+        else:
+            found = concatenation(map(self.resolve, layout.terms))
+        found = layout if found == layout else found
+        for known in (layout, found):
+            if isinstance(known, (Prod, Sum)):
+                object.__setattr__(known, "memo", (self.state, found))
+        return found
+
+    def bind(self, var: Var, layout: Layout) -> None:
+        """Say what an axis is; what was resolved with it as a part has to be resolved anew."""
+        var.bound = layout
+        if var.pinned:
+            self.pin(layout, var.pinned)
+        if var.part:
+            self.state = object()
+
+    def pin(self, layout: Layout, reason: str = "") -> None:
+        """Forbid to cut any axis of a layout; the first reason stays."""
+        for leaf in leaves(self.resolve(layout)):
+            if isinstance(leaf, Var) and not leaf.pinned:
+                leaf.pinned = reason or self.reason
+
+    def unify(self, a: Layout, b: Layout) -> None:
+        """Make two layouts one: positions kept in either are those kept in the other."""
+        a, b = self.resolve(a), self.resolve(b)
+        if a is b or a == b:
+            return
+        if a.size != b.size or isinstance(a, Fixed) or isinstance(b, Fixed):
+            self.pin(a)
+            self.pin(b)
+        elif isinstance(a, Var) and not (a.part and isinstance(b, Var)):
+            self.bind(a, b)
+        elif isinstance(b, Var):
+            self.bind(b, a)
+        elif isinstance(a, Sum) or isinstance(b, Sum):
+            self._match_cuts(a, b)
+        else:
+            assert isinstance(a, Prod) and isinstance(b, Prod)
+            self._match_factors(list(a.factors), list(b.factors))
+
+    def _match_factors(self, xs: list[Layout], ys: list[Layout]) -> None:
+        """Common refinement of two products, from the innermost factor outwards."""
+        while xs and ys:
+            x, y = self.resolve(xs.pop()), self.resolve(ys.pop())
+            if x.size == y.size:
+                self.unify(x, y)
+                continue
+            if divide(x.size, y.size) is None:
+                x, y, xs, ys = y, x, ys, xs
+            parts = self.split_product(x, y.size)
+            if parts is None:
+                for rest in (x, y, *xs, *ys):
+                    self.pin(rest)
+                return
+            xs.append(parts[0])
+            self.unify(parts[1], y)
+            # a binding may have turned neighbours into products: flatten before going on
+            xs = _factors(self.resolve(product(map(self.resolve, xs))))
+            ys = _factors(self.resolve(product(map(self.resolve, ys))))
+
+    def split_product(self, x: Layout, inner: Size) -> tuple[Layout, Layout] | None:
+        """A layout as (outer, inner) with the given inner size, or None if it cannot be."""
+        x = self.resolve(x)
+        outer = divide(x.size, inner)
+        if outer is None:
+            return None
+        if inner == 1:
+            return x, UNIT
+        if outer == 1:
+            return UNIT, x
+        match x:
+            case Fixed():
+                return Fixed(outer), Fixed(inner)
+            case Var():
+                parts = (self.new(outer), self.new(inner))
+                self.bind(x, Prod(parts))
+                return parts
+            case Prod(factors):
+                taken: list[Layout] = []
+                rest = list(factors)
+                need: Size = inner
+                while need != 1:
+                    last = self.resolve(rest.pop())
+                    smaller = divide(need, last.size)
+                    if smaller is not None:
+                        taken.insert(0, last)
+                        need = smaller
+                        continue
+                    parts_ = self.split_product(last, need)
+                    if parts_ is None:
+                        return None
+                    rest.append(parts_[0])
+                    taken.insert(0, parts_[1])
+                    need = 1
+                return product(rest), product(taken)
+            case Sum(terms):
+                return self._split_sum_as_product(terms, inner)
+        return None
+
+    def _split_sum_as_product(
+        self, terms: Sequence[Layout], inner: Size
+    ) -> tuple[Layout, Layout] | None:
+        if all(divide(t.size, inner) is not None for t in terms):
+            pairs = []
+            for t in terms:
+                pair = self.split_product(t, inner)
+                if pair is None:
+                    return None
+                pairs.append(pair)
+            for _, inside in pairs[1:]:
+                self.unify(pairs[0][1], inside)
+            return concatenation(o for o, _ in pairs), pairs[0][1]
+        pieces: list[list[Layout]] = [[]]
+        for t in terms:
+            pieces[-1].append(t)
+            total = concatenation(pieces[-1]).size
+            if total == inner:
+                pieces.append([])
+            elif isinstance(total, int) and isinstance(inner, int) and total > inner:
+                return None
+        if pieces[-1]:
+            return None
+        whole = [concatenation(p) for p in pieces[:-1]]
+        for piece in whole[1:]:
+            self.unify(whole[0], piece)
+        return Fixed(len(whole)), whole[0]
+
+    def _match_cuts(self, a: Layout, b: Layout) -> None:
+        """Common refinement of two concatenations, from the first term on."""
+        xs, ys = _terms(a)[::-1], _terms(b)[::-1]  # the next term last
+        while xs and ys:
+            x, y = self.resolve(xs.pop()), self.resolve(ys.pop())
+            if isinstance(x, Sum) or isinstance(y, Sum):
+                xs, ys = xs + _terms(x)[::-1], ys + _terms(y)[::-1]
+                continue
+            assert isinstance(x.size, int) and isinstance(y.size, int)
+            if x.size == y.size:
+                self.unify(x, y)
+                continue
+            if x.size < y.size:
+                x, y, xs, ys = y, x, ys, xs
+            assert isinstance(y.size, int)
+            parts = self.cut(x, y.size)
+            if parts is None:
+                for rest in (x, y, *xs, *ys):
+                    self.pin(rest)
+                return
+            self.unify(parts[0], y)
+            xs.append(parts[1])
+
+    def cut(self, x: Layout, first: int) -> tuple[Layout, Layout] | None:
+        """A layout as a concatenation whose first term has the given size, or None."""
+        x = self.resolve(x)
+        if first == 0:
+            return Fixed(0), x
+        if first == x.size:
+            return x, Fixed(0)
+        if not isinstance(x.size, int):
+            return None
+        match x:
+            case Fixed():
+                return Fixed(first), Fixed(x.size - first)
+            case Var():
+                parts = (self.new(first), self.new(x.size - first))
+                self.bind(x, concatenation(parts))
+                return parts
+            case Sum(terms):
+                need = first
+                for position, t in enumerate(terms):
+                    assert isinstance(t.size, int)
+                    if t.size <= need:
+                        need -= t.size
+                        continue
+                    parts_ = self.cut(t, need)
+                    if parts_ is None:
+                        return None
+                    head, rest = terms[:position], terms[position + 1 :]
+                    return concatenation((*head, parts_[0])), concatenation((parts_[1], *rest))
+            case Prod(factors):
+                inside = product(factors[1:])
+                count = divide(first, inside.size)
+                if not isinstance(count, int):
+                    return None
+                outer = self.cut(factors[0], count)
+                if outer is None:
+                    return None
+                return product((outer[0], inside)), product((outer[1], inside))
+        return None
+
+    def regroup(self, dims: Sequence[Layout], sizes: Sequence[Size]) -> list[Layout] | None:
+        """Layouts of a reshaped tensor (row-major): factors of ``dims`` regrouped to ``sizes``.
+
+        Returns None, with nothing pinned, where the sizes do not line up with the factors.
+        """
+        rest = _factors(product(self.resolve(d) for d in dims))
+        out: list[Layout] = []
+        for size in reversed(sizes):
+            need, taken = size, list[Layout]()
+            while need != 1:
+                if not rest:
+                    return None
+                last = self.resolve(rest.pop())
+                if isinstance(last, Prod):
+                    rest += last.factors
+                    continue
+                smaller = divide(need, last.size)
+                if smaller is not None:
+                    taken.insert(0, last)
+                    need = smaller
+                    continue
+                parts = self.split_product(last, need)
+                if parts is None:
+                    return None
+                rest.append(parts[0])
+                taken.insert(0, parts[1])
+                need = 1
+            out.insert(0, product(taken))
+        if any(r.size != 1 for r in rest):
+            return None
+        return out
+
+
+def _factors(layout: Layout) -> list[Layout]:
+    return list(layout.factors) if isinstance(layout, Prod) else [layout]
+
+
+def _terms(layout: Layout) -> list[Layout]:
+    return list(layout.terms) if isinstance(layout, Sum) else [layout]

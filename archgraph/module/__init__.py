@@ -1,0 +1,1 @@
+"""From a graph to an ``nn.Module``: generated code, fresh weights."""

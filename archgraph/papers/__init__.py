@@ -1,0 +1,1 @@
+"""What the analyses of the papers need and a run does not: similarity, scales, figures."""

@@ -1,0 +1,1 @@
+"""Graphs that were not derived from one another: align, join, meet."""

@@ -1,0 +1,157 @@
+"""Training goes on after a rewrite: what an optimiser keeps is mapped as gradients are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archgraph.errors import RewriteError
+from archgraph.states.transfer import Rewritten, Signature, Transfer
+
+#: What an optimiser calls its state, and how that follows a gradient that is multiplied by c:
+#: 1: multiplied by c (averages of gradients); 2: by c² (averages of squares); 0: not at all
+#: (counters, averages of steps that are normalised); -1: as weights are (averages of weights).
+ORDERS: Mapping[str, int] = {
+    "step": 0,
+    "acc_delta": 0,
+    "step_size": 0,
+    "mu_product": 0,
+    "ax": -1,
+    "momentum_buffer": 1,
+    "exp_avg": 1,
+    "grad_avg": 1,
+    "exp_inf": 1,
+    "prev": 1,
+    "exp_avg_sq": 2,
+    "max_exp_avg_sq": 2,
+    "square_avg": 2,
+    "sum": 2,
+}
+
+Training = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def carry(
+    transfer: Transfer | Rewritten,
+    old: Training,
+    new: Training,
+    *,
+    orders: Mapping[str, int] | None = None,
+) -> None:
+    """Give the optimiser of a rewritten network what the old network's optimiser kept.
+
+    Momentum and Adam's moments are averages of gradients and of their squares, so they go where
+    gradients go (:meth:`Transfer.pull_moments`); counters are copied; a parameter that the rewrite
+    initialises or repeats (``deepen``, ``graft``) starts without state, as in a new optimiser.
+    Learning rates and other settings are the new optimiser's own. What then holds, for an optimiser
+    without weight decay:
+
+    - a selection (``take``, ``shallow``, ``split``): training the wide network with everything
+      that is left out at zero and its gradient masked, then cutting, is cutting, then training;
+    - replication (``widen``): the mapped moments are those which the wide network would have
+      gathered itself. Momentum SGD moves it to where widening takes the original after the same
+      step with the learning rate of an entry divided by its coverage (divided for copied entries,
+      multiplied for those that widening divides); Adam (ε → 0) to the same with the learning rate
+      of a divided entry multiplied alone, copied entries move exactly as before;
+    - merging copies (``narrow`` with ``net2net``): the inverse of that;
+    - new blocks that are the identity (``deepen``): what was there makes the step that it would
+      have made without them.
+
+    Other maps change the function, so that no moment is the right one: a sum in equal parts
+    (``narrow`` as printed) adds it up. Net2Net itself says nothing of optimisers.
+
+    Args:
+        transfer: From the old network's state to the new one's.
+        old: The network that was trained and its optimiser; not changed.
+        new: The rewritten network and an optimiser of the same kind that made no step yet.
+        orders: How further kinds of state follow a gradient, by name, as in ``ORDERS``.
+
+    Raises:
+        RewriteError: For optimisers of two kinds or of other parameters, or a kind of state that is
+            not known; the new optimiser is then as it was.
+
+    Example:
+        >>> from archgraph import build, trace, widen
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph, state = trace(net, torch.zeros(1, 3))
+        >>> optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        >>> net(torch.ones(5, 3)).square().mean().backward()
+        >>> optimiser.step()
+        >>> graph, transfer = widen(graph, {"0.out": 6})
+        >>> wide = build(graph, transfer.pull(net.state_dict()))
+        >>> again = torch.optim.SGD(wide.parameters(), 0.1, momentum=0.9)
+        >>> carry(transfer, (net, optimiser), (wide, again))
+        >>> again.state[wide.get_parameter("2.weight")]["momentum_buffer"].shape
+        torch.Size([2, 6])
+    """
+    map_ = transfer.transfer if isinstance(transfer, Rewritten) else transfer
+    if type(old[1]) is not type(new[1]):
+        raise RewriteError(
+            "optimisers of two kinds keep different state",
+            found=type(new[1]).__name__,
+            expected=type(old[1]).__name__,
+        )
+    kept: dict[str, dict[str, Any]] = {}
+    for name, parameter in _named(*old, map_.source):
+        for kind, value in old[1].state.get(parameter, {}).items():
+            kept.setdefault(kind, {})[name] = value
+    # RMSprop's momentum is one of normalised steps.
+    steps = {"momentum_buffer": 0} if "square_avg" in kept else {}
+    known = {**ORDERS, **steps, **(orders or {})}
+    repeated = map_.repeated
+    targets = [(n, p) for n, p in _named(*new, map_.target) if n not in repeated]
+    given: list[tuple[nn.Parameter, str, Any]] = []
+    for kind, values in kept.items():
+        moments = {k: v for k, v in values.items() if isinstance(v, Tensor)}
+        plain = {k: v for k, v in values.items() if k not in moments}
+        order = _order(kind, moments, old[0], known)
+        mapped = map_.pull_moments(moments, order=order)
+        for name, parameter in targets:
+            source = map_.entries[name].source
+            if source in moments:
+                place = parameter.device if order else moments[source].device
+                given.append((parameter, kind, mapped[name].to(place)))
+            elif source in plain:
+                given.append((parameter, kind, plain[source]))
+    for parameter, kind, value in given:
+        new[1].state[parameter][kind] = value
+
+
+def _named(
+    module: nn.Module, optimiser: torch.optim.Optimizer, slots: Signature
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """An optimiser's parameters with the names that a transfer has for them."""
+    shapes = {slot.name: slot.shape for slot in slots}
+    name_of: dict[nn.Parameter, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if shapes.get(name) == tuple(parameter.shape):
+            name_of.setdefault(parameter, name)
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            if parameter not in name_of:
+                raise RewriteError(
+                    "the optimiser has a parameter that the transfer does not know",
+                    found=list(parameter.shape),
+                    expected="parameters of the network beside it, whose state the transfer maps",
+                )
+            yield name_of[parameter], parameter
+
+
+def _order(
+    kind: str, moments: Mapping[str, Tensor], module: nn.Module, known: Mapping[str, int]
+) -> int:
+    """How a kind of state follows gradients; single numbers of larger parameters are copied."""
+    if kind in known:
+        return known[kind]
+    if all(m.numel() == 1 and module.get_parameter(k).numel() > 1 for k, m in moments.items()):
+        return 0
+    raise RewriteError(
+        "how this state follows gradients is not known",
+        where=kind,
+        expected=", ".join(sorted(known)),
+        hint=f"pass orders={{{kind!r}: 1}} if it averages gradients, 2 for their squares, -1 "
+        "for weights, 0 to copy it",
+    )

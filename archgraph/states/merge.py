@@ -1,0 +1,458 @@
+"""Streaming aggregation: updates of many architectures into one global state.
+
+The covered mean of DESIGN §6, ``θ = (Σ_c w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)`` where anything
+reached, elsewhere the old value bit for bit. What a transfer takes by slices (prefixes, windows,
+whole entries) is added straight into a view of one sum of the global size, which becomes the new
+state in place. What it takes by index, with weights or as a fold is summed per distinct transfer
+in the client's own shape and embedded once. Neither grows with the number of clients.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import ArchGraphError, RejectedUpdate
+from archgraph.graph.ir import ArchGraph
+from archgraph.states.dimmap import Vector
+from archgraph.states.transfer import (
+    Coverage,
+    Entry,
+    Signature,
+    Slot,
+    State,
+    Term,
+    Transfer,
+    accumulator,
+    signature,
+)
+
+# More cells of equal coverage than this are divided by a dense tensor instead of one by one.
+MAX_CELLS = 64
+
+
+class _Expected:
+    """A slot with its torch objects made once: checking an update must cost next to nothing."""
+
+    __slots__ = ("averaged", "dtype", "name", "shape", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot, self.name = slot, slot.name
+        self.shape, self.dtype = torch.Size(slot.shape), slot.torch_dtype
+        self.averaged = slot.averaged
+
+
+@functools.lru_cache(maxsize=256)
+def _expected(slots: Signature) -> tuple[_Expected, ...]:
+    return tuple(map(_Expected, slots))
+
+
+def check_update(graph: ArchGraph | Signature, state: State, *, finite: bool = True) -> None:
+    """Check that a state is one of this architecture, and fit for averaging.
+
+    Args:
+        graph: The architecture, or its signature.
+        state: The update.
+        finite: Whether to look for NaN and infinity (one pass over the values).
+
+    Raises:
+        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
+            infinity; names the entry.
+
+    >>> slots = (Slot("w", (2,), "float32"),)
+    >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
+    Traceback (most recent call last):
+    archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
+    """
+    expected = _expected(signature(graph))
+    for want in expected:
+        value = state.get(want.name)
+        if value is None:
+            raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                kind = f"{value.layout} tensor on {value.device}"
+            raise RejectedUpdate("no dense tensor", where=want.name, found=kind)
+        if value.shape != want.shape:
+            raise RejectedUpdate(
+                "wrong shape", where=want.name, found=list(value.shape), expected=list(want.shape)
+            )
+        if value.dtype != want.dtype:
+            raise RejectedUpdate(
+                "wrong dtype",
+                where=want.name,
+                found=str(value.dtype).removeprefix("torch."),
+                expected=want.slot.dtype,
+            )
+    if len(state) != len(expected):
+        further = sorted(set(state) - {want.name for want in expected})
+        raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
+    if finite:
+        for want in expected:
+            if want.averaged:
+                _check_finite(want.name, state[want.name])
+
+
+@torch.no_grad()
+def _check_finite(name: str, value: Tensor) -> None:
+    # One NaN or infinity spoils the sum, so a finite sum proves all values finite, in one pass
+    # that writes nothing. A sum can also overflow: then look at every value.
+    if math.isfinite(abs(value.sum(dtype=accumulator(value.dtype)).item())):
+        return
+    wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
+    if wrong or infinite:
+        raise RejectedUpdate(
+            "not finite",
+            where=name,
+            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
+            expected="finite values",
+        )
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One entry of a transfer on its way into the global state.
+
+    Attributes:
+        entry: Where the client's entry comes from.
+        source: Its global name.
+        dtype: What it is summed in.
+        sliced: Whether it adds straight into a view of the global sum.
+        into: What it adds to, once that exists: the view, or its own sum in the client's shape;
+            for an integer entry the maximum.
+        weight: ``Σ w`` of the updates that gave the entry as a whole.
+        rows: ``Σ w · rows`` of those that gave only some rows of it.
+    """
+
+    entry: Entry
+    source: str
+    dtype: torch.dtype
+    sliced: bool
+    into: Tensor | None = None
+    weight: float = 0.0
+    rows: Vector | None = None
+
+    @property
+    def scale(self) -> float:
+        """Factor that goes with ``into``: a sum of its own is scaled when it is embedded."""
+        return self.entry.scale if self.sliced else 1.0
+
+    def term(self) -> Term | None:
+        """Coverage that it gives its global entry."""
+        if self.rows is not None:
+            return Term.of(self.entry, rows=tuple((self.rows + self.weight).tolist()))
+        return Term.of(self.entry, self.weight) if self.weight else None
+
+
+@dataclass(slots=True)
+class _Group:
+    """The lanes of one distinct transfer, by client entry."""
+
+    averaged: dict[str, _Lane] = field(default_factory=dict)
+    integers: dict[str, _Lane] = field(default_factory=dict)
+
+
+class Merger:
+    """Adds up updates one at a time and gives the covered mean.
+
+    Kept: one sum of the global size, which becomes the new state, and per distinct transfer the
+    sums of what it does not take by slices; beyond ``groups`` transfers, those of the least
+    recently used are embedded. The old state is only referred to, and the updates are not kept.
+
+    Args:
+        graph: The global architecture, or its signature. Its frozen parameters keep their old
+            values bit for bit, whatever is given: a mean of equal numbers need not be that number.
+        state: The old global state.
+        dtype: What sums are kept in; by default float32 for half precision, else the entry's own.
+        groups: For how many distinct transfers sums are kept.
+
+    Raises:
+        RejectedUpdate: If the state is not one of the graph.
+
+    >>> from archgraph.states.transfer import DimMap
+    >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
+    >>> half = Transfer(slots, small, {"w": Entry("w", (DimMap.of([0, 1], 3),))})
+    >>> merger = Merger(slots, {"w": torch.tensor([7.0, 8.0, 9.0])})
+    >>> merger.add(half, {"w": torch.tensor([1.0, 1.0])}, weight=10)
+    >>> merger.add(half, {"w": torch.tensor([4.0, 1.0])}, weight=20)
+    >>> state, coverage = merger.result()
+    >>> state["w"].tolist(), coverage["w"].tolist()
+    ([3.0, 1.0, 9.0], [30.0, 30.0, 0.0])
+    """
+
+    def __init__(
+        self,
+        graph: ArchGraph | Signature,
+        state: State,
+        *,
+        dtype: torch.dtype | None = None,
+        groups: int = 16,
+    ) -> None:
+        self.signature = signature(graph)
+        check_update(self.signature, state, finite=False)
+        self._frozen = _frozen(graph) if isinstance(graph, ArchGraph) else frozenset()
+        self._old = state
+        self._device = next((value.device for value in state.values()), torch.device("cpu"))
+        self._dtype = dtype
+        self._limit = max(groups, 1)
+        self._sums: dict[str, Tensor] = {}
+        self._groups: dict[str, _Group] = {}  # in order of last use
+        self._unit: float | None = None
+        self._taken = False
+        self.clients = 0
+
+    @torch.no_grad()
+    def add(
+        self,
+        transfer: Transfer,
+        state: State,
+        weight: float = 1.0,
+        *,
+        scales: Mapping[str, float] | None = None,
+        rows: Mapping[str, Tensor] | None = None,
+        skip: Collection[str] = (),
+        trusted: bool = False,
+    ) -> None:
+        """Add one client's update.
+
+        Args:
+            transfer: Global → client.
+            state: The client's state after training.
+            weight: Of this client against the others (examples, say). Only ratios to the first
+                client's matter, so equal weights are exactly the uniform mean.
+            scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
+            rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
+                client gives (HeteroFL's classes).
+            skip: Client entries that are not given at all (norm statistics, personal layers).
+            trusted: Whether the values are known to be finite; saves a pass over them.
+
+        Raises:
+            RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
+                the entry's name; nothing of it was added.
+            ArchGraphError: If the transfer does not start at the global architecture, or the
+                result was already taken.
+        """
+        self._check_open()
+        group = self._groups.get(transfer.digest) or self._group(transfer)
+        scales, rows = scales or {}, rows or {}
+        check_update(transfer.target, state, finite=not trusted)
+        if any(value.device != self._device for value in state.values()):
+            state = {name: value.to(self._device) for name, value in state.items()}
+        _check_options(transfer, weight, scales, rows, skip)
+        # From here on nothing can be refused.
+        self._unit = self._unit or weight
+        weight = weight / self._unit
+        self.clients += 1
+        self._groups.pop(transfer.digest, None)
+        self._groups[transfer.digest] = group
+        for name, lane in group.averaged.items():
+            if name in skip:
+                continue
+            if lane.into is not None and name not in rows:  # what nearly every update is made of
+                factor = weight * lane.scale
+                lane.into.add_(state[name], alpha=factor * scales.get(name, 1.0))
+                lane.weight += weight
+            else:
+                self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
+        for name, lane in group.integers.items():
+            if name not in skip:
+                value = state[name]
+                lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
+        self._embed(keep=self._limit)
+
+    @torch.no_grad()
+    def result(
+        self, multiply: Mapping[str, float] | None = None
+    ) -> tuple[dict[str, Tensor], Coverage]:
+        """The new global state, and what covered it, in the weights that were given.
+
+        Integers are the maximum over the clients that have them; bools keep their old values. The
+        sums become the new state in place, so this ends the merger.
+
+        Args:
+            multiply: Factor per global entry on the mean (FedFA's mean norm).
+
+        Raises:
+            ArchGraphError: If the result was already taken, or a factor is of no entry.
+        """
+        self._check_open()
+        multiply = multiply or {}
+        for name in multiply:
+            if name not in self._old:
+                raise ArchGraphError("factor of an unknown entry", where=name)
+        self._taken = True
+        terms: dict[str, list[Term]] = {}
+        for group in self._groups.values():
+            for lane in group.averaged.values():
+                if (term := lane.term()) is not None:
+                    terms.setdefault(lane.source, []).append(term)
+        self._embed(keep=0)
+        new = self._peaks()
+        self._groups.clear()  # and with them all further references to the sums
+        coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
+        for name in coverage:
+            if name in terms:
+                new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
+            elif name not in new:
+                new[name] = self._old[name].clone()
+        return {name: new[name] for name in coverage}, coverage.times(self._unit or 1.0)
+
+    def _check_open(self) -> None:
+        if self._taken:
+            raise ArchGraphError("the result was already taken", hint="make a new Merger")
+
+    def _group(self, transfer: Transfer) -> _Group:
+        if transfer.source != self.signature:
+            raise ArchGraphError(
+                "the transfer does not start at the merger's graph",
+                hint="Merger.add takes the transfer from the global architecture to the client's",
+            )
+        group = _Group()
+        for want in _expected(transfer.target):
+            entry = transfer.entries[want.name]
+            if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
+                continue
+            dtype = self._dtype or accumulator(self._old[entry.source].dtype)
+            lanes = group.averaged if want.averaged else group.integers
+            lanes[want.name] = _Lane(entry, entry.source, dtype, entry.sliced)
+        return group
+
+    def _add(
+        self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
+    ) -> None:
+        """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
+        fresh = False
+        if lane.into is None and lane.sliced:
+            # The first update of a whole entry need not be added to zeros.
+            fresh = rows is None and not any(lane.entry.dims) and lane.source not in self._sums
+            lane.into = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
+        elif lane.into is None:
+            fresh = rows is None
+            make = torch.empty if fresh else torch.zeros
+            lane.into = make(value.shape, dtype=lane.dtype, device=self._device)
+        factor, total = weight * scale * lane.scale, lane.into
+        if rows is not None:
+            mask = rows.to(device=self._device, dtype=lane.dtype)
+            mask = mask.view(-1, *[1] * (value.dim() - 1))
+            total.addcmul_(value.to(lane.dtype), mask, value=factor)
+            counted: Vector = weight * rows.double().cpu().numpy()
+            lane.rows = counted if lane.rows is None else lane.rows + counted
+            return
+        if not fresh:
+            total.add_(value, alpha=factor)
+        elif factor == 1:
+            total.copy_(value)
+        else:
+            torch.mul(value.to(lane.dtype), factor, out=total)
+        lane.weight += weight
+
+    def _sum(self, source: str, dtype: torch.dtype, *, empty: bool = False) -> Tensor:
+        """The global sum of an entry, made when it is first needed."""
+        if source not in self._sums:
+            old = self._old[source]
+            make = torch.empty if empty else torch.zeros
+            self._sums[source] = make(old.shape, dtype=dtype, device=self._device)
+        return self._sums[source]
+
+    def _embed(self, keep: int) -> None:
+        """Add the transfers' own sums into the global one, but those of the last few used."""
+        held = [
+            lanes
+            for group in self._groups.values()
+            if (
+                lanes := [v for v in group.averaged.values() if v.into is not None and not v.sliced]
+            )
+        ]
+        for lane in itertools.chain(*held[: max(len(held) - keep, 0)]):
+            if lane.into is not None:
+                lane.entry.push(lane.into, self._sum(lane.source, lane.dtype))
+                lane.into = None
+
+    def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
+        """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
+        old, new = self._old[name], self._sums.pop(name)
+        boxes = coverage.boxes(name, MAX_CELLS)
+        if not boxes:
+            dense = coverage[name].to(device=self._device, dtype=new.dtype)
+            new.div_(dense)
+            if factor != 1:
+                new.mul_(factor)
+            return torch.where(dense > 0, new.to(old.dtype), old)
+        for box, cover in boxes:
+            if cover > 0:
+                part = new[box].div_(cover)
+                if factor != 1:
+                    part.mul_(factor)
+        new = new.to(old.dtype)
+        for box, cover in boxes:
+            if cover == 0:
+                new[box] = old[box]
+        return new
+
+    def _peaks(self) -> dict[str, Tensor]:
+        """Maximum over the clients of every integer entry, the old value where none has it."""
+        result: dict[str, Tensor] = {}
+        seen: dict[str, Tensor] = {}
+        lanes = [v for group in self._groups.values() for v in group.integers.values()]
+        # Whole entries first: where there is one, all is seen.
+        for lane in sorted(lanes, key=lambda lane: any(lane.entry.dims)):
+            name, value = lane.source, lane.into
+            if value is None:
+                continue
+            if not any(lane.entry.dims):
+                result[name] = result[name].maximum(value) if name in result else value
+                continue
+            if name not in seen:
+                whole = torch.full_like(self._old[name], name in result, dtype=torch.bool)
+                seen[name] = whole.view(-1)
+                result[name] = result.get(name, self._old[name]).flatten().clone()
+            # An integer entry only selects: pulling positions tells where values belong.
+            places = torch.arange(seen[name].numel(), device=self._device)
+            at = lane.entry.pull(places.view(self._old[name].shape)).flatten()
+            result[name][at[~seen[name][at]]] = torch.iinfo(value.dtype).min
+            result[name].scatter_reduce_(0, at, value.flatten(), "amax")
+            seen[name][at] = True
+        return {name: value.view(self._old[name].shape) for name, value in result.items()}
+
+
+def _frozen(graph: ArchGraph) -> frozenset[str]:
+    """Parameters that nobody trains."""
+    return frozenset(p.name for p in graph.params if p.role == "parameter" and not p.trainable)
+
+
+def _check_options(
+    transfer: Transfer,
+    weight: float,
+    scales: Mapping[str, float],
+    rows: Mapping[str, Tensor],
+    skip: Collection[str],
+) -> None:
+    if not (math.isfinite(weight) and weight > 0):
+        raise RejectedUpdate(
+            "unusable weight", where="weight", found=weight, expected="a positive number"
+        )
+    for kind, names in (("scale", scales), ("row mask", rows), ("skip", skip)):
+        for name in names:
+            if name not in transfer.entries:
+                raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
+    for name, scale in scales.items():
+        if not math.isfinite(scale):
+            raise RejectedUpdate("unusable scale", where=name, found=scale)
+    for name, mask in rows.items():
+        shape = next(slot.shape for slot in transfer.target if slot.name == name)
+        if not shape or tuple(mask.shape) != shape[:1]:
+            raise RejectedUpdate(
+                "row mask of another length",
+                where=name,
+                found=list(mask.shape),
+                expected=list(shape[:1]),
+            )
+        if not ((mask == 0) | (mask == 1)).all():
+            raise RejectedUpdate("row mask with other values than 0 and 1", where=name)

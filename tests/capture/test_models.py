@@ -1,0 +1,599 @@
+"""What models are made of: parametrisations, precision, regions, signatures, devices."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import archgraph as ag
+from archgraph.errors import TraceError
+from archgraph.graph.ir import Batch, Node, Record
+from tests.capture.faithful import assert_faithful, tensors
+
+X = torch.randn(2, 3)
+IMAGE = torch.randn(2, 3, 6, 6)
+
+
+class Net(nn.Module):
+    """Two layers and a forward to be written in one line."""
+
+    def __init__(self, body: Callable[[Any, torch.Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.body = [body]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body[0](self, x)
+
+
+# -- parametrised modules -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        parametrizations.weight_norm,
+        nn.utils.weight_norm,
+        parametrizations.spectral_norm,
+        nn.utils.spectral_norm,
+        parametrizations.orthogonal,
+        lambda m: parametrizations.orthogonal(m, orthogonal_map="cayley"),
+    ],
+    ids=["weight", "weight_old", "spectral", "spectral_old", "orthogonal", "orthogonal_cayley"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_parametrised_modules(wrap):
+    torch.manual_seed(0)
+    net = nn.Sequential(wrap(nn.Linear(3, 3)), nn.ReLU(), wrap(nn.Linear(3, 2)))
+    traced = assert_faithful(net, X)
+    assert not any("could not be captured" in note for note in traced.notes)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_attributes_that_forward_assigns_are_put_back():
+    net = nn.utils.weight_norm(nn.Linear(3, 3))
+    held = net.weight
+    ag.trace(net, X)
+    assert net.weight is held
+
+
+# -- precision ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).to(dtype)
+    graph = assert_faithful(net, IMAGE.to(dtype)).graph
+    assert {n.dtype for n in graph.nodes} == {str(dtype).removeprefix("torch.")}
+
+
+def cast_region(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net.head(net.layer(x).relu())
+    return y.float()
+
+
+def cast_region_of_mixed_operators(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = nn.functional.layer_norm(net.layer(x), (4,))
+        z = torch.cat([y, net.layer(x)], 1) @ y.new_ones(8, 2)
+        with torch.autocast("cpu", enabled=False):
+            w = net.layer(x)
+    return z.softmax(-1), w * nn.functional.mse_loss(z, z * 2)
+
+
+def cast_region_switched_off(net, x):
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        return net.head(net.layer(x))
+
+
+def cast_region_without_gradient(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net.layer(x)
+        with torch.no_grad():
+            z = net.head(y)
+        y = net.head(y)
+    return y.float() + z.float().mean()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        cast_region, cast_region_of_mixed_operators, cast_region_switched_off,
+        cast_region_without_gradient,
+    ],
+)  # fmt: skip
+def test_autocast_regions_become_casts(body):
+    graph = assert_faithful(Net(body), X).graph
+    casts = [n for n in graph.nodes if n.op == "aten.to.dtype"]
+    assert bool(casts) == (body is not cast_region_switched_off)
+
+
+def test_the_callers_autocast_and_no_grad_stay_out_of_the_graph():
+    net = Net(lambda net, x: net.head(net.layer(x)))
+    graph = ag.trace(net, X).graph
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert ag.trace(net, X).graph == graph
+    with torch.inference_mode():
+        assert ag.trace(net, X).graph == graph
+
+
+def test_inputs_of_another_dtype_than_the_model_are_refused():
+    with pytest.raises(TraceError, match=r"different dtypes; found input float64, weight float32"):
+        ag.trace(nn.Linear(3, 4), X.double())
+
+
+# -- regions ------------------------------------------------------------------------------------
+
+
+def checkpointed(net, x):
+    return net.head(checkpoint(net.layer, x, use_reentrant=False).relu())
+
+
+def checkpointed_reentrant(net, x):
+    return net.head(checkpoint(net.layer, x * net.head.weight.sum(), use_reentrant=True).relu())
+
+
+def no_grad(net, x):
+    with torch.no_grad():
+        y = net.layer(x)
+        with torch.enable_grad():
+            z = net.head(y)
+    return z - y.mean()
+
+
+def inference_mode(net, x):
+    with torch.inference_mode():
+        y = net.layer(x)
+    return net.head(y.clone())
+
+
+@pytest.mark.parametrize("body", [checkpointed, checkpointed_reentrant, no_grad, inference_mode])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_gradient_regions(body):
+    assert_faithful(Net(body), X)
+
+
+def test_condition_on_a_tensor_runs_both_branches():
+    def body(net, x):
+        return torch.cond(x.sum() > 0, lambda x: net.layer(x).relu(), lambda x: -net.layer(x), (x,))
+
+    traced = assert_faithful(Net(body), X)
+    assert [n.op for n in traced.graph.nodes][-1] == "aten.where.self"
+    assert any("runs both branches" in note for note in traced.notes)
+
+
+def test_folding_goes_through_regions():
+    """Rotary tables: computed from a buffer alone, under ``no_grad`` and autocast."""
+
+    class Rotary(nn.Module):
+        inverse: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("inverse", torch.tensor([1.0, 0.1]), persistent=False)
+
+        @torch.no_grad()
+        def forward(self, x, position):
+            with torch.autocast("cpu", enabled=False):
+                angle = self.inverse[None, :, None].float() @ position[:, None, :].float()
+            angle = torch.cat([angle, angle], 1).transpose(1, 2)
+            return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    def body(net, x):
+        cos, sin = net.rotary(x, torch.arange(x.shape[1])[None])
+        return net.head(x) * cos.unsqueeze(0)[0, :, :, :2] + sin[..., :2]
+
+    graph = assert_faithful(Net(body, rotary=Rotary()), torch.randn(2, 5, 4)).graph
+    assert [n.op for n in graph.nodes] == [
+        "input", "aten.linear", "aten.mul.Tensor", "aten.add.Tensor",
+    ]  # fmt: skip
+
+
+# -- modules and constants ----------------------------------------------------------------------
+
+
+def lifted_constants(net, x):
+    return net.layer(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4)
+
+
+def modules_made_inside(net, x):
+    return nn.Sequential(nn.ReLU(), nn.Flatten())(net.layer(x))
+
+
+def a_layer_made_inside(net, x):
+    return nn.Linear(4, 4)(net.layer(x))
+
+
+def a_norm_made_inside(net, x):
+    return nn.BatchNorm1d(4)(torch.cat([net.layer(x)] * 2))
+
+
+@pytest.mark.parametrize(
+    "body", [lifted_constants, modules_made_inside, a_layer_made_inside, a_norm_made_inside]
+)
+def test_constants_and_modules_made_in_forward(body):
+    assert_faithful(Net(body), X)
+
+
+def test_frozen_parameters_stay_frozen():
+    net = Net(lambda net, x: net.head(net.layer(x).relu()))
+    net.layer.requires_grad_(False)
+    assert [p.name for p in assert_faithful(net, X).graph.params if not p.trainable] == [
+        "layer.weight", "layer.bias",
+    ]  # fmt: skip
+    assert_faithful(net.requires_grad_(False), X)
+
+
+def test_eval_capture_alone_counts_batches_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
+    assert ag.trace(net, X, train=False).graph == ag.trace(net, X).graph
+
+
+# -- signatures ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Batched:
+    a: torch.Tensor
+    b: torch.Tensor | None = None
+
+
+@dataclass
+class Answer:
+    main: torch.Tensor
+    inner: Batched
+    size: int = 3
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "example",
+    [Batched(X, X + 1), Pair(X, X + 1), {"a": X, "b": X + 1}],
+    ids=["dataclass", "namedtuple", "dict"],
+)
+def test_structured_inputs(example):
+    def body(net, x):
+        a, b = (x["a"], x["b"]) if isinstance(x, dict) else (x.a, x.b)
+        return net.layer(a) * net.layer(b)
+
+    graph = assert_faithful(Net(body), example).graph
+    assert isinstance(graph.inputs[0][1], Record)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y, x: Answer(y, Batched(y * 2)),
+        lambda y, x: Pair(y, x),
+        lambda y, x: {"y": y, "none": None, "list": [x, (y, None)]},
+        lambda y, x: OrderedDict(out=y),
+        lambda y, x: (y, None, 3, "text", True),
+    ],
+    ids=["dataclass", "namedtuple", "dict", "ordered", "tuple"],
+)
+def test_structured_outputs(make):
+    net = Net(lambda net, x: make(net.layer(x), x))
+    traced = assert_faithful(net, X)
+    found, expected = ag.build(*traced)(X), net(X)
+    if isinstance(expected, Answer):
+        assert torch.equal(found.inner.a, expected.inner.a) and found.size == 3
+    assert len(tensors(found)) == len(tensors(expected))
+
+
+class Signature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, *xs, scale=None, **named):
+        total = sum(self.layer(x) for x in xs) + named["offset"]
+        return total if scale is None else total * scale
+
+
+def test_starred_and_keyword_arguments():
+    graph = assert_faithful(Signature(), X, X + 1, offset=torch.randn(2, 4)).graph
+    assert [k for k, _ in graph.inputs] == ["xs_0", "xs_1", "offset"]
+    scaled = assert_faithful(Signature(), X, offset=torch.randn(2, 4), scale=torch.randn(2, 4))
+    assert [k for k, _ in scaled.graph.inputs] == ["xs_0", "scale", "offset"]
+
+
+def test_numbers_given_as_input_are_fixed_and_noted():
+    net = Signature()
+    traced = ag.trace(net, X, offset=torch.zeros(2, 4), scale=3.0)
+    assert "argument scale is fixed in the graph: 3.0" in traced.notes
+    offset = torch.zeros(2, 4)
+    torch.testing.assert_close(
+        ag.build(*traced)(X, offset=offset), net(X, offset=offset, scale=3.0)
+    )
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, other):
+        return self.layer(x) @ other.view(2, other.shape[0] // 2, 3).sum(1).t()
+
+
+def test_an_independent_leading_axis_keeps_its_size():
+    graph = ag.trace(Two(), torch.randn(4, 3), torch.randn(6, 3)).graph
+    assert [n.shape for n in graph.nodes[:2]] == [(Batch(), 3), (6, 3)]
+    other = torch.randn(6, 3)
+    net = Two()
+    graph, state = ag.trace(net, torch.randn(4, 3), other)
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3)
+        torch.testing.assert_close(ag.build(graph, state)(x, other), net(x, other))
+
+
+def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
+    class Scaled(nn.Module):
+        def forward(self, x, scale):
+            return x * scale
+
+    graph = ag.trace(Scaled(), torch.randn(4, 3), torch.randn(1, 3)).graph
+    assert [n.shape for n in graph.nodes[:2]] == [(Batch(), 3), (1, 3)]
+
+
+# -- devices ------------------------------------------------------------------------------------
+
+
+def test_a_model_without_memory_gives_the_same_graph():
+    def make():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 2))
+
+    with torch.device("meta"):
+        net = make()
+    graph, state = traced = ag.trace(net, X)
+    assert graph == ag.trace(make(), X).graph
+    assert all(t.is_meta for t in state.values())
+    assert traced.notes == ("the model is on the meta device: its state has shapes and no values",)
+    built = ag.build(graph, state)
+    assert built(X.to("meta")).shape == (2, 2)
+
+
+def test_constants_follow_the_state_to_its_device():
+    def body(net, x):
+        return net.layer(x) + torch.arange(4.0, device=x.device)
+
+    with torch.device("meta"):
+        net = Net(body)
+    graph, state = ag.trace(net, X)
+    assert ag.build(graph, state)(X.to("meta")).is_meta
+    torch.manual_seed(0)
+    assert ag.trace(Net(body), X).graph == graph
+
+
+# -- places and notes ---------------------------------------------------------------------------
+
+
+def _helper(x):
+    return x * torch.sigmoid(x)
+
+
+def test_operators_know_their_line():
+    graph = ag.trace(Net(lambda net, x: _helper(net.layer(x))), X).graph
+    line = _helper.__code__.co_firstlineno + 1
+    assert {n.source for n in graph.nodes if n.op == "aten.mul.Tensor"} == {
+        f"test_models.py:{line}"
+    }
+    bare = graph.replace(
+        nodes=tuple(Node(n.name, n.op, n.args, n.type, n.scope) for n in graph.nodes)
+    )
+    assert bare == graph and hash(bare) == hash(graph)
+    assert str(bare) == str(graph)
+
+
+def test_what_only_training_does_is_noted():
+    def body(net, x):
+        y = net.layer(x)
+        if net.training:
+            y = y * (torch.rand(y.shape[0], 1) < 0.8) / 0.8
+        return y
+
+    (note,) = assert_faithful(Net(body), X).notes
+    assert note.startswith("only in training: rand, lt, mul, div at test_models.py:")
+
+
+def test_a_batch_that_only_training_fixes_leaves_training_to_eval():
+    def body(net, x):
+        y = net.layer(x)
+        return y * torch.rand(len(y), 1) if net.training else y
+
+    traced = ag.trace(Net(body), X)
+    assert "in training the batch size is fixed at that of the example" in traced.notes[0]
+    assert traced.graph.nodes[0].shape == (Batch(), 3)
+
+
+def test_python_random_numbers_are_noted():
+    def body(net, x):
+        return net.layer(x) if random.random() < 2 else x
+
+    state = random.getstate()
+    assert any("Python's random numbers" in note for note in ag.trace(Net(body), X).notes)
+    assert random.getstate() == state
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+def test_gradients_of_ones_own_are_noted():
+    net = Net(lambda net, x: Tripled.apply(net.layer(x)))
+    assert "gradient of Tripled is that of its forward, not its own" in ag.trace(net, X).notes
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return gradient * (s + x * s * (1 - s))
+
+
+def test_a_function_with_a_gradient_of_its_own_still_has_one():
+    net = Net(lambda net, x: Swish.apply(net.layer(x)))
+    graph, state = ag.trace(net, X)
+    built = ag.build(graph, state)
+    net(X).sum().backward()
+    built(X).sum().backward()
+    for name, parameter in net.named_parameters():
+        found = built.get_parameter(name).grad
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-6, atol=1e-7)  # float32
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+def branch(net, x):
+    if x.max() > 1:
+        return net.layer(x)
+    return net.layer(-x)
+
+
+def loop(net, x):
+    for _ in range(int(x.abs().sum())):
+        x = x + 1
+    return net.layer(x)
+
+
+def item(net, x):
+    return net.layer(x) * x.max().item()
+
+
+def picked_rows(net, x):
+    return net.layer(x[x[:, 0] > 0])
+
+
+def numpy(net, x):
+    return net.layer(torch.from_numpy(x.detach().numpy()))
+
+
+def odd_batch(net, x):
+    return net.layer(torch.cat([x, x[:1]]))
+
+
+def batched_function(net, x):
+    return torch.vmap(lambda v: v * 2)(net.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "pattern"),
+    [
+        (branch, 1, r"branches on the values of a tensor; found if x.max\(\) > 1:.*torch.where"),
+        (loop, 1, r"branches on the values of a tensor; found for _ in range.*torch.cond"),
+        (item, 1, r"a number depends on the values of a tensor.*leave out .item\(\)"),
+        (picked_rows, 1, r"a size depends on the values of a tensor.*torch.where"),
+        (numpy, 1, r"leaves torch for numpy.*found return net.layer.*write it with torch"),
+        (odd_batch, 1, r"a size depends on the batch size.*found batch \+ 1"),
+        (batched_function, 1, r"torch.vmap"),
+    ],
+)
+def test_refusals_name_the_line_and_what_to_do(body, line, pattern):
+    place = body.__code__.co_firstlineno + line
+    with pytest.raises(TraceError, match=rf"test_models.py:{place}\b.*{pattern}"):
+        ag.trace(Net(body), X)
+
+
+def test_models_that_are_not_ready_are_refused():
+    with pytest.raises(TraceError, match=r"0.weight: a lazy module has no weights yet; run the"):
+        ag.trace(nn.Sequential(nn.LazyLinear(4)), X)
+    with pytest.raises(TraceError, match="trace the module that it was scripted from"):
+        ag.trace(torch.jit.script(nn.Linear(3, 4)), X)
+
+
+def test_a_random_branch_in_training_is_reported():
+    """Layer drop: whether a layer runs is drawn, and Python decides by it."""
+
+    def body(net, x):
+        y = net.layer(x)
+        if net.training and torch.rand(()) < 0.5:
+            return y
+        return y.relu()
+
+    net = Net(body)
+    traced = ag.trace(net, X)
+    (note,) = traced.notes
+    assert note.startswith("train mode could not be captured (") and "test_models.py:" in note
+    torch.testing.assert_close(ag.build(*traced).eval()(X), net.eval()(X))
+
+
+class ByBatch(nn.Module):
+    """Forward goes by the number of examples."""
+
+    def __init__(self, asks) -> None:
+        super().__init__()
+        self.layer, self.asks = nn.Linear(3, 2), asks
+
+    def forward(self, x):
+        return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
+
+
+@pytest.mark.parametrize("asks", [lambda n: n > 4, lambda n: n % 2 == 0], ids=["size", "parity"])
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_a_branch_on_the_batch_size_fixes_it(asks, batch):
+    x = torch.randn(batch, 3)
+    net = ByBatch(asks)
+    graph, state = traced = ag.trace(net, x)
+    assert graph.nodes[0].shape == (batch, 3)
+    assert any(n.startswith("the batch size is fixed") and "size()[0]" in n for n in traced.notes)
+    torch.testing.assert_close(ag.build(graph, state)(x), net(x), rtol=0, atol=0)
+
+
+def test_a_number_that_forward_changes_is_noted():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(3, 2), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x) * (2 if self.calls > 1 else 1)
+
+    net = Counting()
+    note = "forward changes Counting.calls: the graph has what its value 0 led to"
+    assert note in ag.trace(net, X).notes
+    assert net.calls == 0
+
+
+def test_cumulative_statistics_are_refused():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(TraceError, match=r"1: running statistics would stay as they are.*momentum"):
+        ag.trace(net, X)
+    graph, state = ag.trace(net.eval(), X, train=False)
+    torch.testing.assert_close(ag.build(graph, state).eval()(X), net(X), rtol=0, atol=0)
+
+
+def test_whole_numbers_for_a_layer_of_floats_are_refused():
+    with pytest.raises(TraceError, match=r"different dtypes; found input int64, weight float32"):
+        ag.trace(nn.Linear(3, 2), torch.zeros(4, 3).long())

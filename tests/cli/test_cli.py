@@ -1,0 +1,509 @@
+"""The command line: what it prints and writes, its exit codes, one clear message per mistake."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+import archgraph
+from archgraph import cli
+
+MODEL = """\
+archgraph: 1
+name: tiny
+inputs: {image: [1, 8, 8]}
+params: {depth: 2}
+blocks:
+  residual:
+    params: {width: null}
+    shortcut: auto
+    steps: [conv: {out: $width}, batch_norm, relu]
+sections:
+  - {name: stem, steps: [conv: {out: 4}, relu]}
+  - {name: body, block: residual, depth: $depth, width: 4}
+  - {name: head, steps: [global_avg_pool, flatten, linear: {out: 10}]}
+choices: {depth: [1, 2, 3]}
+"""
+FAMILY = """\
+archgraph: 1
+name: pair
+model: model.yaml
+clients:
+  - {name: whole, count: 1}
+  - {name: half, count: 3, width: 0.5}
+"""
+EXPERIMENT = """\
+archgraph: 1
+name: quick
+family: family.yaml
+data: {dataset: digits, partition: {scheme: iid}, limit: 200}
+strategy: {heterofl: {}}
+rounds: 2
+local: {epochs: 1, batch: 50, lr: 0.1}
+"""
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(typer.main.get_command(cli.app), [str(a) for a in args])
+
+
+def refused(result: Result, *words: str) -> None:
+    """The law of mistakes: exit code 2, one message on standard error, no traceback."""
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "made_here", raising=False)
+    for name, text in (("model", MODEL), ("family", FAMILY), ("experiment", EXPERIMENT)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from archgraph.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "finally:\n"
+        "    heavy = {'torch', 'numpy', 'networkx', 'matplotlib', 'rich', 'pydantic'}\n"
+        "    assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in "trace show explain draw rewrite diff check run report compare schema demo".split():
+        assert f"\n  {name} " in done.stdout
+        assert call(name, "--help").exit_code == 0
+
+
+def test_no_argument_and_wrong_ones():
+    assert "Commands:" in call().output
+    assert call("--version").output.startswith("archgraph ")
+    for wrong in (["drow"], ["show"], ["draw", "x.yaml", "--detail", "all"]):
+        result = call(*wrong)
+        assert result.exit_code == 2
+        assert "Usage:" in result.stderr
+
+
+def test_show_tells_parts_and_totals(here: Path):
+    output = call("show", "model.yaml").output
+    for word in ("stem", "body", "head", "parameters", "MACs", "total", "4×8×8"):
+        assert word in output
+    assert call("show", "model.yaml", "--choose", "depth=3").output != output
+
+
+def test_explain_tells_reasons_and_savings(here: Path):
+    output = call("explain", "model.yaml").output
+    for title in ("what halving saves", "Free axes", "Pinned axes", "Removable blocks"):
+        assert title in output
+    found = json.loads(call("explain", "model.yaml", "--json").output)
+    assert found["model"] == "tiny" and found["asked"] is None
+    assert all(axis["free"] or axis["pin"]["remedy"] for axis in found["axes"])
+    block = found["blocks"][1]["name"]
+    one = json.loads(call("explain", "model.yaml", block, "--json").output)
+    assert [b["name"] for b in one["blocks"]] == [block]
+    more = json.loads(call("explain", "model.yaml", "--json", "--choose", "depth=3").output)
+    assert len(more["blocks"]) == len(found["blocks"]) + 1
+    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block}")
+    refused(call("explain", "model.yml"), "model.yml")
+
+
+def test_explain_takes_graphs_and_python_models(here: Path):
+    (here / "made_here.py").write_text(
+        "import torch\ndef net(width):\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))\n"
+    )
+    (here / "source.yaml").write_text(
+        "archgraph: 1\npython: 'made_here:net'\nargs: {width: 6}\ninputs: {input: [3]}\n"
+    )
+    assert call("rewrite", "source.yaml", "-o", "graph.yaml").exit_code == 0
+    outputs = [call("explain", file, "0.out").output for file in ("source.yaml", "graph.yaml")]
+    assert outputs[0] == outputs[1]
+    assert "6 → 3" in outputs[0] and "1.weight" in outputs[0]
+
+
+@pytest.mark.parametrize("name", [None, "body", "stem.conv.out", "*.weight"])
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_explain_fits_the_terminal(
+    here: Path, monkeypatch: pytest.MonkeyPatch, columns: int, name: str | None
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = call("explain", "model.yaml", *([name] if name else []))
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= columns
+
+
+def test_names_that_do_not_fit_lose_their_middles(monkeypatch, capsys):
+    from archgraph.display.inspect import Table
+
+    monkeypatch.setenv("COLUMNS", "60")
+    names = [f"encoder.layers.encoder_layer_{i}.self_attention.heads" for i in range(12)]
+    rows = tuple((name, "1.2M", "a word_that_is_far_too_long_for_its_column") for name in names)
+    cli._table(Table("", ("axis", "size", "why"), rows, frozenset({1}), short=frozenset({0})))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    told = [line.split()[0] for line in lines if "1.2M" in line]
+    assert len(set(told)) == len(names)
+    assert all("…" in name and name.endswith("heads") for name in told)
+    assert "…" in lines[-1].split()[-1]
+
+
+def test_figures_break_before_names_are_cut(monkeypatch, capsys):
+    from archgraph.display.inspect import Table
+
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = ("experiment", *(f"figure {i} %" for i in range(6)))
+    rows = tuple((name, *["12.34 ± 10.56"] * 6) for name in ("first_method", "second_method"))
+    cli._table(Table("", heads, rows, frozenset(range(1, 7))))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in ("first_method", "second_method"):
+        at = next(i for i, line in enumerate(lines) if name in line)
+        assert lines[at].count("12.34") == lines[at + 1].count("± 10.56") == 6
+
+
+@given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
+def test_shortening_keeps_to_the_width(names: list[str], width: int):
+    head = cli._head(tuple(names), width)
+    for name in names:
+        short = cli._shortened(name, width, head)
+        assert len(short) <= width
+        assert short == name or "…" in short
+
+
+def test_draw_writes_by_ending_or_prints(here: Path):
+    text = call("draw", "model.yaml").output
+    assert text.startswith("digraph tiny {")
+    result = call("draw", "model.yaml", "-o", "out/net.dot", "--detail", "node")
+    assert result.output == f"wrote {Path('out/net.dot')}\n"
+    assert (here / "out/net.dot").read_text() != text
+    assert call("draw", "model.yaml", "-o", "net.svg").exit_code == 0
+    assert b"<svg" in (here / "net.svg").read_bytes()
+    refused(call("draw", "model.yaml", "-o", "net.bmp"), "net.bmp: no picture format")
+    assert not (here / "net.bmp").exists()
+
+
+def test_draw_a_family_with_its_weak_points(here: Path):
+    result = call("draw", "family.yaml", "-o", "pictures")
+    assert result.exit_code == 0, result.output
+    names = ["client-half.svg", "client-whole.svg", "global.svg"]
+    assert sorted(p.name for p in (here / "pictures").iterdir()) == names
+    assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
+    assert "share of clients" in (here / "global.dot").read_text()
+    assert call("draw", "model.yaml", "-o", "m.dot", "--cover", "family.yaml").exit_code == 0
+    assert "share of clients" in (here / "m.dot").read_text()
+    refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is no family")
+    deeper = call("draw", "model.yaml", "--choose", "depth=3", "--cover", "family.yaml")
+    refused(deeper, "model.yaml: is another model than the family's", "archgraph draw family.yaml")
+
+
+def test_rewrite_makes_another_model(here: Path):
+    result = call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
+    assert result.exit_code == 0, result.output
+    expected = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
+    assert archgraph.load("small.yaml") == expected
+    chain = ["--skip", "body.1", "--graft", "body=3", "--take", "channels=2", "--verify"]
+    result = call("rewrite", "model.yaml", "--choose", "depth=3", *chain, "-o", "other.yaml")
+    assert result.exit_code == 0, result.output
+    graph = archgraph.load("other.yaml")
+    assert len(archgraph.structure(graph).sections[-1].blocks) >= 1
+    told = call("rewrite", "model.yaml", "--shallow", "body=1")
+    assert told.exit_code == 0 and "dropped: " in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["--widen", "1.5"], lambda g: archgraph.widen(g, 1.5)),
+        (["--widen", "channels=6"], lambda g: archgraph.widen(g, {"channels": 6})),
+        (["--deepen", "body=4"], lambda g: archgraph.deepen(g, {"body": 4})),
+        (["--narrow", "0.5"], lambda g: archgraph.narrow(g, 0.5)),
+        (["--narrow", "channels=3"], lambda g: archgraph.narrow(g, {"channels": 3})),
+        (["--steps"], archgraph.steps),
+        (["--adapters", "2"], lambda g: archgraph.adapters(g, 2)),
+        (["--exits", "body=10"], lambda g: archgraph.exits(g, {"body": 10})),
+        (["--take", "channels=0,2"], lambda g: archgraph.take(g, {"channels": [0, 2]})),
+    ],
+)
+def test_every_rewrite_has_an_option(here: Path, words: list[str], made):
+    expected = made(archgraph.load("model.yaml"))
+    result = call("rewrite", "model.yaml", *words, "--verify", "-o", "other.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert archgraph.load("other.yaml") == expected.graph
+    assert result.output.startswith(expected.transfer.describe())
+
+
+def test_parts_of_a_split_go_into_numbered_files(here: Path):
+    cuts = ["--split-after", "stem", "--split-before", "head"]
+    result = call("rewrite", "model.yaml", "--take", "0.5", *cuts, "-o", "part.yaml")
+    assert result.exit_code == 0, result.stderr
+    names = ["part-1.yaml", "part-2.yaml", "part-3.yaml"]
+    assert sorted(p.name for p in here.glob("part*")) == names
+    half = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
+    parts = archgraph.split(half, after="stem", before="head")
+    assert [archgraph.load(n) for n in names] == [part.graph for part in parts]
+    assert (
+        "part 3: 2 entries, 30 parameters"
+        in call("rewrite", "model.yaml", "--take", "0.5", *cuts).output
+    )
+
+
+def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
+    (here / "kept.yaml").write_text("kept")
+    for wrong, words in (
+        (["--skip", "body.7"], ["body.7"]),
+        (["--take", "nothing=2"], ["nothing"]),
+        (["--take", "two"], ["--take", "'two'", "0.5, 32 or 0,2,5"]),
+        (["--take", "8"], ["--take", "needs an axis"]),
+        (["--shallow", "body"], ["'body'", "key=value"]),
+        (["--shallow", "body=0.5"], ["is no number"]),
+        (["--take", "0.0"], ["--take", "0"]),
+        (["--take", "1.5"], ["--take", "1.5"]),
+        (["--widen", "0.5"], ["--widen", "0.5"]),
+        (["--narrow", "body=1,2"], ["--narrow"]),
+        (["--deepen", "body=1"], ["body", "impossible depth"]),
+        (["--split-after", "nobody"], ["nobody"]),
+    ):
+        refused(call("rewrite", "model.yaml", *wrong, "-o", "kept.yaml"), *words)
+        assert (here / "kept.yaml").read_text() == "kept"
+    assert sorted(p.name for p in here.iterdir()) == [
+        "experiment.yaml",
+        "family.yaml",
+        "kept.yaml",
+        "model.yaml",
+    ]
+
+
+def test_diff_says_by_its_exit_code_whether_two_models_differ(here: Path):
+    (here / "copy.yaml").write_text(MODEL)
+    same = call("diff", "model.yaml", "copy.yaml")
+    assert (same.exit_code, same.output) == (0, "the same architecture\n")
+    call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
+    other = call("diff", "model.yaml", "small.yaml")
+    assert other.exit_code == 1
+    assert "Leaves" in other.output and "Operators" in other.output
+
+
+MODULE = """\
+import pathlib, torch
+pathlib.Path("imported").touch()
+class Net(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, width)
+    def forward(self, x):
+        return self.fc(x)
+def broken():
+    raise ValueError("no way")
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+"""
+
+
+def test_trace_a_module_nobody_prepared(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    target = "python:made_here:Net"
+    printed = call("trace", target, "--input", "x=2,3")
+    assert printed.exit_code == 0, printed.stderr
+    assert "aten.linear(input=%x, weight=fc.weight" in printed.output
+    files = ["-o", "net.yaml", "--weights", "net.safetensors"]
+    made = call("trace", target, "--input", "x=2,3", "--arg", "width=7", *files)
+    assert made.exit_code == 0, made.stderr
+    graph = archgraph.load("net.yaml")
+    assert graph.param["fc.weight"].shape == (7, 3)
+    from safetensors.torch import load_file
+
+    archgraph.build(graph, load_file("net.safetensors"))
+
+
+def test_trace_says_what_cannot_be_captured(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    given = ["--input", "x=2,3", "-o", "net.yaml"]
+    for target, words in (
+        ("made_here:Net", ["is no model", "python:package.module:callable"]),
+        ("python:made_here", ["is no model"]),
+        ("python:nowhere:Net", ["error: python:nowhere:Net: cannot be imported", "nowhere"]),
+        ("python:made_here:Nett", ["cannot be imported", "Nett"]),
+        ("python:made_here:broken", ["cannot be constructed", "ValueError: no way"]),
+        ("python:made_here:MODULE", ["cannot be imported"]),
+    ):
+        refused(call("trace", target, *given), *words)
+    refused(call("trace", "python:made_here:Net", "--input", "x=a,b"), "x=2,3,224,224")
+    wrong = call("trace", "python:made_here:Net", "--input", "x=2,3:flt")
+    refused(wrong, "python:made_here:Net: inputs.x.dtype: has an unknown value; found 'flt'")
+    assert not (here / "net.yaml").exists()
+
+
+def test_a_model_that_branches_on_its_values_is_one_message(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    # torch.export prints the graph so far to standard error by itself: that is not our message.
+    result = call("trace", "python:made_here:Branching", "--input", "x=2,3")
+    refused(result, "made_here.py:13 in forward", "branches on the values of a tensor")
+
+
+def test_check_gives_a_verdict_per_file(here: Path):
+    good = call("check", ".")
+    assert good.exit_code == 0, good.output
+    assert good.output.splitlines()[-1] == "3 of 3 files are good"
+    (here / "bad.yaml").write_text(MODEL.replace("kernel", "kernal").replace("linear", "liner"))
+    (here / "broken.yaml").write_text("sections: [")
+    result = call("check", ".", "model.yaml")
+    assert result.exit_code == 2
+    assert "FAIL  bad.yaml  model" in result.output
+    assert "3 of 5 files are good" in result.stdout
+    assert "liner" in result.stderr and "did you mean 'linear'?" in result.stderr
+    assert "broken.yaml" in result.stderr
+    refused(call("check", "nowhere"), "nowhere: is not there")
+    (here / "empty").mkdir()
+    refused(call("check", "empty"), "empty: holds no YAML file")
+
+
+def test_check_runs_no_code_unless_told(here: Path):
+    (here / "made_here.py").write_text(MODULE)
+    (here / "python.yaml").write_text("python: made_here:Net\ninputs: {x: [3]}\n")
+    (here / "family.yaml").write_text(FAMILY.replace("model.yaml", "python.yaml"))
+    result = call("check", "python.yaml", "family.yaml", "experiment.yaml")
+    assert result.exit_code == 0, result.output
+    assert "made_here:Net not imported" in result.output
+    assert not (here / "imported").exists()
+    assert call("check", "--python", "python.yaml").exit_code == 0
+    assert (here / "imported").exists()
+
+
+def test_run_resume_and_report(here: Path):
+    result = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1")
+    assert result.exit_code == 0, result.output + result.stderr
+    assert "half" in result.output and "first: 1 rounds" in result.output
+    lines = (here / "first/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+    refused(call("run", "experiment.yaml", "--out", "first"), "not empty")
+    refused(call("run", "experiment.yaml", "--out", "first", "--resume"), "another experiment")
+    refused(call("run", "experiment.yaml", "--out", "none", "--resume"), "no run to resume")
+    again = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1", "--resume")
+    assert again.exit_code == 0, again.stderr
+    assert (here / "first/metrics.jsonl").read_text().splitlines() == lines
+    page = call("report", "first", "-o", "page.html")
+    assert page.exit_code == 0, page.stderr
+    assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
+    refused(call("report", "none"), "none: no run folder")
+
+
+def test_compare_puts_seeds_together(here: Path):
+    for seed in (0, 1):
+        call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
+    shown = call("compare", "runs", "-o", "curves.png")
+    assert shown.exit_code == 0, shown.stderr
+    assert " ± " in shown.output and "wrote curves.png" in shown.output
+    assert (here / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (group,) = json.loads(call("compare", "runs", "--json").output)["groups"]
+    assert (group["label"], group["strategy"], group["seeds"]) == ("quick", "heterofl", [0, 1])
+    assert 0 <= group["figures"]["worst_accuracy"]["mean"] <= 1
+    assert call("compare", "runs/0", "runs/1", "--csv").output.startswith("experiment,strategy,")
+    assert call("compare", "runs/0", "--markdown").output.startswith("| experiment | strategy |")
+    call("run", "experiment.yaml", "--out", "longer", "--set", "rounds=3")
+    differ = call("compare", "runs", "longer").output
+    assert "What they differ in" in differ and "quick (rounds=3)" in differ
+    refused(call("compare", "runs", "--json", "--csv"), "can be one only")
+    refused(call("compare", "nowhere"), "nowhere: no run folder")
+
+
+def test_settings_are_checked_like_the_file(here: Path):
+    for wrong, words in (
+        ("local.lr=fast", ["local.lr", "'fast'"]),
+        ("local.epoch=1", ["'epoch'", "did you mean 'epochs'?"]),
+        ("rounds=0", ["rounds", "0"]),
+        ("rounds", ["'rounds'", "key=value"]),
+        ("name.first=1", ["--set name.first", "cannot be set"]),
+        ("family.name=x", ["--set family.name", "cannot be set"]),
+        ("local={", ["is no value"]),
+        ("strategy.heterofl.weight=1", ["weight", "did you mean"]),
+    ):
+        refused(call("run", "experiment.yaml", "--out", "run", "--set", wrong), *words)
+    assert not (here / "run").exists()
+
+
+def test_a_missing_or_unreadable_file_is_named(here: Path):
+    (here / "binary.yaml").write_bytes(bytes(range(256)))
+    (here / "deep.yaml").write_text("[" * 5000)
+    for name in ("nowhere.yaml", ".", "binary.yaml", "deep.yaml"):
+        refused(call("show", name), name)
+    refused(call("run", "nowhere.yaml"), "nowhere.yaml")
+
+
+def test_debug_shows_where_an_error_was_raised(here: Path):
+    for args in (["--debug", "show", "nowhere.yaml"], ["show", "nowhere.yaml", "--debug"]):
+        result = call(*args)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr and "error: " in result.stderr
+
+
+def test_schema_is_json(here: Path):
+    for kind in ("model", "family", "experiment"):
+        assert "properties" in str(json.loads(call("schema", kind).output))
+    assert call("schema", "model", "-o", "s/model.json").output == f"wrote {Path('s/model.json')}\n"
+    assert json.loads((here / "s/model.json").read_text())
+    assert call("schema", "models").exit_code == 2
+
+
+def test_a_reader_that_has_enough_is_no_error(here: Path):
+    command = f"{sys.executable} -m archgraph draw model.yaml --detail node | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("digraph tiny {\n", "", 0)
+
+
+def test_an_interrupted_run_can_go_on(here: Path):
+    command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
+    command += ["--set", "rounds=1000"]
+    # A test run in the background may have inherited an ignored SIGINT: the command must not.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
+        for _ in range(1800):
+            metrics = here / "run/metrics.jsonl"
+            if process.poll() is not None or (metrics.exists() and metrics.read_text()):
+                break
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (130, "stopped\n")
+    done = len((here / "run/metrics.jsonl").read_text().splitlines())
+    assert 0 < done < 1000
+    # Only what decides numbers makes an experiment another one, and the number of rounds does.
+    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "another experiment")
+
+
+@pytest.mark.slow
+def test_the_demo_goes_the_whole_way(here: Path):
+    result = call("demo", "--out", "shown", "--rounds", "1")
+    assert result.exit_code == 0, result.output + result.stderr
+    for part in ("residual", "network"):
+        made = {p.name for p in (here / "shown" / part).iterdir()}
+        assert {"pictures", "run", "curves.svg", "report.html"} <= made
+        assert (here / "shown" / part / "pictures/global.png").read_bytes().startswith(b"\x89PNG")
+    assert "outputs differ by 0.0e+00" in result.output
+    assert "report.html" in result.output
+    again = call("check", "shown/specs")
+    assert again.exit_code == 0, again.output

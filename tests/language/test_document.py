@@ -1,0 +1,126 @@
+"""What a YAML file may ask for is bounded, and every mistake has a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from archgraph.errors import SpecError
+from archgraph.language.document import parse_document, read_document
+
+
+def test_keys_and_items_know_their_lines() -> None:
+    document = parse_document("a: 1\nb:\n  - x\n  - {c: 2}\n", "f.yaml")
+    assert document.data == {"a": 1, "b": ("x", {"c": 2})}
+    assert document.where(("b", 1, "c")) == "f.yaml:4: b[1].c"
+    assert document.where(("b", 1, "nothing")) == "f.yaml:4: b[1].nothing"
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    source = "[1, -2, 0x10, 0o14, 1_000, 1e-4, .5, yes, on, true, null, ~, 2020-01-01, '1']"
+    document = parse_document(f"a: {source}", "f.yaml")
+    assert document.data["a"] == (
+        1, -2, 16, 12, 1000, 1e-4, 0.5, "yes", "on", True, None, None, "2020-01-01", "1",
+    )  # fmt: skip
+
+
+def test_aliases_are_read_as_what_they_stand_for() -> None:
+    assert parse_document("a: &x [1]\nb: *x", "f.yaml").data == {"a": (1,), "b": (1,)}
+
+
+BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"a{i + 1}: &a{i + 1} [{','.join([f'*a{i}'] * 10)}]\n" for i in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "f.yaml:3: has the key 'a' twice; first on line 1"),
+        (BOMB, "f.yaml:1: holds too many values; expected at most 20000"),
+        ("a: &a [*a]", "f.yaml:1: is nested too deeply; expected at most 40 levels"),
+        ("a: " + "[" * 50 + "]" * 50, "f.yaml:1: is nested too deeply; expected at most 40 levels"),
+        (
+            "a: " + "[" * 2000 + "]" * 2000,
+            "f.yaml:1: is nested too deeply; expected at most 40 levels",
+        ),
+        (
+            "a: " + "9" * 99,
+            f"f.yaml:1: is too large a number; found '{'9' * 58}…; expected at most 19 digits",
+        ),
+        ("a: !!bool maybe", "f.yaml:1: is no bool; found 'maybe'"),
+        ("a: !!int x", "f.yaml:1: is no int; found 'x'"),
+        ("a: !!float x", "f.yaml:1: is no float; found 'x'"),
+        ('a: "\\ud800"', "f.yaml:1: is no text; found '\\ud800'; expected whole characters"),
+        ("a: 1e999", "f.yaml:1: is too large a number; found '1e999'"),
+        ("a: .nan", "f.yaml:1: is no finite number; found .nan"),
+        (
+            "a: !!python/object/apply:os.system [ls]",
+            "f.yaml:1: has a tag of its own; "
+            "found tag:yaml.org,2002:python/object/apply:os.system; expected plain YAML",
+        ),
+        ("a: !mine x", "f.yaml:1: has a tag of its own; found !mine; expected plain YAML"),
+        ("? [a]\n: b", "f.yaml:1: has a key that is no plain word; expected a word"),
+        ("a: &x {b: 1}\nc: {<<: *x}", "f.yaml:2: has a key that is no plain word; expected a word"),
+        ("a:\n\t- b", "f.yaml:2: is no YAML; found character '\\t' that cannot start any token"),
+        ("a: [1", "f.yaml:1: is no YAML; found expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\nb: *c", "f.yaml:2: is no YAML; found undefined alias 'c'"),
+        ("a: 1\nb: \x00", "f.yaml:2: holds a character that YAML does not allow; found U+0000"),
+        ("- a", "f.yaml:1: is no mapping; expected keys and values"),
+        ("", "f.yaml:1: is no mapping; expected keys and values"),
+    ],
+)
+def test_what_is_refused(source: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        parse_document(source, "f.yaml")
+    assert str(error.value) == message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml: cannot be read; found No such file"):
+        read_document(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
+    with pytest.raises(SpecError, match=r"latin\.yaml:1: is no UTF-8 text; found byte 0xe9"):
+        read_document(tmp_path / "latin.yaml")
+    with pytest.raises(SpecError, match=r"cannot be read; found Is a directory"):
+        read_document(tmp_path)
+    with pytest.raises(SpecError, match=r"null: is no file"):
+        read_document("/dev/null")
+    with pytest.raises(SpecError, match=r"cannot be read; found embedded null byte"):
+        read_document("a\0b")
+
+
+def test_the_same_anchor_twice_is_yaml() -> None:
+    document = parse_document("a: &x 1\nb: &x 2\nc: *x", "f.yaml")
+    assert document.data == {"a": 1, "b": 2, "c": 2}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a: |\n  x\n  y\nb: 1\n",
+        "a: |\n  x\n  y",
+        "a: |\n  x\n\n  y\n",
+        "a: |\n  x\n   y\n",
+        "a: |\n   x\n  y\n",
+        "a: |\n  # x\n  é: |\n  z\nb: |\n  w\n\n",
+        "a: >\n  x\nb: |-\n  y\n",
+        "k: 'a\n\n  a: |\n  x\n  y'\n",
+        "k: [b,\n a: |\n  x\n ]\n",
+        "a: |\n  x\x85y\n",
+        "a: |\n  x\ty\n",
+        "# a: |\n  x: 1\n",
+    ],
+)
+def test_blocks_of_lines_are_read_as_yaml_reads_them(source: str) -> None:
+    """The short way past the YAML scanner gives what the scanner gives."""
+    try:
+        expected = YAML(typ="safe", pure=True).load(source)
+    except YAMLError:
+        with pytest.raises(SpecError):
+            parse_document(source, "f.yaml")
+        return
+    assert parse_document(source, "f.yaml").data == expected

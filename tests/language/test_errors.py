@@ -1,0 +1,475 @@
+"""Each mistake is answered with file, line, key, what was found and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archgraph.errors import SpecError
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import load, load_experiment, load_family, load_model
+from archgraph.language.document import parse_document
+
+GOOD = """\
+archgraph: 1
+name: m
+inputs: {image: [3, 8, 8]}
+params: {four: 4}
+blocks:
+  b:
+    params: {width: null, stride: 1}
+    shortcut: auto
+    steps:
+      - conv: {out: $width, stride: $stride}
+      - relu
+sections:
+  - {name: s, block: b, width: 4}
+choices: {s.depth: [1, 2, 3]}
+"""
+IN_BLOCK = "; in block s.0 of the section on line 13"
+
+
+def read(text: str, choices: dict[str, int] | None = None) -> ArchGraph:
+    return load_model(parse_document(text, "m.yaml"), choices)[0]
+
+
+def test_the_good_model_is_good() -> None:
+    assert len(read(GOOD).nodes) == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        # misspelt keys and names
+        (
+            "name: m",
+            "nmae: m",
+            "m.yaml:2: nmae: is no known key; found 'nmae'; expected one of archgraph, name, "
+            "inputs, params, blocks, sections, outputs, choices; did you mean 'name'?",
+        ),
+        (
+            "width: 4",
+            "witdh: 4",
+            "m.yaml:13: sections[0].witdh: is neither a section's key nor a parameter of block "
+            "'b'; found 'witdh'; expected one of block, depth, first, name, stride, width; "
+            "did you mean 'width'?",
+        ),
+        (
+            "stride: $stride}",
+            "strid: 2}",
+            "m.yaml:10: blocks.b.steps[0].conv.strid: is no known key; found 'strid'; expected one "
+            "of from, as, name, out, kernel, stride, padding, dilation, groups, bias; "
+            "did you mean 'stride'?",
+        ),
+        (
+            "block: b",
+            "block: bb",
+            "m.yaml:13: sections[0].block: is no block of this model; found 'bb'; expected one "
+            "of b; did you mean 'b'?",
+        ),
+        (
+            "auto",
+            "atuo",
+            "m.yaml:8: blocks.b.shortcut: has an unknown value; found 'atuo'; expected one of "
+            "auto, projection, identity, where_equal, none; did you mean 'auto'?",
+        ),
+        (
+            "$width",
+            "$wdith",
+            "m.yaml:10: blocks.b.steps[0].conv.out: names an unknown parameter; found $wdith; "
+            "expected one of $four, $width, $stride, $in_channels, $in_features; "
+            f"did you mean '$width'?{IN_BLOCK}",
+        ),
+        # unknown operators
+        (
+            "- relu",
+            "- rleu",
+            "m.yaml:11: blocks.b.steps[1]: is no known operator; found 'rleu'; expected a step, a "
+            "block of this model, or an ATen operator (aten.…); did you mean 'relu'?",
+        ),
+        (
+            "- relu",
+            "- aten.rleu",
+            "m.yaml:11: blocks.b.steps[1]: unknown operator; found 'aten.rleu'; expected an ATen "
+            "overload such as aten.conv2d or aten.add.Tensor; did you mean 'aten.relu'?",
+        ),
+        (
+            "- relu",
+            "- aten.relu_",
+            "m.yaml:11: blocks.b.steps[1]: operator changes its arguments in place; "
+            "found 'aten.relu_'; did you mean 'aten.relu'?",
+        ),
+        (
+            "- relu",
+            "- aten.clamp: {mim: 0}",
+            "m.yaml:11: blocks.b.steps[1].aten.clamp: aten.clamp has no argument 'mim'; "
+            f"expected self, min, max{IN_BLOCK}",
+        ),
+        # wrong types and values
+        (
+            "[3, 8, 8]",
+            "[3, eight, 8]",
+            "m.yaml:3: inputs.image[1]: has a wrong value; found 'eight'; expected an integer",
+        ),
+        (
+            "out: $width",
+            "out: 1.5",
+            "m.yaml:10: blocks.b.steps[0].conv.out: has a wrong value; found 1.5; "
+            "expected an integer",
+        ),
+        (
+            "width: 4",
+            "width: four",
+            "m.yaml:13: sections[0].width: has a wrong value; found 'four'; "
+            "expected an integer ≥ 1, or $name",
+        ),
+        (
+            "width: 4",
+            "width: 0",
+            "m.yaml:13: sections[0].width: has a wrong value; found 0; "
+            "expected an integer ≥ 1, or $name",
+        ),
+        (
+            "width: 4",
+            "width: true",
+            "m.yaml:13: sections[0].width: has a wrong value; found True; "
+            "expected an integer ≥ 1, or $name",
+        ),
+        (
+            "width: 4",
+            "width: $four - 4",
+            "m.yaml:13: sections[0].width: has a wrong value; found 0; expected ≥ 1",
+        ),
+        (
+            "out: $width",
+            "out: $width - 4",
+            "m.yaml:10: blocks.b.steps[0].conv.out: has a wrong value; found 0; "
+            f"expected greater than or equal to 1{IN_BLOCK}",
+        ),
+        (
+            "width: 4",
+            "width: 4, depth: 0",
+            "m.yaml:13: sections[0].depth: has a wrong value; found 0; "
+            "expected an integer ≥ 1, or $name",
+        ),
+        (
+            ", width: 4",
+            "",
+            f"m.yaml:13: sections[0]: lacks the parameter 'width' of block 'b'{IN_BLOCK}",
+        ),
+        (
+            "{out: $width, stride: $stride}",
+            "{stride: 2}",
+            "m.yaml:10: blocks.b.steps[0].conv: lacks the key 'out'",
+        ),
+        ("- relu", "- dropout: 1.0",
+         "m.yaml:11: blocks.b.steps[1].dropout: has a wrong value; found 1.0; "
+         "expected less than 1"),
+        ("- relu", "- relu: 3",
+         "m.yaml:11: blocks.b.steps[1].relu: has a wrong value; found 3; "
+         "expected options: {key: value}"),
+        ("- relu", "- {relu: {}, from: x}",
+         "m.yaml:11: blocks.b.steps[1]: is no step; found a mapping; "
+         "expected an operator's name, or one name with its options"),
+        ("archgraph: 1", "archgraph: 2",
+         "m.yaml:1: archgraph: has an unknown value; found 2; expected 1"),
+        ("image", "for",
+         "m.yaml:3: inputs.for: is no name for an argument of forward; found 'for'; "
+         "expected an identifier"),
+        ("block: b", "block: b, steps: [relu]",
+         "m.yaml:13: sections[0]: needs a block or steps, section 's'; found both; "
+         "expected one of them"),
+        # drawing
+        (
+            "- relu",
+            "- relu: {from: z, as: a}\n      - sigmoid: {as: z}",
+            "m.yaml:11: blocks.b.steps[1].relu.from: draws a cycle; found a → z → a; expected a "
+            "value made before; in block s.0 of the section on line 14",
+        ),
+        (
+            "- relu",
+            "- add: {other: a, as: a}",
+            "m.yaml:11: blocks.b.steps[1].add.other: draws a cycle; found a → a; expected a value "
+            f"made before{IN_BLOCK}",
+        ),
+        (
+            "- relu",
+            "- add: {other: z}\n      - relu: {from: input, as: z}",
+            "m.yaml:11: blocks.b.steps[1].add.other: names a value that is made only later; "
+            "found 'z'; move the step that makes it up; in block s.0 of the section on line 14",
+        ),
+        (
+            "- relu",
+            "- relu: {from: inptu}",
+            "m.yaml:11: blocks.b.steps[1].relu.from: names an unknown value; found 'inptu'; "
+            f"expected one of input, image; did you mean 'input'?{IN_BLOCK}",
+        ),
+        (
+            "- relu",
+            "- relu: {as: q}\n      - sigmoid: {from: input}",
+            "m.yaml:10: blocks.b.steps[0]: makes a value that nothing uses; "
+            "draw it with from:, or take it out",
+        ),
+        ("- relu", "- relu: {as: input}",
+         "m.yaml:11: blocks.b.steps[1].relu.as: is taken; found 'input'; "
+         f"expected another name{IN_BLOCK}"),
+        ("- relu", "- relu: {from: [input, image]}",
+         "m.yaml:11: blocks.b.steps[1].relu.from: names several values; found 2; "
+         f"expected one{IN_BLOCK}"),
+        ("- relu", "- add",
+         "m.yaml:11: blocks.b.steps[1].add: joins fewer than two values; found 1; "
+         f"name the other: add: <name>{IN_BLOCK}"),
+        ("- relu", "- b: {width: 4}",
+         "m.yaml:6: blocks.b: is nested too deeply; found b → b → b → b; "
+         f"expected at most 16 blocks, none inside itself{IN_BLOCK}"),
+        # shapes
+        (
+            "auto",
+            "identity",
+            "m.yaml:8: blocks.b.shortcut: cannot add the block's input to its result; found "
+            f"[batch, 3, 8, 8] and [batch, 4, 8, 8]; expected equal shapes{IN_BLOCK}",
+        ),
+        (
+            "- relu",
+            "- flatten",
+            "m.yaml:8: blocks.b.shortcut: cannot add the block's input to its result; found "
+            "[batch, 3, 8, 8] and [batch, 256]; expected equal shapes, or sizes that one stride "
+            f"relates{IN_BLOCK}",
+        ),
+        (
+            "stride: $stride",
+            "kernel: [3, 3, 3]",
+            "m.yaml:10: blocks.b.steps[0].conv.kernel: has sizes for another number of axes; "
+            f"found [3, 3, 3]; expected one number, or 2{IN_BLOCK}",
+        ),
+        (
+            "stride: $stride",
+            "groups: 2",
+            "m.yaml:10: blocks.b.steps[0].conv.groups: does not divide its input channels; found "
+            f"2 groups, 3 channels{IN_BLOCK}",
+        ),
+        (
+            "stride: $stride",
+            "kernel: 4",
+            "m.yaml:10: blocks.b.steps[0].conv: cannot be padded evenly; found kernel 4, stride 1; "
+            f"choose an odd kernel, or write the padding{IN_BLOCK}",
+        ),
+        ("- relu", "- linear: {out: 4, bias: yes}",
+         "m.yaml:11: blocks.b.steps[1].linear.bias: has a wrong value; found 'yes'; "
+         "expected boolean"),
+        ("- relu", "- attention: 2",
+         "m.yaml:11: blocks.b.steps[1].attention: takes another shape; found [batch, 4, 8, 8]; "
+         f"expected [batch, position, feature]{IN_BLOCK}"),
+        # bounds
+        ("width: 4", "width: 2000000000",
+         "m.yaml:10: blocks.b.steps[0].conv: leaf too large; found [2000000000, 3, 3, 3]; "
+         f"expected ≤ 8589934592{IN_BLOCK}"),
+        # choices
+        ("[1, 2, 3]", "[2, 3]",
+         "m.yaml:14: choices.s.depth: leaves out the written value; found [2, 3]; expected 1 too"),
+        ("s.depth", "s.dpeth",
+         "m.yaml:14: choices.s.dpeth: is nothing that the section sets; found 'dpeth'; "
+         "expected one of depth, width; did you mean 'depth'?"),
+        ("s.depth", "depht",
+         "m.yaml:14: choices.depht: is neither a parameter nor a section's key; found 'depht'; "
+         "expected 'section.key' or a parameter; did you mean 's.depth'?"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_model(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    with pytest.raises(SpecError) as error:
+        read(GOOD.replace(old, new))
+    assert str(error.value) == message
+
+
+def test_depth_is_bounded() -> None:
+    text = GOOD.partition("choices")[0].replace("width: 4", "width: 4, depth: $four * 1000")
+    with pytest.raises(SpecError) as error:
+        read(text)
+    assert str(error.value) == (
+        "m.yaml:13: sections[0].depth: has a wrong value; found 4000; expected 1 to 1000"
+    )
+
+
+def test_choices_beyond_the_candidates() -> None:
+    with pytest.raises(SpecError) as error:
+        read(GOOD, {"s.depth": 9})
+    assert str(error.value) == (
+        "m.yaml:14: choices.s.depth: is no candidate of 's.depth'; found 9; expected one of 1, 2, 3"
+    )
+    with pytest.raises(SpecError) as error:
+        read(GOOD, {"s.dpeth": 2})
+    assert str(error.value) == (
+        "m.yaml: is no choice of the model; found 's.dpeth'; expected one of s.depth; "
+        "did you mean 's.depth'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "python: os.nothing\ninputs: {x: [3]}",
+            "m.yaml:1: python: names no callable; found 'os.nothing'; "
+            "expected package.module:callable",
+        ),
+        (
+            "python: os:nothing\ninputs: {x: [3]}",
+            "m.yaml:1: python: cannot be imported; found module 'os' has no attribute 'nothing'",
+        ),
+        (
+            "python: no_such_package:Net\ninputs: {x: [3]}",
+            "m.yaml:1: python: cannot be imported; found No module named 'no_such_package'",
+        ),
+        (
+            "python: torch.nn:Linear\nargs: {in_features: 3}\ninputs: {x: [3]}",
+            "m.yaml:1: python: cannot be constructed; found TypeError: Linear.__init__() missing "
+            "1 required positional argument: 'out_features'",
+        ),
+        (
+            "python: os:getcwd\ninputs: {x: [3]}",
+            "m.yaml:1: python: makes no model; found str; expected torch.nn.Module",
+        ),
+        ("name: x", "m.yaml:1: lacks the key 'archgraph'"),
+    ],
+)
+def test_mistakes_in_other_forms(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read(text)
+    assert str(error.value) == message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        load(tmp_path / "none.yaml")
+    assert str(error.value) == (
+        f"{tmp_path}/none.yaml: cannot be read; found No such file or directory"
+    )
+
+
+FAMILY = """\
+archgraph: 1
+model: m.yaml
+clients:
+  - {name: a, count: 2, choose: {s.depth: 2}}
+  - {name: b, width: 0.5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("count: 2", "cuont: 2",
+         "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
+         "model, choose, skip, keep, shallow, graft, deepen, width, take, narrow, widen, steps, "
+         "adapters, exits, train; did you mean 'count'?"),
+        ("count: 2", "count: 0",
+         "f.yaml:4: clients[0].count: has a wrong value; found 0; "
+         "expected greater than or equal to 1"),
+        ("width: 0.5", "width: 1.5",
+         "f.yaml:5: clients[1].width: has a wrong value; found 1.5; "
+         "expected less than or equal to 1"),
+        ("width: 0.5", "width: 0.5, take: {heads: 2}",
+         "f.yaml:5: clients[1].take: has both a width and axes to take; "
+         "write the width as take: {'*': …}"),
+        ("choose:", "model: n.yaml, choose:",
+         "f.yaml:4: clients[0].choose: has both a model and choices; "
+         "choices belong to one model"),
+        ("name: b", "name: a",
+         "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'; "
+         "expected a name of its own"),
+        ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_family(
+    tmp_path: Path, monkeypatch, old: str, new: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.yaml").write_text(GOOD)
+    Path("f.yaml").write_text(FAMILY)
+    assert load_family("f.yaml").clients[1].width == 0.5
+    Path("f.yaml").write_text(FAMILY.replace(old, new))
+    with pytest.raises(SpecError) as error:
+        load_family("f.yaml")
+    if message.endswith("found "):
+        message += f"{tmp_path}/n.yaml"
+    assert str(error.value) == message
+
+
+EXPERIMENT = """\
+archgraph: 1
+name: e
+family: f.yaml
+data:
+  dataset: digits
+  partition: {scheme: dirichlet, alpha: 0.5}
+strategy: {fedfa: {percentile: 0.9}}
+rounds: 3
+sample: 0.5
+engine: local
+local: {epochs: 1, lr: 0.1}
+attack: {fraction: 0.2, intensity: 20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dirichlet", "dirichelt",
+         "e.yaml:6: data.partition: has an unknown value; found 'dirichelt'; "
+         "expected one of iid, dirichlet, equal_dirichlet, classes; did you mean 'dirichlet'?"),
+        ("alpha: 0.5", "alhpa: 0.5",
+         "e.yaml:6: data.partition.alhpa: is no known key; found 'alhpa'; "
+         "expected one of scheme, alpha, min_size, balanced, shares; did you mean 'alpha'?"),
+        ("alpha: 0.5", "shares: {c: 0.5}",
+         "e.yaml:6: data.partition.shares.c: is no kind of client; found 'c'; "
+         "expected one of a, b"),
+        ("alpha: 0.5", "shares: {a: 1.5}",
+         "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
+         "expected less than or equal to 1"),
+        ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
+         "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
+         "expected at most 1"),
+        ("alpha: 0.5", "shares: {a: 1}",
+         "e.yaml:6: data.partition.shares: leaves nothing to the others; found 1; "
+         "expected less than 1 together"),
+        ("alpha: 0.5", "shares: {a: 0.2, b: 0.2}",
+         "e.yaml:6: data.partition.shares: leaves something to nobody; found 0.4; "
+         "expected 1 together"),
+        ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
+         "e.yaml:7: strategy: names no single strategy; found fedfa, fedavg; "
+         "expected one, e.g. {fedfa: {}}"),
+        ("{fedfa: {percentile: 0.9}}", "fedfa",
+         "e.yaml:7: strategy: has a wrong value; found 'fedfa'; expected a mapping"),
+        ("rounds: 3", "rounds: three",
+         "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
+        ("sample: 0.5", "sample: 1.5",
+         "e.yaml:9: sample: has a wrong value; found 1.5; "
+         "expected less than or equal to 1 or an integer"),
+        ("engine: local", "engine: loacl",
+         "e.yaml:10: engine: has an unknown value; found 'loacl'; expected local; "
+         "did you mean 'local'?"),
+        ("epochs: 1", "epoch: 1",
+         "e.yaml:11: local.epoch: is no known key; found 'epoch'; expected one of epochs, batch, "
+         "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
+         "fraction; did you mean 'epochs'?"),
+        ("lr: 0.1", "lr: -1.0",
+         "e.yaml:11: local.lr: has a wrong value; found -1.0; expected greater than 0"),
+        ("family: f.yaml", "family: {model: m.yaml}",
+         "e.yaml:3: family: lacks the key 'clients'"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_an_experiment(
+    tmp_path: Path, monkeypatch, old: str, new: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.yaml").write_text(GOOD)
+    Path("f.yaml").write_text(FAMILY)
+    Path("e.yaml").write_text(EXPERIMENT)
+    spec = load_experiment("e.yaml")
+    assert (spec.strategy_name, spec.strategy_options) == ("fedfa", {"percentile": 0.9})
+    Path("e.yaml").write_text(EXPERIMENT.replace(old, new))
+    with pytest.raises(SpecError) as error:
+        load_experiment("e.yaml")
+    assert str(error.value) == message

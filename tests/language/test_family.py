@@ -1,0 +1,356 @@
+"""Families: every client's state comes out of the global one, by choice, rewrite or alignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.ops import MLP
+
+import archgraph as ag
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.federation.family import Family, resolve
+from archgraph.language import load, load_family
+from archgraph.module.build import build, initial_state
+from archgraph.rewrite.trained import train_only
+from archgraph.states.transfer import signature
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+MODEL = """\
+archgraph: 1
+name: net
+inputs: {image: [3, 8, 8]}
+blocks:
+  b:
+    params: {width: null, stride: 1}
+    shortcut: auto
+    steps: [batch_norm, relu, conv: {out: $width, stride: $stride}]
+sections:
+  - {name: stem, steps: [conv: {out: 4}]}
+  - {name: stage1, block: b, depth: 2, width: 8, stride: 2}
+  - {name: stage2, block: b, depth: 2, width: 16, stride: 2}
+  - {name: head, steps: [global_avg_pool, flatten, linear: 5]}
+choices: {stage1.depth: [1, 2, 3], stage2.depth: [1, 2, 3], stage2.width: [8, 12, 16]}
+"""
+
+
+@pytest.fixture
+def family(tmp_path: Path):
+    """A family of the model above with the given clients."""
+
+    def make(clients: str, rest: str = "") -> Family:
+        (tmp_path / "net.yaml").write_text(MODEL)
+        file = tmp_path / "family.yaml"
+        file.write_text(f"archgraph: 1\nmodel: net.yaml\nclients: [{clients}]\n{rest}")
+        return resolve(load_family(file))
+
+    return make
+
+
+def assert_transfers(found: Family) -> None:
+    """Transfers go from the global state to states that the clients' graphs accept and run."""
+    state = initial_state(found.graph, seed=1)
+    for member in found.clients:
+        assert member.transfer.source == signature(found.graph)
+        assert member.transfer.target == signature(member.graph)
+        pulled = member.transfer.pull(state)
+        shape = [2, *(s for s in member.graph.nodes[0].shape[1:] if isinstance(s, int))]
+        dtype = getattr(torch, member.graph.nodes[0].dtype)
+        build(member.graph, pulled)(torch.ones(shape, dtype=dtype))
+        for name, tensor in pulled.items():
+            if tensor.dim():
+                whole = state[name]
+                prefix = whole[tuple(slice(n) for n in tensor.shape)]
+                assert torch.equal(tensor, prefix), name
+
+
+def test_a_client_without_a_recipe_is_the_global_one(family) -> None:
+    found = family("{name: a, count: 3}")
+    (member,) = found.clients
+    assert (member.name, member.count, member.graph) == ("a", 3, found.graph)
+    assert member.transfer == type(member.transfer).identity(found.graph)
+    assert found.state is None
+
+
+def test_the_global_model_takes_the_largest_of_every_choice(family, tmp_path: Path) -> None:
+    found = family("{name: a, choose: {stage1.depth: 3}}, {name: b, choose: {stage2.width: 8}}")
+    assert found.graph == load(tmp_path / "net.yaml", {"stage1.depth": 3, "stage2.width": 16})
+    small = load(tmp_path / "net.yaml", {"stage2.width": 8})
+    assert found.clients[1].graph == small
+    assert_transfers(found)
+
+
+def test_choices_of_the_global_model_can_be_given(family, tmp_path: Path) -> None:
+    found = family("{name: a, choose: {}}", "choose: {stage2.depth: 3}")
+    assert found.graph == load(tmp_path / "net.yaml", {"stage2.depth": 3})
+    assert found.clients[0].graph == load(tmp_path / "net.yaml")
+    assert_transfers(found)
+
+
+def test_rewrites_follow_one_another(family) -> None:
+    found = family("{name: a, shallow: {stage2: 1}, width: 0.5}, {name: b, skip: [stage1.1]}")
+    narrow = found.clients[0].graph
+    assert narrow.param["stage2.0.conv.weight"].shape == (8, 4, 3, 3)
+    assert "stage2.1.conv.weight" not in narrow.param
+    assert "stage1.1.conv.weight" not in found.clients[1].graph.param
+    assert_transfers(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "make"),
+    [
+        ("graft: {stage2: 4}", lambda g: ag.graft(g, {"stage2": 4})),
+        ("deepen: {stage1: 3}", lambda g: ag.deepen(g, {"stage1": 3})),
+        ("narrow: 0.5", lambda g: ag.narrow(g, 0.5)),
+        ("narrow: {stage2.*: 4}", lambda g: ag.narrow(g, {"stage2.*": 4})),
+        ("widen: 1.5", lambda g: ag.widen(g, 1.5)),
+        ("widen: {stage2.*: 24}", lambda g: ag.widen(g, {"stage2.*": 24})),
+        ("steps: true", ag.steps),
+        ("steps: [stage1.1]", lambda g: ag.steps(g, "stage1.1")),
+        ("adapters: 2", lambda g: ag.adapters(g, 2)),
+        ("exits: {stage1: 5}", lambda g: ag.exits(g, {"stage1": 5})),
+        ("train: [stage1.*, head.*]", lambda g: train_only(g, ["stage1.*", "head.*"])),
+    ],
+)
+def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None:
+    """For a client, and for the global model before anything else; both ways of one map."""
+    (client,) = family(f"{{name: a, {key}}}").clients
+    expected = make(load(tmp_path / "net.yaml"))
+    assert client.graph == expected.graph
+    assert client.transfer == expected.transfer
+    build(client.graph, client.transfer.pull(initial_state(load(tmp_path / "net.yaml"))))
+    changed = family("{name: a}, {name: b, width: 0.5}", f"change: {{{key}}}")
+    assert changed.graph == expected.graph
+    assert changed.clients[0].transfer == type(client.transfer).identity(expected.graph)
+    assert changed.clients[1].transfer.source == signature(expected.graph)
+
+
+def test_what_was_added_can_be_named_and_what_is_added_later_is_trained(family) -> None:
+    found = family(
+        "{name: a, steps: true}, {name: b, adapters: 2, train: ['*.adapter*', head.*]}",
+        "change: {train: [head.*]}",
+    )
+    trained = [{p.name for p in m.graph.params if p.trainable} for m in found.clients]
+    heads = {"head.linear.weight", "head.linear.bias"}
+    assert {p.name for p in found.graph.params if p.trainable} == heads
+    assert trained[0] - heads == {"stage1.1.step_size", "stage2.1.step_size"}
+    assert trained[1] > heads and all(".adapter." in n for n in trained[1] - heads)
+    assert len(trained[1] - heads) == 8
+
+
+def test_a_pattern_of_nothing_points_at_its_line(family) -> None:
+    words = r"family\.yaml:3: clients\[0\]\.train: \*\.liner\.\*: matches no .*head\.linear\.weight"
+    with pytest.raises(ArchGraphError, match=words):
+        family("{name: a, train: ['*.liner.*']}")
+    assert family("{name: a, train: []}").clients[0].graph == family("{name: a}").graph
+
+
+def test_what_changes_the_global_model_changes_it_with_a_clients_choices(family) -> None:
+    found = family(
+        "{name: a, choose: {stage2.depth: 1}}, {name: b, choose: {stage2.depth: 2}}",
+        "change: {adapters: 2, width: 0.5}",
+    )
+    small, large = (member.graph for member in found.clients)
+    assert small.param["stage1.1.adapter.up.weight"].shape == (4, 2, 1, 1)
+    assert "stage2.1.adapter.up.weight" not in small.param
+    assert large == found.graph
+    assert_transfers(found)
+
+
+def test_weights_that_a_model_brings_go_through_its_changes(tmp_path: Path) -> None:
+    (tmp_path / "family.yaml").write_text(
+        "model: {python: 'torchvision.ops:MLP', inputs: {input: [4]}, "
+        "args: {in_channels: 4, hidden_channels: [6, 3]}}\n"
+        "change: {take: {'0.out': [1, 3, 4]}}\n"
+        "clients: [{name: a}]\n"
+    )
+    found = resolve(load_family(tmp_path / "family.yaml"))
+    torch.manual_seed(0)
+    weight = MLP(4, [6, 3])[0].weight
+    assert found.state is not None
+    assert torch.equal(found.state["0.weight"], weight[[1, 3, 4]])
+
+
+def test_changes_need_a_model_to_change(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "family.yaml").write_text(
+        "clients: [{name: a, model: net.yaml}]\nchange: {width: 0.5}\n"
+    )
+    with pytest.raises(SpecError, match=r"change: changes a global model, and none is given"):
+        load_family(tmp_path / "family.yaml")
+
+
+def test_mistakes_in_a_rewrite_point_at_its_line(family) -> None:
+    with pytest.raises(ArchGraphError, match=r"family\.yaml:3: clients\[0\]\.deepen: .*stage2"):
+        family("{name: a, deepen: {stage2: 1}}")
+    with pytest.raises(ArchGraphError, match=r"family\.yaml:4: change\.skip: .*stage9"):
+        family("{name: a}", "change: {skip: [stage9]}")
+
+
+def test_a_model_of_its_own_is_aligned(family, tmp_path: Path) -> None:
+    own = MODEL.replace("width: 8", "width: 4").replace("depth: 2, width: 16", "width: 16")
+    (tmp_path / "own.yaml").write_text(own)
+    found = family("{name: a, model: own.yaml}")
+    assert found.clients[0].graph == load(tmp_path / "own.yaml")
+    assert_transfers(found)
+
+
+def test_a_model_may_stand_in_the_family(tmp_path: Path) -> None:
+    indented = "".join(f"  {line}\n" for line in MODEL.splitlines())
+    text = f"archgraph: 1\nmodel:\n{indented}clients: [{{name: a, choose: {{stage1.depth: 1}}}}]\n"
+    (tmp_path / "family.yaml").write_text(text)
+    assert_transfers(resolve(load_family(tmp_path / "family.yaml")))
+    (tmp_path / "family.yaml").write_text(text.replace("stage2, block: b", "stage2, blok: b"))
+    with pytest.raises(SpecError, match=r"family\.yaml:14: sections\[2\]: .* did you mean 'block'"):
+        resolve(load_family(tmp_path / "family.yaml"))
+
+
+def test_a_python_model_brings_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "family.yaml").write_text(
+        "archgraph: 1\n"
+        "model: {python: torch.nn:Linear, args: {in_features: 4, out_features: 3}, "
+        "inputs: {input: [4]}, seed: 5}\n"
+        "clients: [{name: a}]\n"
+    )
+    before = torch.random.get_rng_state()
+    found = resolve(load_family(tmp_path / "family.yaml"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(5)
+    expected = torch.nn.Linear(4, 3)
+    assert found.state is not None
+    assert torch.equal(found.state["weight"], expected.weight)
+
+
+def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
+    found = family("{name: a, choose: {stage1.depth: 1}}, {name: whole}")
+    assert "stage1.1.conv.weight" in found.graph.param  # two blocks, as written
+    assert found.clients[1].graph == found.graph
+
+
+def test_family_without_a_global_model(tmp_path: Path) -> None:
+    """Everybody has a model of its own: transfers come from nothing and initialise everything."""
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "other.yaml").write_text(
+        "{python: 'torch.nn:Linear', args: {in_features: 4, out_features: 5}, inputs: {input: [4]}}"
+    )
+    file = tmp_path / "family.yaml"
+    file.write_text(
+        "clients: [{name: a, model: net.yaml, width: 0.5}, {name: b, model: other.yaml, count: 2}]"
+    )
+    found = resolve(load_family(file))
+    assert not found.has_global
+    assert not found.graph.state_names
+    a, b = found.clients
+    for member in (a, b):
+        assert member.transfer.source == ()
+        assert signature(member.graph) == member.transfer.target
+        build(member.graph, member.transfer.pull({}))
+    assert a.graph.param["stage1.0.conv.weight"].shape[0] == 4
+    assert a.state is None
+    assert b.state is not None
+    assert b.state.keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "clients: [{name: a, width: 0.5}]",
+            r"clients\[0\]: has no model; found a; expected a mod",
+        ),
+        (
+            "choose: {d: 1}\nclients: [{name: a, model: net.yaml}]",
+            r"choose: has choices of a global model, and none",
+        ),
+    ],
+)
+def test_what_a_family_without_a_global_model_cannot_have(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "family.yaml").write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_family(tmp_path / "family.yaml")
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (
+            "{name: a, choose: {stage1.depth: 9}}",
+            r"net\.yaml:14: choices\.stage1\.depth: is no candidate of 'stage1\.depth'; found 9; "
+            r"expected one of 1, 2, 3",
+        ),
+        ("{name: a, shallow: {stage9: 1}}", r"family\.yaml:3: clients\[0\]\.shallow: .*stage9"),
+        ("{name: a, skip: [stage9.0]}", r"family\.yaml:3: clients\[0\]\.skip: .*stage9\.0"),
+    ],
+)
+def test_mistakes_are_located(family, clients: str, message: str) -> None:
+    with pytest.raises(ArchGraphError, match=message):
+        family(clients)
+
+
+@pytest.mark.parametrize("name", ["fedfa_digits", "fedfa_fashion", "heterofl_fashion"])
+def test_shipped_families_resolve(name: str) -> None:
+    found = resolve(load_family(SPECS / "families" / f"{name}.yaml"))
+    assert len({m.graph for m in found.clients}) >= 3
+    assert_transfers(found)
+
+
+def test_the_global_model_can_be_the_join_of_the_clients(tmp_path: Path) -> None:
+    deep = MODEL.replace("stage2, block: b, depth: 2", "stage2, block: b, depth: 3")
+    wide = MODEL.replace("stage1", "first").replace("width: 8", "width: 10")
+    for name, text in {"deep": deep, "wide": wide}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    file = tmp_path / "family.yaml"
+    file.write_text(
+        "archgraph: 1\nmodel: join\n"
+        "clients: [{name: a, model: deep.yaml}, {name: b, model: wide.yaml, width: 0.5}]\n"
+    )
+    found = resolve(load_family(file))
+    both = deep.replace("width: 8", "width: 10")
+    (tmp_path / "both.yaml").write_text(both)
+    expected = load(tmp_path / "both.yaml")
+    assert {p.name: p.shape for p in found.graph.params} == {
+        p.name: p.shape for p in expected.params
+    }
+    assert found.state is None
+    assert found.clients[0].graph == load(tmp_path / "deep.yaml")
+    assert found.clients[1].graph.param["first.0.conv.weight"].shape[0] == 5
+    assert found.clients[1].transfer.entries["first.0.conv.weight"].source == "stage1.0.conv.weight"
+    assert_pulls(found)
+
+
+def assert_pulls(found: Family) -> None:
+    state = initial_state(found.graph, seed=1)
+    for member in found.clients:
+        assert member.transfer.source == signature(found.graph)
+        build(member.graph, member.transfer.pull(state))(torch.ones(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model: join\nclients: [{name: a}]",
+            r"family\.yaml:3: clients\[0\]: has no model; found a; "
+            r"expected a model of its own, since the family is their join",
+        ),
+        (
+            "model: join\nclients: [{name: a, model: net.yaml}, {name: b, model: other.yaml}]",
+            r"family\.yaml:2: model: .*: graphs cannot be joined; no block of the other graph",
+        ),
+        ("model: join\nchoose: {x: 1}\nclients: [{name: a, model: net.yaml}]", "has choices of"),
+    ],
+)
+def test_mistakes_of_a_join_are_located(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "other.yaml").write_text(
+        MODEL.replace("conv: {out: 4}", "conv: {out: 4, kernel: 5}")
+    )
+    file = tmp_path / "family.yaml"
+    file.write_text(f"archgraph: 1\n{text}\n")
+    with pytest.raises(ArchGraphError, match=message):
+        resolve(load_family(file))

@@ -1,0 +1,129 @@
+"""The JSON schema and the reader come from one source: they agree on what is well-formed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from ruamel.yaml import YAML
+
+from archgraph.errors import SpecError
+from archgraph.language import flat, schema
+from archgraph.language.schema import KINDS
+from archgraph.language.steps import STEPS
+from tests.language.test_errors import EXPERIMENT, FAMILY, GOOD
+from tests.language.test_flat import TINY
+from tests.language.test_lower import REFERENCES, models
+
+SPECS = Path(__file__).parents[2] / "specs"
+FOLDERS = {
+    "model": "models",
+    "family": "families",
+    "experiment": "experiments",
+    "figures": "papers",
+}
+
+
+def validator(kind: Any) -> Any:
+    return jsonschema.Draft202012Validator(schema(kind))
+
+
+def plain(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_are_schemas(kind: Any) -> None:
+    described = schema(kind)
+    jsonschema.Draft202012Validator.check_schema(described)
+    assert json.loads(json.dumps(described)) == described
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_files_are_valid(kind: Any) -> None:
+    files = sorted((SPECS / FOLDERS[kind]).rglob("*.yaml"))
+    assert files
+    for file in files:
+        assert not [e.message for e in validator(kind).iter_errors(plain(file.read_text()))], file
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(models())
+def test_what_the_reader_accepts_is_valid(data: dict[str, Any]) -> None:
+    validator("model").validate(data)
+
+
+@pytest.mark.parametrize("step", [step for step, _, _, _ in REFERENCES])
+def test_every_step_is_described(step: Any) -> None:
+    data = {"archgraph": 1, "inputs": {"x": [3]}, "sections": [{"name": "s", "steps": [step]}]}
+    validator("model").validate(data)
+
+
+def test_every_step_of_the_table_is_tried() -> None:
+    tried = {s if isinstance(s, str) else next(iter(s)) for s, _, _, _ in REFERENCES}
+    elsewhere = {  # tests of their own in test_lower
+        "attention", "class_token", "dropout", "embedding", "get", "identity", "layer_scale",
+        "positional_embedding", "split",
+    }  # fmt: skip
+    assert set(STEPS) <= tried | elsewhere
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: m", "nmae: m"),
+        ("stride: $stride}", "strid: 2}"),
+        ("out: $width", "out: 1.5"),
+        ("out: $width", "out: wide"),
+        ("width: 4", "width: 0"),
+        ("archgraph: 1", "archgraph: 2"),
+        ("auto", "atuo"),
+        ("- relu", "- relu: 3"),
+        ("- relu", "- {relu: {}, from: x}"),
+        ("- relu", "- linear: {bias: true}"),
+        ("[3, 8, 8]", "[3, 0, 8]"),
+    ],
+)
+def test_malformed_models_are_invalid(old: str, new: str) -> None:
+    validator("model").validate(plain(GOOD))
+    assert old in GOOD
+    with pytest.raises(jsonschema.ValidationError):
+        validator("model").validate(plain(GOOD.replace(old, new)))
+
+
+def test_flat_and_python_models_are_valid() -> None:
+    validator("model").validate(plain(flat.dump(TINY)))
+    validator("model").validate(plain("python: a.b:c\ninputs: {x: [3]}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "old", "new"),
+    [
+        ("family", FAMILY, "count: 2", "cuont: 2"),
+        ("family", FAMILY, "width: 0.5", "width: 1.5"),
+        ("experiment", EXPERIMENT, "dirichlet", "dirichelt"),
+        ("experiment", EXPERIMENT, "rounds: 3", "rounds: three"),
+        ("experiment", EXPERIMENT, "engine: local", "engine: loacl"),
+    ],
+)
+def test_malformed_families_and_experiments_are_invalid(
+    kind: Any, text: str, old: str, new: str
+) -> None:
+    validator(kind).validate(plain(text))
+    with pytest.raises(jsonschema.ValidationError):
+        validator(kind).validate(plain(text.replace(old, new)))
+
+
+def test_other_kinds_are_unknown() -> None:
+    unknown: Any = "modle"
+    with pytest.raises(SpecError) as error:
+        schema(unknown)
+    assert str(error.value) == (
+        "is no kind of file; found 'modle'; expected one of model, family, experiment, "
+        "figures; "
+        "did you mean 'model'?"
+    )

@@ -1,0 +1,189 @@
+"""The files in specs/: each one loads, and says what its paper says."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+from archgraph.federation.strategy import configure
+from archgraph.graph.ir import ArchGraph, size_at
+from archgraph.language import flat, load, load_experiment, load_family, load_model
+from archgraph.language.document import parse_document, read_document
+from archgraph.language.model import AuthoredModel
+from archgraph.module.build import build
+from tests.language.test_lower import assert_lawful, assert_traces_to_itself
+
+SPECS = Path(__file__).parents[2] / "specs"
+# Those that are Python callables are captured where their figures are compared (tests/papers).
+MODELS = [
+    file
+    for file in sorted((SPECS / "models").glob("*.yaml"))
+    if "python" not in read_document(file).data
+]
+
+
+def parameters(graph: ArchGraph) -> int:
+    return sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
+
+
+def original(name: str) -> ArchGraph:
+    """A model of FedFA with every depth at 1, below its candidates."""
+    text = (SPECS / "models" / f"{name}.yaml").read_text().partition("choices:")[0]
+    return load_model(parse_document(re.sub(r"\b(d\d): \d", r"\1: 1", text), name))[0]
+
+
+@pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
+def test_models_are_lawful_and_run(file: Path) -> None:
+    graph = load(file)
+    assert graph.name == file.stem
+    assert_lawful(graph)
+    (node,) = (n for n in graph.nodes if n.op == "input")
+    shape = [size_at(s, 2) for s in node.shape]
+    x = torch.zeros(shape, dtype=getattr(torch, node.dtype))
+    result = build(graph).eval()(x)
+    assert list(result.shape) == [size_at(s, 2) for s in graph.nodes[-1].shape]
+    assert flat.read(parse_document(flat.dump(graph), "flat")) == graph
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "transformer", "efficientnet_v2"])
+def test_models_trace_to_themselves(name: str) -> None:
+    assert_traces_to_itself(load(SPECS / "models" / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
+def test_every_candidate_can_be_chosen(file: Path) -> None:
+    document = read_document(file)
+    if "choices" not in document.data:
+        return
+    model = document.validate(AuthoredModel)
+    whole = load(file, {k: max(v) for k, v in model.choices.items()})
+    smallest = load(file, {k: min(v) for k, v in model.choices.items()})
+    # One set of names for all: whatever a client chooses, the largest has it.
+    assert {p.name for p in smallest.params} <= {p.name for p in whole.params}
+    for key, candidates in model.choices.items():
+        for value in candidates:
+            chosen = load(file, {key: value})
+            assert {p.name for p in chosen.params} <= {p.name for p in whole.params}
+            for param in chosen.params:
+                assert all(
+                    a <= b for a, b in zip(param.shape, whole.param[param.name].shape, strict=True)
+                )
+
+
+def test_mobilenet_is_the_original_at_depth_1() -> None:
+    ours = original("mobilenet_v2")
+    theirs = torchvision.models.mobilenet_v2(num_classes=100)
+    shapes = sorted(tuple(p.shape) for p in theirs.parameters())
+    assert sorted(p.shape for p in ours.params if p.role == "parameter") == shapes
+
+
+def test_pre_resnet_is_resnet18_at_depth_1() -> None:
+    ours = original("pre_resnet")
+    theirs = torchvision.models.resnet18(num_classes=10)
+    weights = {tuple(p.shape) for p in theirs.parameters() if p.dim() == 4 and p.shape[1] != 3}
+    mine = {p.shape for p in ours.params if len(p.shape) == 4 and p.shape[1] != 3}
+    assert mine - weights == {(64, 64, 1, 1)}  # the projection of stage1.0
+    assert len([p for p in ours.params if len(p.shape) == 4]) == 20 + 1
+    assert parameters(ours) == 11_176_266
+
+
+def test_lenet5_has_61706_parameters() -> None:
+    assert parameters(load(SPECS / "models" / "lenet5.yaml")) == 61_706
+
+
+def test_the_transformer_is_that_of_table_4() -> None:
+    graph = load(SPECS / "models" / "transformer.yaml")
+    shapes = {p.name: p.shape for p in graph.params}
+    assert shapes["encoder.0.attention.attention.qkv.weight"] == (192, 64)
+    assert shapes["encoder.0.attention.attention.out.weight"] == (64, 64)
+    assert shapes["head.linear.weight"] == (28782, 64)
+
+
+CANDIDATES = {
+    "pre_resnet": {
+        **dict.fromkeys(("d1", "d2", "d3", "d4"), (2, 3, 4, 5)),
+        "w1": (64, 72, 80, 88),
+        "w2": (128, 144, 160, 176),
+        "w3": (256, 288, 320, 352),
+        "w4": (512, 576, 640, 704),
+    },
+    "mobilenet_v2": {
+        **dict.fromkeys(("d1", "d2", "d3", "d4"), (2, 3, 4, 5)),
+        "w1": (16, 24),
+        "w2": (24, 32),
+        "w3": (32, 40, 48),
+        "w4": (64, 70, 80, 88),
+        "w5": (96, 112, 120, 136),
+        "w6": (160, 184, 200, 224),
+        "w7": (320, 360, 400, 440),
+    },
+    "efficientnet_v2": {
+        **dict.fromkeys(("d1", "d2", "d3", "d4", "d5"), (2, 3, 4, 5)),
+        "w1": (24,),
+        "w2": (24, 32),
+        "w3": (48, 56, 64),
+        "w4": (64, 72, 80, 88),
+        "w5": (128, 144, 160, 176),
+        "w6": (160, 184, 200, 224),
+        "w7": (256, 288, 320, 352),
+    },
+    "transformer": {"d1": (2, 3, 4, 5), "w1": (64, 72, 80, 88)},
+}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_candidates_are_those_of_table_5(name: str) -> None:
+    model = read_document(SPECS / "models" / f"{name}.yaml").validate(AuthoredModel)
+    # How many words there are is the data's choice, not the paper's.
+    assert {k: v for k, v in model.choices.items() if k != "vocabulary"} == CANDIDATES[name]
+
+
+@pytest.mark.parametrize("file", sorted((SPECS / "families").glob("*.yaml")), ids=lambda f: f.stem)
+def test_families_load(file: Path) -> None:
+    assert load_family(file).name == file.stem
+
+
+@pytest.mark.parametrize("name", ["fedfa_digits", "fedfa_fashion"])
+def test_half_of_the_clients_run_the_smallest(name: str) -> None:
+    family = load_family(SPECS / "families" / f"{name}.yaml")
+    counts = {m.name: m.count for m in family.clients}
+    assert counts["small"] == sum(counts.values()) / 2
+    assert len(counts) >= 4
+
+
+def test_fashion_families_are_twins() -> None:
+    counts = [
+        sum(m.count for m in load_family(SPECS / "families" / f"{name}.yaml").clients)
+        for name in ("fedfa_fashion", "heterofl_fashion")
+    ]
+    assert counts == [20, 20]
+
+
+EXPERIMENTS = sorted((SPECS / "experiments").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda f: f.stem)
+def test_experiments_load(file: Path) -> None:
+    spec = load_experiment(file)
+    assert spec.name == file.stem
+    assert not isinstance(spec.family, str)
+    if file.stem.endswith("_attacked"):
+        assert spec.attack is not None
+        assert (spec.attack.fraction, spec.attack.intensity) == (0.2, 20.0)
+        clean = load_experiment(file.with_name(file.name.replace("_attacked", "")))
+        changed = spec.model_copy(update={"attack": None, "name": clean.name, "family": None})
+        assert changed == clean.model_copy(update={"family": None})
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda f: f.stem)
+def test_experiments_configure_strategies_that_take_their_families(file: Path) -> None:
+    """What `init` would refuse of a shipped experiment, without its data."""
+    ((name, options),) = load_experiment(file).strategy.items()
+    strategy = configure(name, options)
+    if getattr(strategy, "scaler", False):
+        assert strategy.norm == "static"  # type: ignore[attr-defined]  # who scales has it

@@ -1,0 +1,525 @@
+"""Laws of merging: the covered mean, its order, what it leaves alone and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archgraph.errors import ArchGraphError, RejectedUpdate
+from archgraph.states.dimmap import DimMap
+from archgraph.states.merge import Merger, check_update
+from archgraph.states.transfer import Entry, Signature, Slot, Transfer
+
+State = dict[str, torch.Tensor]
+
+SLOTS = (
+    Slot("conv.weight", (6, 4, 3, 3), "float32"),
+    Slot("norm.mean", (6,), "float32", "buffer"),
+    Slot("norm.steps", (), "int64", "buffer"),
+    Slot("fc.weight", (5, 6), "float32"),
+)
+
+
+def random(slots: Signature, seed: int) -> State:
+    stream = torch.Generator().manual_seed(seed)
+    return {
+        s.name: torch.randn(s.shape, generator=stream, dtype=torch.float64).to(s.torch_dtype)
+        if s.averaged
+        else torch.full(s.shape, seed, dtype=s.torch_dtype)
+        for s in slots
+    }
+
+
+def select(slots: Signature, **axes: DimMap | None) -> Transfer:
+    """The transfer that narrows the axes ``in`` (4), ``out`` (6) of ``SLOTS``."""
+    places = {"conv.weight": ("out", "in"), "norm.mean": ("out",), "fc.weight": (None, "out")}
+    entries, target = {}, []
+    for slot in slots:
+        named = (*places.get(slot.name, ()), *[None] * 4)[: len(slot.shape)]
+        dims = tuple(axes.get(name) if name else None for name in named)
+        shape = (n if m is None else m.length for n, m in zip(slot.shape, dims, strict=True))
+        entries[slot.name] = Entry(slot.name, dims)
+        target.append(slot._replace(shape=tuple(shape)))
+    return Transfer(slots, tuple(target), entries)
+
+
+FULL = Transfer.identity(SLOTS)
+KINDS = {
+    "full": FULL,
+    "prefix": select(SLOTS, out=DimMap.of(range(3), 6), **{"in": DimMap.of(range(2), 4)}),
+    "window": select(SLOTS, out=DimMap.of(range(2, 5), 6)),
+    "stride": select(SLOTS, out=DimMap.of([0, 2, 4], 6)),
+    "scattered": select(SLOTS, out=DimMap.of([5, 0, 3], 6), **{"in": DimMap.of([3, 1], 4)}),
+    "replicated": select(SLOTS, out=DimMap.of([0, 1, 2, 3, 4, 5, 0, 2], 6)),
+    "weighted": select(SLOTS, out=DimMap.of([1, 1, 4], 6, weights=[0.5, 0.5, 2.0])),
+    "folded": select(
+        SLOTS, out=DimMap.sparse([0, 0, 1, 2], [0, 5, 1, 2], [1, 1, 0.5, 1], size=6, length=3)
+    ),
+}
+
+
+class Client(NamedTuple):
+    transfer: Transfer
+    state: State
+    weight: float
+
+
+def merge(clients: list[Client], old: State, slots: Signature = SLOTS, **options: int) -> State:
+    merger = Merger(slots, old, **options)  # type: ignore[arg-type]
+    for client in clients:
+        merger.add(client.transfer, client.state, client.weight)
+    assert merger.clients == len(clients)
+    return merger.result()[0]
+
+
+def client(kind: str, seed: int, weight: float = 1.0) -> Client:
+    return Client(KINDS[kind], random(KINDS[kind].target, seed), weight)
+
+
+clients = st.lists(
+    st.builds(client, st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.5, 50)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def reference(clients: list[Client], old: State) -> State:
+    """The covered mean as it is written, in double precision."""
+    result = dict(old)
+    for slot in (s for s in SLOTS if s.averaged):
+        above = torch.zeros(slot.shape, dtype=torch.float64)
+        below = torch.zeros(slot.shape, dtype=torch.float64)
+        for transfer, state, weight in clients:
+            numerator, coverage = transfer.push(
+                {k: v.double() if v.is_floating_point() else v for k, v in state.items()}
+            )
+            above += weight * numerator[slot.name]
+            below += weight * coverage[slot.name]
+        mean = (above / below).float()
+        result[slot.name] = torch.where(below > 0, mean, old[slot.name])
+    return result
+
+
+# ----------------------------------------------------------------------------------- the mean
+
+
+@given(clients)
+def test_it_is_the_covered_mean(clients: list[Client]):
+    old = random(SLOTS, 100)
+    found, expected = merge(clients, old), reference(clients, old)
+    assert list(found) == [s.name for s in SLOTS]
+    for slot in SLOTS:
+        if slot.averaged:
+            torch.testing.assert_close(found[slot.name], expected[slot.name], rtol=1e-5, atol=1e-6)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=8, unique=True), st.floats(1e-3, 1e6))
+def test_equal_weights_are_the_uniform_mean_bit_for_bit(seeds: list[int], weight: float):
+    states = [random(SLOTS, seed) for seed in seeds]
+    new = merge([Client(FULL, s, weight) for s in states], random(SLOTS, 1))
+    for slot in (s for s in SLOTS if s.averaged):
+        total = states[0][slot.name].clone()
+        for state in states[1:]:
+            total += state[slot.name]
+        assert torch.equal(new[slot.name], total / len(states))
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=8))
+def test_full_clients_give_fedavg(examples: list[int]):
+    states = [random(SLOTS, seed) for seed in range(len(examples))]
+    pairs = list(zip(states, map(float, examples), strict=True))
+    new = merge([Client(FULL, s, n) for s, n in pairs], random(SLOTS, 1))
+    for slot in (s for s in SLOTS if s.averaged):
+        mean = sum(s[slot.name].double() * n for s, n in pairs) / sum(examples)
+        torch.testing.assert_close(new[slot.name].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+@given(clients, st.randoms(use_true_random=False))
+def test_the_order_of_clients_does_not_matter(clients: list[Client], random_):
+    old = random(SLOTS, 100)
+    shuffled = clients.copy()
+    random_.shuffle(shuffled)
+    a, b = merge(clients, old), merge(shuffled, old)
+    for name, value in a.items():
+        scale = max(float(c.state[n].abs().max()) for c in clients for n in c.state)
+        torch.testing.assert_close(value, b[name], rtol=1e-6, atol=1e-6 * scale)
+
+
+@given(clients)
+def test_sums_of_few_transfers_give_the_same(clients: list[Client]):
+    old = random(SLOTS, 100)
+    a, b = merge(clients, old, groups=1), merge(clients, old)
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=1e-5, atol=1e-5)
+
+
+@given(clients)
+def test_what_nobody_covers_keeps_its_bits(clients: list[Client]):
+    old = random(SLOTS, 100)
+    old["conv.weight"].view(-1)[::3] = -0.0
+    old["fc.weight"].view(-1)[::5] = math.nan
+    merger = Merger(SLOTS, old)
+    for one in clients:
+        merger.add(*one)
+    new, coverage = merger.result()
+    for slot in (s for s in SLOTS if s.averaged):
+        left = coverage[slot.name] == 0
+        assert same_bits(new[slot.name][left], old[slot.name][left])
+        assert new[slot.name][~left].isfinite().all()
+
+
+def test_nobody_at_all_changes_nothing():
+    old = random(SLOTS, 3)
+    new, coverage = Merger(SLOTS, old).result()
+    assert all(same_bits(new[name], old[name]) for name in old)
+    assert not any(new[name].data_ptr() == old[name].data_ptr() for name in old)
+    assert repr(coverage) == "Coverage(0 of 4 entries covered everywhere)"
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"folded"}))
+def test_what_was_sent_and_not_trained_comes_back(kind):
+    old = random(SLOTS, 3)
+    transfer = KINDS[kind]
+    merger = Merger(SLOTS, old)
+    for weight in (3.0, 10.0):
+        merger.add(transfer, transfer.pull(old), weight)
+    new, _ = merger.result()
+    for name, value in new.items():
+        torch.testing.assert_close(value, old[name], rtol=1e-6, atol=0)
+
+
+def test_coverage_is_in_the_weights_given():
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    merger.add(*client("full", 1, 20.0))
+    merger.add(*client("window", 2, 5.0))
+    _, coverage = merger.result()
+    assert coverage["norm.mean"].tolist() == [20, 20, 25, 25, 25, 20]
+    assert coverage["conv.weight"].shape == (6, 4, 3, 3)
+    assert coverage["norm.steps"].item() == 0
+
+
+def test_more_cells_than_are_worth_slicing():
+    slots = (Slot("w", (300,), "float32"),)
+    every = Transfer(
+        slots,
+        (Slot("w", (150,), "float32"),),
+        {"w": Entry("w", (DimMap.of(range(0, 300, 2), 300),))},
+    )
+    old = random(slots, 0)
+    merger = Merger(slots, old)
+    merger.add(every, {"w": torch.ones(150)})
+    merger.add(every, {"w": torch.full((150,), 2.0)})
+    new, _ = merger.result({"w": 2.0})
+    assert new["w"][::2].tolist() == [3.0] * 150
+    assert same_bits(new["w"][1::2], old["w"][1::2])
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+def test_scales_count_in_the_numerator_alone():
+    old = random(SLOTS, 0)
+    merger = Merger(SLOTS, old)
+    merger.add(*client("full", 1, 2.0), scales={"fc.weight": 0.25})
+    merger.add(*client("full", 2, 6.0), scales={"fc.weight": 0.5})
+    new, coverage = merger.result({"fc.weight": 3.0, "norm.mean": 1.0})
+    a, b = random(SLOTS, 1), random(SLOTS, 2)
+    expected = 3 * (2 * 0.25 * a["fc.weight"] + 6 * 0.5 * b["fc.weight"]) / 8
+    torch.testing.assert_close(new["fc.weight"], expected, rtol=1e-6, atol=1e-6)
+    plain = (2 * a["norm.mean"] + 6 * b["norm.mean"]) / 8
+    torch.testing.assert_close(new["norm.mean"], plain, rtol=1e-6, atol=1e-6)
+    assert coverage["fc.weight"].unique().tolist() == [8]
+
+
+@pytest.mark.parametrize("kind", ["full", "prefix", "scattered"])
+def test_factors_of_one_change_no_bit(kind):
+    old = random(SLOTS, 0)
+    ones = {s.name: 1.0 for s in SLOTS if s.averaged}
+    rows = {"fc.weight": torch.ones(5, dtype=torch.bool)}
+    results = []
+    for options in ({}, {"scales": ones}, {"rows": rows}):
+        merger = Merger(SLOTS, old)
+        for seed in range(3):
+            merger.add(*client(kind, seed, 7.0), **options)
+        results.append(merger.result(ones if options else None)[0])
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in old)
+
+
+@pytest.mark.parametrize("kind", ["full", "prefix", "scattered"])
+def test_rows_come_only_from_those_who_give_them(kind):
+    old, transfer = random(SLOTS, 0), KINDS[kind]
+    states = [random(transfer.target, seed) for seed in (1, 2, 3)]
+    given_rows = ([1, 1, 0, 0, 0], [0, 1, 0, 1, 0])
+    merger = Merger(SLOTS, old)
+    for state, rows in zip(states, given_rows, strict=False):
+        merger.add(transfer, state, 2.0, rows={"fc.weight": torch.tensor(rows)})
+    new, coverage = merger.result()
+    sent = transfer.pull(new)["fc.weight"]
+    a, b = (s["fc.weight"] for s in states[:2])
+    expected = [a[0], (a[1] + b[1]) / 2, None, b[3], None]
+    for row, value in enumerate(expected):
+        if value is None:
+            assert same_bits(new["fc.weight"][row], old["fc.weight"][row])
+        else:
+            torch.testing.assert_close(sent[row], value, rtol=1e-6, atol=1e-6)
+    assert coverage["fc.weight"].amax(1).tolist() == [2, 4, 0, 2, 0]
+
+
+def test_rows_of_some_and_whole_entries_of_others_mix():
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    merger.add(*client("full", 1), rows={"fc.weight": torch.tensor([1, 0, 0, 0, 0])})
+    merger.add(*client("full", 2, 3.0))
+    new, coverage = merger.result()
+    a, b = random(SLOTS, 1)["fc.weight"], random(SLOTS, 2)["fc.weight"]
+    torch.testing.assert_close(new["fc.weight"][0], (a[0] + 3 * b[0]) / 4, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(new["fc.weight"][1:], b[1:], rtol=1e-6, atol=1e-6)
+    assert coverage["fc.weight"][:, 0].tolist() == [4, 3, 3, 3, 3]
+
+
+def test_skipped_entries_are_not_given():
+    old = random(SLOTS, 0)
+    merger = Merger(SLOTS, old)
+    merger.add(*client("full", 1), skip={"norm.mean", "norm.steps"})
+    merger.add(*client("full", 9), skip={"norm.steps"})
+    new, _ = merger.result()
+    assert torch.equal(new["norm.mean"], random(SLOTS, 9)["norm.mean"])
+    assert new["norm.steps"] == 0
+
+
+def test_integers_take_the_maximum_of_those_who_have_them():
+    counts = (Slot("n", (4,), "int64", "buffer"), Slot("flag", (2,), "bool", "buffer"))
+    some = Transfer(
+        counts, (Slot("n", (3,), "int64", "buffer"),), {"n": Entry("n", (DimMap.of([2, 0, 2], 4),))}
+    )
+    old = {"n": torch.tensor([50, 60, 70, 80]), "flag": torch.tensor([True, False])}
+    merger = Merger(counts, old)
+    merger.add(some, {"n": torch.tensor([5, -3, 7])})
+    merger.add(some, {"n": torch.tensor([9, -4, 1])})
+    new, _ = merger.result()
+    assert new["n"].tolist() == [-3, 60, 9, 80]
+    assert new["flag"].tolist() == [True, False]
+    merger = Merger(counts, old)
+    merger.add(some, {"n": torch.tensor([5, 6, 70])})
+    merger.add(Transfer.identity(counts), {**old, "n": torch.tensor([1, 2, 3, 4])})
+    assert merger.result()[0]["n"].tolist() == [6, 2, 70, 4]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_summed_in_single(dtype):
+    slots = (Slot("w", (3,), dtype), Slot("v", (3,), dtype))
+    one = Transfer(slots, slots[:1], {"w": Entry("w", (None,))})
+    old = random(slots, 0)
+    merger = Merger(slots, old)
+    for _ in range(3000):
+        merger.add(one, {"w": torch.ones(3, dtype=slots[0].torch_dtype)}, trusted=True)
+    new, _ = merger.result()
+    assert new["w"].tolist() == [1, 1, 1]
+    assert new["w"].dtype == slots[0].torch_dtype
+    assert torch.equal(new["v"], old["v"])
+
+
+def test_sums_can_be_kept_in_double():
+    slots = (Slot("w", (1,), "float32"),)
+    merger = Merger(slots, {"w": torch.zeros(1)}, dtype=torch.float64)
+    for value in (1e8, 1.0, -1e8):
+        merger.add(Transfer.identity(slots), {"w": torch.tensor([value])})
+    new, _ = merger.result()
+    assert new["w"].dtype == torch.float32
+    assert new["w"].item() == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_the_updates_stay_as_they_are():
+    old, update = random(SLOTS, 0), random(SLOTS, 1)
+    copies = {k: v.clone() for k, v in update.items()}
+    merger = Merger(SLOTS, old)
+    for weight in (1.0, 4.0):
+        merger.add(FULL, update, weight)
+    merger.result()
+    assert all(torch.equal(update[k], copies[k]) for k in update)
+    assert all(torch.equal(old[k], random(SLOTS, 0)[k]) for k in old)
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+def broken(change: str) -> State:
+    state = random(SLOTS, 5)
+    conv = state["conv.weight"]
+    match change:
+        case "nan":
+            conv[3, 1, 0, 2] = math.nan
+        case "infinite":
+            conv[0, 0, 0, 0], conv[1, 1, 1, 1] = math.inf, -math.inf
+        case "missing":
+            del state["conv.weight"]
+        case "further":
+            state["conv.bias"] = torch.zeros(6)
+        case "shape":
+            state["conv.weight"] = conv[:, :, :1]
+        case "dtype":
+            state["conv.weight"] = conv.half()
+        case "array":
+            state["conv.weight"] = conv.numpy()  # type: ignore[assignment]
+        case "sparse":
+            state["conv.weight"] = conv.to_sparse()
+        case "meta":
+            state["conv.weight"] = conv.to("meta")
+    return state
+
+
+FAULTS = {
+    "nan": "conv.weight: not finite; found 1 NaN and 0 infinite of 216 values; expected finite",
+    "infinite": "conv.weight: not finite; found 0 NaN and 2 infinite of 216 values",
+    "missing": r"conv.weight: missing entry; expected conv.weight: float32\[6, 4, 3, 3\]",
+    "further": "conv.bias: unknown entry",
+    "shape": r"conv.weight: wrong shape; found \[6, 4, 1, 3\]; expected \[6, 4, 3, 3\]",
+    "dtype": "conv.weight: wrong dtype; found float16; expected float32",
+    "array": "conv.weight: no dense tensor; found ndarray",
+    "sparse": "conv.weight: no dense tensor; found torch.sparse_coo tensor on cpu",
+    "meta": "conv.weight: no dense tensor; found torch.strided tensor on meta",
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "weight: unusable weight; found 0": {"weight": 0},
+    "weight: unusable weight; found nan": {"weight": math.nan},
+    "weight: unusable weight; found -1": {"weight": -1.0},
+    "fc.weight: unusable scale; found inf": {"scales": {"fc.weight": math.inf}},
+    "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
+    "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
+    "fc: skip of an unknown entry": {"skip": ["fc"]},
+    r"fc.weight: row mask of another length; found \[4\]; expected \[5\]": {
+        "rows": {"fc.weight": torch.ones(4)}
+    },
+    "norm.steps: row mask of another length": {"rows": {"norm.steps": torch.ones(())}},
+    "fc.weight: row mask with other values": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_update_is_refused_by_name(fault):
+    with pytest.raises(RejectedUpdate, match=FAULTS[fault]):
+        check_update(SLOTS, broken(fault))
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("fault", [*FAULTS, *OPTIONS])
+def test_a_refused_update_leaves_no_trace(fault, when):
+    old = random(SLOTS, 0)
+    good = [client("full", 1, 3.0), client("prefix", 2, 5.0), client("scattered", 3, 2.0)]
+    merger = Merger(SLOTS, old)
+    for index, one in enumerate(good):
+        if index == (0 if when == "first" else 2):
+            with pytest.raises(RejectedUpdate, match=FAULTS.get(fault, fault)):
+                merger.add(FULL, broken(fault), **OPTIONS.get(fault, {}))
+        merger.add(*one)
+    new, coverage = merger.result()
+    assert merger.clients == 3
+    expected = Merger(SLOTS, old)
+    for one in good:
+        expected.add(*one)
+    state, covered = expected.result()
+    assert all(same_bits(new[name], state[name]) for name in old)
+    assert all(torch.equal(coverage[name], covered[name]) for name in old)
+
+
+def test_trusting_spares_only_the_look_at_the_values():
+    with pytest.raises(RejectedUpdate, match="wrong shape"):
+        Merger(SLOTS, random(SLOTS, 0)).add(FULL, broken("shape"), trusted=True)
+    check_update(SLOTS, broken("nan"), finite=False)
+
+
+def test_values_whose_sum_overflows_are_finite():
+    slots = (Slot("w", (4,), "float32"),)
+    check_update(slots, {"w": torch.full((4,), 3e38)})
+    check_update((Slot("w", (4,), "float16"),), {"w": torch.full((4,), 6e4).half()})
+
+
+def test_a_foreign_transfer_is_refused():
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    other = Transfer.identity(SLOTS[:1])
+    with pytest.raises(ArchGraphError, match="does not start at the merger's graph"):
+        merger.add(other, random(SLOTS[:1], 1))
+    with pytest.raises(RejectedUpdate, match=r"fc.weight: missing entry"):
+        Merger(SLOTS, random(SLOTS[:3], 0))
+
+
+def test_the_result_is_taken_once():
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    with pytest.raises(ArchGraphError, match="fc: factor of an unknown entry"):
+        merger.result({"fc": 1.0})
+    merger.result()
+    with pytest.raises(ArchGraphError, match="already taken; make a new Merger"):
+        merger.result()
+    with pytest.raises(ArchGraphError, match="already taken"):
+        merger.add(*client("full", 1))
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_updates():
+    def peak(clients: int) -> tuple[float, float]:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.bench_transfer", "--memory", str(clients)],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        states, architectures = map(float, done.stdout.split())
+        return states, architectures
+
+    few, architectures = peak(10)
+    many, _ = peak(300)
+    # The old state is there before; the new one, the sums and the one update in hand come on top.
+    assert 0.9 < few < 1 + architectures + 0.2
+    assert many < few + 0.1
+
+
+def test_sums_of_no_more_transfers_than_allowed_are_kept():
+    every = [select(SLOTS, out=DimMap.of([i, (i + 2) % 6], 6)) for i in range(6)]
+    merger = Merger(SLOTS, random(SLOTS, 0), groups=2)
+    for seed, transfer in enumerate(every * 2):
+        merger.add(transfer, random(transfer.target, seed))
+    held = [
+        group
+        for group in merger._groups.values()
+        if any(v.into is not None and not v.sliced for v in group.averaged.values())
+    ]
+    assert len(held) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_updates_may_come_from_another_device():
+    old, update = random(SLOTS, 0), random(SLOTS, 1)
+    merger = Merger(SLOTS, old)
+    merger.add(FULL, {name: value.cuda() for name, value in update.items()})
+    new, _ = merger.result()
+    assert all(torch.equal(new[s.name], update[s.name]) for s in SLOTS if s.averaged)
+
+
+def test_bytes_kept_do_not_depend_on_the_number_of_clients():
+    def kept(count: int) -> int:
+        merger = Merger(SLOTS, random(SLOTS, 0))
+        for seed in range(count):
+            merger.add(*client(("full", "prefix", "scattered")[seed % 3], seed))
+        sums = sum(v.nbytes for v in merger._sums.values())
+        lanes = [v for g in merger._groups.values() for v in g.averaged.values() if not v.sliced]
+        return sums + sum(v.into.nbytes for v in lanes if v.into is not None)
+
+    size = sum(int(np.prod(s.shape)) * 4 for s in SLOTS)
+    assert kept(6) == kept(60) < 2 * size
