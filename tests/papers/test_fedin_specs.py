@@ -11,7 +11,7 @@ import torch
 import archgraph as ag
 from archgraph.engine.world import prepare
 from archgraph.federation.strategy import LocalOptions, configure
-from strategies.fedin import FedIN, cut
+from archgraph.strategies.fedin import FedIN, cut
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 PAPER = sorted((SPECS / "experiments" / "paper").glob("fedin_*.yaml"))

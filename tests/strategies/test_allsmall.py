@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.federation.strategy import LocalOptions, Train, configure
-from strategies.allsmall import AllSmall
-from strategies.fedavg import FedAvg
+from archgraph.strategies.allsmall import AllSmall
+from archgraph.strategies.fedavg import FedAvg
 
 NORMS = ("averaged", "static", "local")
 

@@ -27,9 +27,9 @@ from archgraph.federation.strategy import (
     World,
     configure,
 )
-from strategies.allsmall import AllSmall
-from strategies.exclusivefl import ExclusiveFL
-from strategies.fedavg import FedAvg
+from archgraph.strategies.allsmall import AllSmall
+from archgraph.strategies.exclusivefl import ExclusiveFL
+from archgraph.strategies.fedavg import FedAvg
 
 NORMS = ("averaged", "static", "local")
 EXAMPLES = [3, 50, 7, 20]

@@ -27,8 +27,8 @@ from archgraph.federation.strategy import (
 )
 from archgraph.rewrite import laws
 from archgraph.states.transfer import signature
-from strategies.fedadp import FedADP, Mode, copies, fit
-from strategies.fedavg import FedAvg
+from archgraph.strategies.fedadp import FedADP, Mode, copies, fit
+from archgraph.strategies.fedavg import FedAvg
 
 SPECS = Path(__file__).parents[2] / "specs"
 MODES: tuple[Mode, ...] = ("paper", "net2net")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from strategies.fedavg import FedAvg
+from archgraph.strategies.fedavg import FedAvg
 
 
 def test_the_mean_is_weighted_by_examples(tiny):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation.strategy import CrossEntropy, Result, Task, Train, layer_weights
-from strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
+from archgraph.strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
 
 WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
 SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95, 1.0])

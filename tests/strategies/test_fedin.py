@@ -36,7 +36,7 @@ from archgraph.federation.strategy import (
     outline,
     seeded,
 )
-from strategies.fedin import (
+from archgraph.strategies.fedin import (
     Chain,
     FedIN,
     InTraining,

@@ -32,9 +32,9 @@ from archgraph.federation.strategy import (
     configure,
     layers,
 )
-from strategies.fedavg import FedAvg
-from strategies.flexifed import FlexiFed, Sharing, runs
-from strategies.standalone import Standalone
+from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.flexifed import FlexiFed, Sharing, runs
+from archgraph.strategies.standalone import Standalone
 
 SHARING: tuple[Sharing, ...] = ("basic", "clustered", "max")
 NOTHING = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())

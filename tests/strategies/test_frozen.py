@@ -8,12 +8,12 @@ import torch
 import archgraph as ag
 from archgraph.federation.strategy import LocalOptions, Result
 from archgraph.rewrite.trained import train_only
-from strategies.fedadp import FedADP
-from strategies.fedavg import FedAvg
-from strategies.fedfa import FedFA
-from strategies.fedin import FedIN
-from strategies.flexifed import FlexiFed
-from strategies.heterofl import HeteroFL
+from archgraph.strategies.fedadp import FedADP
+from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.fedfa import FedFA
+from archgraph.strategies.fedin import FedIN
+from archgraph.strategies.flexifed import FlexiFed
+from archgraph.strategies.heterofl import HeteroFL
 
 LOCAL = LocalOptions(batch=4, lr=0.05, momentum=0.9, weight_decay=0.1)
 PATTERNS = ["layer2.*", "fc.*"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation.strategy import Client, CrossEntropy, Tier, Train, label_rows
-from strategies.heterofl import HeteroFL, rate_of
+from archgraph.strategies.heterofl import HeteroFL, rate_of
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import archgraph as ag
 from archgraph.federation.strategy import NormPolicy, Result, Strategy
-from strategies.fedadp import FedADP
-from strategies.fedavg import FedAvg
-from strategies.fedfa import FedFA
-from strategies.heterofl import HeteroFL
-from strategies.nefl import NeFL
+from archgraph.strategies.fedadp import FedADP
+from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.fedfa import FedFA
+from archgraph.strategies.heterofl import HeteroFL
+from archgraph.strategies.nefl import NeFL
 
 NORMS = ("averaged", "static", "local")
 # Clients keep to their own submodel: the laws say who trains what.

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation.strategy import LocalOptions, Result, ServerState, Task, World, configure
-from strategies.fedavg import FedAvg
-from strategies.nefl import Inconsistent, Mean, NeFL, held, ladder, left_out_after, submodel
+from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.nefl import (
+    Inconsistent,
+    Mean,
+    NeFL,
+    held,
+    ladder,
+    left_out_after,
+    submodel,
+)
 
 FAMILIES = Path(__file__).parents[2] / "specs" / "families"
 STAGES = ("layer1", "layer2")

@@ -28,8 +28,8 @@ from archgraph.federation.strategy import (
 )
 from archgraph.hypernet import GraphHypernetwork, entries, update
 from archgraph.rewrite.trained import train_only
-from strategies import recipfl
-from strategies.recipfl import RecipFL, Server, Teach, guidance
+from archgraph.strategies import recipfl
+from archgraph.strategies.recipfl import RecipFL, Server, Teach, guidance
 
 CLASSES = 5
 SIZES = {"width": 16, "hidden": 32, "tile": 8}

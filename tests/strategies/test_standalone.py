@@ -16,7 +16,7 @@ from archgraph.engine.local import Loop
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.federation.strategy import Client, LocalOptions, Result, Tier, World
-from strategies.standalone import Standalone
+from archgraph.strategies.standalone import Standalone
 
 NOTHING = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
