@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
-from archgraph.ops.table import row
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,73 +54,6 @@ def layers(graph: ArchGraph) -> tuple[Layer, ...]:
         kinds = ", ".join(_leaf(graph, name) for name in rest)
         found.append(Layer("", f"unused({kinds})", rest))
     return tuple(found)
-
-
-@per_graph
-def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """What each weighted operator multiplies with: parameters of two or more dimensions, by node.
-
-    Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
-    parameters, position tables and class tokens are none; operators without are left out.
-
-    Example:
-        >>> from torch import nn, zeros
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> [sorted(leaves) for leaves in multiplied(trace(net, zeros(1, 3)).graph).values()]
-        [['0.weight'], ['2.weight']]
-    """
-    fixed = _fixed(graph)
-    found = {}
-    for node in graph.nodes:
-        facts = row(node.op)
-        if facts.weighted or facts.macs is not None:
-            used: set[str] = set()
-            for argument in facts.init:
-                for value in walk(node.arg(argument)):
-                    if isinstance(value, Leaf):
-                        used.add(value.name)
-                    elif isinstance(value, Ref):
-                        used |= fixed.get(value.name, frozenset())
-            params = [graph.param[name] for name in used]
-            names = {p.name for p in params if p.role == "parameter" and len(p.shape) > 1}
-            if names:
-                found[node.name] = frozenset(names)
-    return found
-
-
-@per_graph
-def head(graph: ArchGraph) -> tuple[str, str] | None:
-    """The last operator that multiplies with a weight, and the result that it is applied to.
-
-    Of a classifier: its last layer, and the features of the last hidden one. None where no operator
-    multiplies a result with a weight.
-
-    Example:
-        >>> from torch import nn, zeros
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
-        >>> graph = trace(net, zeros(1, 3)).graph
-        >>> last, features = head(graph)
-        >>> graph.node[last].op, graph.node[features].op
-        ('aten.linear', 'aten.relu')
-    """
-    fixed = _fixed(graph)
-    for name in reversed(multiplied(graph)):
-        applied = [used for used in graph.node[name].uses() if used not in fixed]
-        if applied:
-            return name, applied[0]
-    return None
-
-
-@per_graph
-def _fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Results that depend on no input: the leaves that they are made of."""
-    fixed: dict[str, frozenset[str]] = {}
-    for node in graph.nodes:
-        if node.op != "input" and all(used in fixed for used in node.uses()):
-            fixed[node.name] = frozenset(node.leaves()).union(*(fixed[u] for u in node.uses()))
-    return fixed
 
 
 def _kind(graph: ArchGraph, node: Node, number: Mapping[str, int], known: int) -> str:

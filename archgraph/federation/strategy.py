@@ -36,23 +36,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from archgraph.analysis.axes import axes
 from archgraph.analysis.layers import Layer as Layer
-from archgraph.analysis.layers import head, multiplied
 from archgraph.analysis.layers import layers as layers
-from archgraph.analysis.structure import structure
+from archgraph.analysis.outline import outline as outline
+from archgraph.analysis.roles import frozen as frozen
+from archgraph.analysis.roles import label_rows as label_rows
+from archgraph.analysis.roles import layer_weights as layer_weights
+from archgraph.analysis.roles import with_features as with_features
 from archgraph.errors import RejectedUpdate, RunError, SpecError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show, walk
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import build
 from archgraph.module.build import state_of as detached_state
 from archgraph.ops.table import normalisation, statistics
 from archgraph.states.transfer import Transfer, signature
+from archgraph.states.widths import widths as widths
 
 State: TypeAlias = Mapping[str, Tensor]
 # Whatever json.dumps writes: None, bool, int, float, str, lists and dicts of them.
@@ -735,214 +735,6 @@ class Train:
 
 
 NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel", "per_width_stats"]
-
-
-@per_graph
-def layer_weights(graph: ArchGraph) -> frozenset[str]:
-    """Parameters with two or more dimensions that a weighted operator multiplies with.
-
-    Directly or through operators on parameters alone (a transposed or split weight); biases, norm
-    parameters, position tables and class tokens are none.
-    """
-    return frozenset().union(*multiplied(graph).values())
-
-
-@per_graph
-def frozen(graph: ArchGraph) -> frozenset[str]:
-    """Entries of the state that nothing changes: parameters that are not trained.
-
-    Example:
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Linear(3, 2)
-        >>> _ = net.weight.requires_grad_(False)
-        >>> sorted(frozen(trace(net, torch.zeros(1, 3)).graph))
-        ['weight']
-    """
-    return frozenset(
-        name
-        for name in graph.state_names
-        if graph.param[name].role == "parameter" and not graph.param[name].trainable
-    )
-
-
-@per_graph
-def with_features(graph: ArchGraph) -> ArchGraph:
-    """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
-
-    Those that the last operator with a weight is applied to; none where there is no such operator.
-
-    Example:
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> traced = trace(net, torch.zeros(1, 3))
-        >>> outputs, features = build(with_features(traced.graph), traced.state)(torch.zeros(5, 3))
-        >>> outputs.shape, features.shape
-        (torch.Size([5, 2]), torch.Size([5, 4]))
-    """
-    last = head(graph)
-    return graph.replace(outputs=(graph.outputs, *((Ref(last[1]),) if last else ())))
-
-
-def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Leaves whose rows each belong to one label: the classifier's, and token embeddings.
-
-    A leaf is one of them if its first dimension is the class axis of an output, or if integers that
-    a node is given address its rows and there are as many rows as classes.
-
-    Args:
-        graph: The architecture.
-        classes: Number of labels.
-
-    Example:
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
-        >>> label_rows(trace(net, torch.zeros(1, 3)).graph, 2)
-        ('2.weight', '2.bias')
-    """
-    solved = axes(graph)
-
-    def axes_of(*names: str) -> set[Layout]:
-        return {d for name in names for result in solved.value[name] for d in result}
-
-    outputs = [i.name for i in walk(graph.outputs) if isinstance(i, Ref)]
-    labels = {d for d in axes_of(*outputs) if isinstance(d, AxisRef) and d.size == classes}
-
-    def addressed(leaf: str, rows: Layout) -> bool:
-        for user in graph.leaf_users[leaf]:
-            node = graph.node[user]
-            operands = [graph.node[name] for name in node.uses()]
-            integers = any(o.dtype.startswith("int") for o in operands)
-            if integers and rows not in axes_of(user, *(o.name for o in operands)):
-                return True
-        return False
-
-    return tuple(
-        p.name
-        for p in graph.params
-        if p.role == "parameter" and p.shape[:1] == (classes,)
-        for rows in solved.of(p.name)[:1]
-        if rows in labels or addressed(p.name, rows)
-    )
-
-
-class Outline(NamedTuple):
-    """What an architecture computes, without names.
-
-    Attributes:
-        lines: Its operators in order, each with the leaves that it is the first to use.
-        leaves: Names of its leaves, in the order in which the lines number them.
-    """
-
-    lines: tuple[str, ...]
-    leaves: tuple[str, ...]
-
-
-@per_graph
-def outline(graph: ArchGraph) -> Outline:
-    """What an architecture computes, line by line, without names: strangers can be compared by it.
-
-    Equal lines: the same operators on results and leaves of the same types, connected alike. Then
-    leaves at the same place correspond.
-
-    Example:
-        >>> from archgraph.capture.trace import trace
-        >>> found = outline(trace(nn.Linear(3, 2), torch.zeros(1, 3)).graph)
-        >>> found.lines[1], found.leaves
-        ('%1: float32[batch, 2] = aten.linear(input=%0, weight=#0, bias=#1)', ('weight', 'bias'))
-    """
-    nodes = {node.name: f"{place}" for place, node in enumerate(graph.nodes)}
-    used = [name for node in graph.nodes for name in node.leaves()]
-    used += [buffer for buffer, _ in graph.updates]
-    places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}
-
-    def unnamed(value: Value) -> Value:
-        match value:
-            case Ref(name):
-                return Ref(nodes[name])
-            case Leaf(name):
-                return Leaf(places[name])
-            case _:
-                return value
-
-    lines: list[str] = []
-    told: set[str] = set()
-
-    def tell(leaf: str) -> None:
-        if leaf not in told:
-            told.add(leaf)
-            param = dataclasses.replace(graph.param[leaf], name=places[leaf], aliases=())
-            lines.append(str(param))
-
-    for node in graph.nodes:
-        args = tuple((key, replace(value, unnamed)) for key, value in node.args)
-        lines.append(str(Node(nodes[node.name], node.op, args, node.type)))
-        for leaf in node.leaves():
-            tell(leaf)
-    for buffer, value in graph.updates:
-        tell(buffer)
-        lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
-    lines.append(f"return {show(replace(graph.outputs, unnamed))}")
-    for leaf in places:
-        tell(leaf)
-    return Outline(tuple(lines), tuple(places))
-
-
-def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """How many positions of each axis a transfer keeps, by axis name.
-
-    Read off its dimension maps, so that it does not matter how the narrow architecture was made.
-    Between blocks of a chain that are left out, an axis is as wide as the one that enters them;
-    other axes of which nothing is taken are not among them.
-
-    Args:
-        graph: The architecture that the transfer starts at.
-        transfer: From its state to a narrower one's.
-
-    Example:
-        >>> from archgraph.rewrite.width import take
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> graph = trace(net, torch.zeros(1, 3)).graph
-        >>> widths(graph, take(graph, {"0.out": 3}).transfer)["0.out"]
-        3
-    """
-    solved = axes(graph)
-    found: dict[str, int] = {}
-    for entry in transfer.entries.values():
-        if entry.source is not None:
-            for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
-                for name, count in _parts(layout, None if taken is None else taken.positions):
-                    found[name] = max(found.get(name, 0), count)
-    for block in structure(graph).blocks:
-        for before, after in zip(
-            *(solved.value[name][0] for name in (block.entry, block.exit)), strict=False
-        ):
-            if isinstance(before, AxisRef) and isinstance(after, AxisRef):
-                if before.size == after.size and before.name in found:
-                    found.setdefault(after.name, found[before.name])
-    return found
-
-
-def _parts(layout: Layout, taken: npt.NDArray[np.int64] | None) -> Iterator[tuple[str, int]]:
-    """Axes of a layout, and how many positions of each are among those taken (None: all)."""
-    match layout:
-        case AxisRef(name, size):
-            yield name, size if taken is None else len(np.unique(taken))
-        case Prod(factors):
-            for factor in reversed(factors):
-                assert isinstance(factor.size, int)
-                yield from _parts(factor, None if taken is None else taken % factor.size)
-                taken = None if taken is None else taken // factor.size
-        case Sum(terms):
-            begin = 0
-            for term in terms:
-                assert isinstance(term.size, int)
-                inside = taken
-                if taken is not None:
-                    inside = taken[(taken >= begin) & (taken < begin + term.size)] - begin
-                    begin += term.size
-                if inside is None or len(inside):
-                    yield from _parts(term, inside)
 
 
 @dataclass(frozen=True)

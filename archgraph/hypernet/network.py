@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from archgraph.analysis.layers import head, multiplied
+from archgraph.analysis.roles import head, multiplied
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.decoders import Decoder, Kind, decoder

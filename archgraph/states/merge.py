@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError, RejectedUpdate
 from archgraph.graph.ir import ArchGraph
 from archgraph.states.dimmap import Vector
@@ -197,7 +198,7 @@ class Merger:
     ) -> None:
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
-        self._frozen = _frozen(graph) if isinstance(graph, ArchGraph) else frozenset()
+        self._frozen = frozen(graph) if isinstance(graph, ArchGraph) else frozenset()
         self._old = state
         self._device = next((value.device for value in state.values()), torch.device("cpu"))
         self._dtype = dtype
@@ -420,11 +421,6 @@ class Merger:
             result[name].scatter_reduce_(0, at, value.flatten(), "amax")
             seen[name][at] = True
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
-
-
-def _frozen(graph: ArchGraph) -> frozenset[str]:
-    """Parameters that nobody trains."""
-    return frozenset(p.name for p in graph.params if p.role == "parameter" and not p.trainable)
 
 
 def _check_options(

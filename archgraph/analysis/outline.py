@@ -1,0 +1,71 @@
+"""The outline of a graph: what it computes, line by line, without names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
+
+
+class Outline(NamedTuple):
+    """What an architecture computes, without names.
+
+    Attributes:
+        lines: Its operators in order, each with the leaves that it is the first to use.
+        leaves: Names of its leaves, in the order in which the lines number them.
+    """
+
+    lines: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+
+@per_graph
+def outline(graph: ArchGraph) -> Outline:
+    """What an architecture computes, line by line, without names.
+
+    Two graphs have equal lines if they apply the same operators to results and leaves of the same
+    types, connected alike. Leaves at the same place then correspond.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> drawn = outline(trace(nn.Linear(3, 2), zeros(1, 3)).graph)
+        >>> drawn.lines[1], drawn.leaves
+        ('%1: float32[batch, 2] = aten.linear(input=%0, weight=#0, bias=#1)', ('weight', 'bias'))
+    """
+    nodes = {node.name: f"{place}" for place, node in enumerate(graph.nodes)}
+    used = [name for node in graph.nodes for name in node.leaves()]
+    used += [buffer for buffer, _ in graph.updates]
+    places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}
+
+    def unnamed(value: Value) -> Value:
+        match value:
+            case Ref(name):
+                return Ref(nodes[name])
+            case Leaf(name):
+                return Leaf(places[name])
+            case _:
+                return value
+
+    lines: list[str] = []
+    declared: set[str] = set()
+
+    def declare(leaf: str) -> None:
+        if leaf not in declared:
+            declared.add(leaf)
+            param = dataclasses.replace(graph.param[leaf], name=places[leaf], aliases=())
+            lines.append(str(param))
+
+    for node in graph.nodes:
+        args = tuple((key, replace(value, unnamed)) for key, value in node.args)
+        lines.append(str(Node(nodes[node.name], node.op, args, node.type)))
+        for leaf in node.leaves():
+            declare(leaf)
+    for buffer, value in graph.updates:
+        declare(buffer)
+        lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
+    lines.append(f"return {show(replace(graph.outputs, unnamed))}")
+    for leaf in places:
+        declare(leaf)
+    return Outline(tuple(lines), tuple(places))

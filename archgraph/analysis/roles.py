@@ -1,0 +1,164 @@
+"""Roles: what a part of a graph is to its user: weights, the head, features, label rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from archgraph.analysis.axes import axes
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, per_graph, walk
+from archgraph.layout.layouts import AxisRef, Layout
+from archgraph.ops.table import row
+
+
+@per_graph
+def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
+    """What each weighted operator multiplies with: parameters of two or more dimensions, by node.
+
+    Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
+    parameters, position tables and class tokens do not count; operators without any are left out.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [sorted(leaves) for leaves in multiplied(trace(net, zeros(1, 3)).graph).values()]
+        [['0.weight'], ['2.weight']]
+    """
+    fixed = _fixed(graph)
+    result = {}
+    for node in graph.nodes:
+        facts = row(node.op)
+        if facts.weighted or facts.macs is not None:
+            used: set[str] = set()
+            for argument in facts.init:
+                for value in walk(node.arg(argument)):
+                    if isinstance(value, Leaf):
+                        used.add(value.name)
+                    elif isinstance(value, Ref):
+                        used |= fixed.get(value.name, frozenset())
+            params = [graph.param[name] for name in used]
+            names = {p.name for p in params if p.role == "parameter" and len(p.shape) > 1}
+            if names:
+                result[node.name] = frozenset(names)
+    return result
+
+
+@per_graph
+def head(graph: ArchGraph) -> tuple[str, str] | None:
+    """The last operator that multiplies with a weight, and the result that it is applied to.
+
+    Of a classifier: its last layer, and the features of the last hidden one. None where no operator
+    multiplies a result with a weight.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
+        >>> graph = trace(net, zeros(1, 3)).graph
+        >>> last, features = head(graph)
+        >>> graph.node[last].op, graph.node[features].op
+        ('aten.linear', 'aten.relu')
+    """
+    fixed = _fixed(graph)
+    for name in reversed(multiplied(graph)):
+        applied = [used for used in graph.node[name].uses() if used not in fixed]
+        if applied:
+            return name, applied[0]
+    return None
+
+
+@per_graph
+def _fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
+    """Results that depend on no input: the leaves that they are made of."""
+    fixed: dict[str, frozenset[str]] = {}
+    for node in graph.nodes:
+        if node.op != "input" and all(used in fixed for used in node.uses()):
+            fixed[node.name] = frozenset(node.leaves()).union(*(fixed[u] for u in node.uses()))
+    return fixed
+
+
+@per_graph
+def layer_weights(graph: ArchGraph) -> frozenset[str]:
+    """Parameters with two or more dimensions that a weighted operator multiplies with.
+
+    See :func:`multiplied`.
+    """
+    return frozenset().union(*multiplied(graph).values())
+
+
+@per_graph
+def frozen(graph: ArchGraph) -> frozenset[str]:
+    """Parameters that are not trained: entries of the state that nothing changes.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Linear(3, 2)
+        >>> _ = net.weight.requires_grad_(False)
+        >>> sorted(frozen(trace(net, zeros(1, 3)).graph))
+        ['weight']
+    """
+    return frozenset(p.name for p in graph.params if p.role == "parameter" and not p.trainable)
+
+
+@per_graph
+def with_features(graph: ArchGraph) -> ArchGraph:
+    """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
+
+    Features are what :func:`head` is applied to; without a head the tuple has the outputs alone.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.module.build import build
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> traced = trace(net, zeros(1, 3))
+        >>> outputs, features = build(with_features(traced.graph), traced.state)(zeros(5, 3))
+        >>> outputs.shape, features.shape
+        (torch.Size([5, 2]), torch.Size([5, 4]))
+    """
+    last = head(graph)
+    return graph.replace(outputs=(graph.outputs, *((Ref(last[1]),) if last else ())))
+
+
+def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
+    """Leaves whose rows each belong to one label: the classifier's, and token embeddings.
+
+    A leaf is one of them if its first dimension is the class axis of an output, or if integers that
+    a node is given address its rows and there are as many rows as classes.
+
+    Args:
+        graph: The architecture.
+        classes: Number of labels.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(1))
+        >>> label_rows(trace(net, zeros(1, 3)).graph, 2)
+        ('2.weight', '2.bias')
+    """
+    solved = axes(graph)
+
+    def axes_of(*names: str) -> set[Layout]:
+        return {d for name in names for result in solved.value[name] for d in result}
+
+    outputs = [i.name for i in walk(graph.outputs) if isinstance(i, Ref)]
+    labels = {d for d in axes_of(*outputs) if isinstance(d, AxisRef) and d.size == classes}
+
+    def addressed(leaf: str, rows: Layout) -> bool:
+        for user in graph.leaf_users[leaf]:
+            node = graph.node[user]
+            operands = [graph.node[name] for name in node.uses()]
+            integers = any(o.dtype.startswith("int") for o in operands)
+            if integers and rows not in axes_of(user, *(o.name for o in operands)):
+                return True
+        return False
+
+    return tuple(
+        p.name
+        for p in graph.params
+        if p.role == "parameter" and p.shape[:1] == (classes,)
+        for rows in solved.of(p.name)[:1]
+        if rows in labels or addressed(p.name, rows)
+    )

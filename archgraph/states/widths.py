@@ -1,0 +1,73 @@
+"""How wide a transfer leaves each axis of the architecture that it starts at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.structure import structure
+from archgraph.graph.ir import ArchGraph
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.states.transfer import Transfer
+
+
+def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
+    """How many positions of each axis a transfer keeps, by axis name.
+
+    Read off its dimension maps, so that it does not matter how the narrow architecture was made.
+    Between blocks of a chain that are left out, an axis is as wide as the one that enters them;
+    other axes of which nothing is taken are not among them.
+
+    Args:
+        graph: The architecture that the transfer starts at.
+        transfer: From its state to a narrower one's.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.rewrite.width import take
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = trace(net, zeros(1, 3)).graph
+        >>> widths(graph, take(graph, {"0.out": 3}).transfer)["0.out"]
+        3
+    """
+    solved = axes(graph)
+    sizes: dict[str, int] = {}
+    for entry in transfer.entries.values():
+        if entry.source is not None:
+            for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
+                for name, count in _parts(layout, None if taken is None else taken.positions):
+                    sizes[name] = max(sizes.get(name, 0), count)
+    for block in structure(graph).blocks:
+        for before, after in zip(
+            *(solved.value[name][0] for name in (block.entry, block.exit)), strict=False
+        ):
+            if isinstance(before, AxisRef) and isinstance(after, AxisRef):
+                if before.size == after.size and before.name in sizes:
+                    sizes.setdefault(after.name, sizes[before.name])
+    return sizes
+
+
+def _parts(layout: Layout, taken: npt.NDArray[np.int64] | None) -> Iterator[tuple[str, int]]:
+    """Axes of a layout, and how many positions of each are among those taken (None: all)."""
+    match layout:
+        case AxisRef(name, size):
+            yield name, size if taken is None else len(np.unique(taken))
+        case Prod(factors):
+            for factor in reversed(factors):
+                assert isinstance(factor.size, int)
+                yield from _parts(factor, None if taken is None else taken % factor.size)
+                taken = None if taken is None else taken // factor.size
+        case Sum(terms):
+            begin = 0
+            for term in terms:
+                assert isinstance(term.size, int)
+                inside = taken
+                if taken is not None:
+                    inside = taken[(taken >= begin) & (taken < begin + term.size)] - begin
+                    begin += term.size
+                if inside is None or len(inside):
+                    yield from _parts(term, inside)
