@@ -722,6 +722,16 @@ def demo(
             _print(item)
 
 
+@command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+) -> None:
+    """Write the shipped models, families and experiments into a folder, to start from."""
+    from archgraph.demo.start import start
+
+    _say(f"wrote {start(folder)}; its README.md says how to begin")
+
+
 # ------------------------------------------------------------------------------- arguments
 
 

@@ -1,0 +1,53 @@
+"""The shipped specs, copied to where a user starts: what `archgraph init` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from archgraph.errors import RunError
+
+# Folders and files of `archgraph/specs` that are copied: every model, every family, the
+# experiments that run on embedded data and the small ones of the papers' comparisons.
+COPIED = ("models/*.yaml", "families/*.yaml", "experiments/*.yaml", "experiments/small/*.yaml")
+
+
+def start(folder: str | os.PathLike[str]) -> Path:
+    """Write the shipped models, families and experiments into a new folder, to start from.
+
+    Args:
+        folder: Where to write. It must not exist yet, or be empty.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: If the folder holds something or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> place = start(Path(tempfile.mkdtemp()) / "mine")
+        >>> sorted(path.name for path in place.iterdir())
+        ['README.md', 'experiments', 'families', 'models']
+    """
+    place = Path(folder)
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise RunError(
+            "the specs are written into a new folder",
+            where=str(place),
+            found="a folder that holds something" if place.is_dir() else "a file",
+            expected="a path that does not exist yet, or an empty folder",
+        )
+    try:
+        with resources.as_file(resources.files("archgraph") / "specs") as specs:
+            for source in sorted(file for pattern in COPIED for file in specs.glob(pattern)):
+                target = place / source.relative_to(specs)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+        with resources.as_file(resources.files("archgraph.demo") / "start.md") as text:
+            shutil.copyfile(text, place / "README.md")
+    except OSError as error:
+        raise RunError("cannot write the folder", where=str(place), found=error.strerror) from error
+    return place

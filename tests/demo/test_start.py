@@ -1,0 +1,54 @@
+"""`archgraph init` writes copies of the shipped specs: complete, valid, in a new folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archgraph.demo.start import start
+from archgraph.errors import RunError
+from archgraph.language import load_experiment
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return start(tmp_path_factory.mktemp("start") / "mine")
+
+
+def test_files_are_copies_of_the_shipped_ones(place):
+    written = [file for file in place.rglob("*") if file.is_file() and file.suffix != ".md"]
+    assert len(written) > 80
+    for file in written:
+        assert file.read_bytes() == (SPECS / file.relative_to(place)).read_bytes()
+
+
+def test_every_experiment_finds_its_family(place):
+    for file in place.glob("experiments/**/*.yaml"):
+        assert load_experiment(file).family is not None, file
+
+
+def test_the_readme_names_files_that_were_written(place):
+    text = (place / "README.md").read_text()
+    for name in ("models/digits_cnn.yaml", "families/fedfa_digits.yaml"):
+        assert name in text
+        assert (place / name).exists()
+
+
+@pytest.mark.parametrize("blocked", ["holds something", "is a file"])
+def test_it_writes_over_nothing(tmp_path, blocked):
+    if blocked == "is a file":
+        (tmp_path / "mine").write_text("a letter")
+    else:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "letter").write_text("a letter")
+    with pytest.raises(RunError, match="a path that does not exist yet, or an empty folder"):
+        start(tmp_path / "mine")
+    assert (
+        "a letter"
+        in next(
+            f for f in (tmp_path / "mine", tmp_path / "mine" / "letter") if f.is_file()
+        ).read_text()
+    )
