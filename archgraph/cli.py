@@ -23,11 +23,6 @@ from typer.core import TyperCommand, TyperGroup
 from archgraph.errors import ArchGraphError, RunError, SpecError
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.measure import Measurement
-    from rich.text import Text
-
-    from archgraph.display.inspect import Table
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
     from archgraph.language.family import Rewrites
@@ -35,8 +30,6 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 DIFFERENT = 1
 INTERRUPTED = 130
-# Columns of a table that goes into a file or a pipe.
-WIDTH = 160
 
 
 class Commands(TyperGroup):
@@ -206,7 +199,7 @@ def show(file: Model, choose: Choose = None) -> None:
     """Sections and blocks with shapes, parameters and MACs."""
     from archgraph.display import summary
 
-    _table(summary(_graph(file, choose)))
+    _print(summary(_graph(file, choose)))
 
 
 @command()
@@ -236,7 +229,7 @@ def explain(
         for number, table in enumerate(found.tables()):
             if number:
                 _say("")
-            _table(table)
+            _print(table)
 
 
 @command()
@@ -421,7 +414,7 @@ def diff(
 
     found = differences(_graph(a), _graph(b))
     for table in found.tables():
-        _table(table)
+        _print(table)
     if found:
         raise typer.Exit(DIFFERENT)
     _say("the same architecture")
@@ -442,7 +435,7 @@ def align(
     for number, table in enumerate(alignment_tables(aligned(_graph(a), _graph(b)))):
         if number:
             _say("")
-        _table(table)
+        _print(table)
 
 
 @command()
@@ -465,7 +458,7 @@ def check(
         from archgraph.papers.published import figures_table
 
         found = compared(paths, python=python)
-        _table(figures_table(found))
+        _print(figures_table(found))
         if not all(finding.good for finding in found):
             raise typer.Exit(DIFFERENT)
         return
@@ -524,7 +517,7 @@ def report(
     from archgraph.display.runs import tiers
 
     path = page(folder, output)
-    _table(tiers(read_run(folder)))
+    _print(tiers(read_run(folder)))
     _wrote(path)
 
 
@@ -584,7 +577,7 @@ def compare(
         for number, table in enumerate(found.tables()):
             if number:
                 _say("")
-            _table(table)
+            _print(table)
     if output is not None and not (as_json or as_csv or as_markdown):
         _wrote(output)
 
@@ -638,7 +631,7 @@ def similarity(
     for number, table in enumerate(similarity_tables(found)):
         if number:
             _say("")
-        _table(table)
+        _print(table)
     if output is not None:
         _wrote(save(heat(found, title=" and ".join(Path(n).name for n in names)), output))
 
@@ -675,7 +668,7 @@ def scales(
                 label = f"{label} ({file or len(found) + 1})"
             found[label] = weighted
     compared = scale_variation(found, baseline)
-    _table(scale_table(compared))
+    _print(scale_table(compared))
     if output is not None:
         _wrote(save(scale_plot(compared), output))
 
@@ -711,13 +704,10 @@ def demo(
     Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
     """
     from archgraph.demo import demo as shown
-    from archgraph.display.inspect import Table
 
     for item in shown(out, rounds=rounds):
         if isinstance(item, str):
             _say(item)
-        elif isinstance(item, Table):
-            _table(item)
         else:
             _print(item)
 
@@ -967,111 +957,11 @@ def _json(value: Mapping[str, Any]) -> None:
     _say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _console() -> Console:
-    """What rich draws on; a file or a pipe has as many columns as `COLUMNS`."""
-    from rich.console import Console
-
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
-    return Console(width=None if sys.stdout.isatty() else width)
-
-
 def _print(item: Any) -> None:
     """Print something that rich draws."""
-    _console().print(item)
+    from archgraph.tables import console
 
-
-class _Cell:
-    """Text for a column of any width: what does not fit gives up its middle.
-
-    Args:
-        text: Lines of words.
-        names: Lines of the whole column, if each is a name; else words are, and lines wrap.
-    """
-
-    least = 16
-
-    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
-        self.lines = text.split("\n")
-        self.names = names
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.measure import Measurement
-
-        words = self.lines if self.names else [w for line in self.lines for w in line.split()]
-        longest = max(map(len, words), default=0)
-        return Measurement(min(longest, self.least), max(map(len, self.lines)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
-        width = options.max_width
-        head = _head(self.names, width)
-        for line in self.lines:
-            words = [line] if self.names else line.split(" ")
-            cut = " ".join(_shortened(word, width, head) for word in words)
-            yield Text(cut, no_wrap=bool(self.names))
-
-
-def _shortened(text: str, width: int, head: int) -> str:
-    """A text of at most so many signs; `…` stands for what is left out after its first ones."""
-    if len(text) <= width or width < 1:
-        return text
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-
-
-@functools.cache
-def _head(names: tuple[str, ...], width: int) -> int:
-    """How many signs to keep in front of what is left out, so that names stay different."""
-    half = max(width - 1, 0) // 2
-    different = set(names)
-    for head in (*range(half, -1, -1), *range(half + 1, width)):
-        if len({_shortened(name, width, head) for name in different}) == len(different):
-            return head
-    return half
-
-
-def _table(table: Table) -> None:
-    from rich import box
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
-    facts = not any(table.columns)  # told in full, however long
-    drawn = Drawn(
-        title=table.title,
-        title_justify="left",
-        caption=table.note or None,
-        caption_justify="left",
-        show_header=not facts,
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    # Figures break at their spaces (mean, deviation) before names lose what tells them apart.
-    texts = zip(table.columns, *table.rows, strict=True)
-    longest = [max(map(len, column)) for column in texts]
-    least = [n if i in table.right else min(n, _Cell.least) for i, n in enumerate(longest)]
-    apart = "\n" if sum(least) + len(least) > _console().width else " "
-    for number, column in enumerate(table.columns):
-        numbers = number in table.right
-        drawn.add_column(
-            Text(column.replace(" ", apart) if numbers else column),
-            justify="right" if numbers else "left",
-            overflow="fold",
-            no_wrap=numbers,
-        )
-    names = {
-        i: tuple(line for row in table.rows for line in row[i].split("\n")) for i in table.short
-    }
-    for number, row in enumerate(table.rows):
-        cells = [
-            Text(text.replace(" ± ", f"{apart}± ") if i in table.right else text)
-            if i in table.right or facts
-            else _Cell(text, names.get(i, ()))
-            for i, text in enumerate(row)
-        ]
-        drawn.add_row(*cells, style="bold" if number in table.strong else None)
-    _print(drawn)
+    console().print(item)
 
 
 def main() -> None:

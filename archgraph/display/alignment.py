@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from archgraph.analysis.structure import structure
-from archgraph.display.inspect import Table
 from archgraph.errors import RewriteError
 from archgraph.relate.align import Alignment
+from archgraph.tables import Table
 
 
 def alignment_tables(found: Alignment) -> Iterator[Table]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archgraph.display.inspect import Table
 from archgraph.display.runs import Line, Log, read_run, seconds, submodels
 from archgraph.errors import RunError
+from archgraph.tables import Table
 
 GLOBAL = "global"
 # What stands in no file of facts, or decides no figure.
@@ -192,7 +192,7 @@ class Comparison:
 
     def markdown(self) -> str:
         """The tables as Markdown."""
-        return "\n\n".join(_markdown(table) for table in self.tables()) + "\n"
+        return "\n\n".join(table.markdown() for table in self.tables()) + "\n"
 
     def _measures(self) -> tuple[Measure, ...]:
         """What at least one group measured."""
@@ -559,12 +559,3 @@ def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
         return NOTHING
     std = figure.std
     return show(figure.mean) if std is None else f"{show(figure.mean)} ± {show(std)}"
-
-
-def _markdown(table: Table) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    marks = ("---:" if i in table.right else "---" for i in range(len(table.columns)))
-    note = f"\n\n{table.note}" if table.note else ""
-    return "\n".join([line(table.columns), line(marks), *map(line, table.rows)]) + note

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from archgraph.display.scene import count, dimensions, parameters, shape_label
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph, Node, Param, Ref, replace, show
+from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.display.facts import (
@@ -35,29 +36,6 @@ Names: TypeAlias = Mapping[str, Sequence[str]]
 EACH = 3
 # Names that an unknown name may have meant.
 NEAREST = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of text.
-
-    Attributes:
-        title: What it is about.
-        columns: Heads of the columns; all empty: no head is shown.
-        rows: Texts by row and column.
-        right: Columns that hold numbers.
-        strong: Rows that sum.
-        note: What to know for reading it.
-        short: Columns of names, which give up their middles where there is no room.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-    strong: frozenset[int] = frozenset()
-    note: str = ""
-    short: frozenset[int] = frozenset()
 
 
 def summary(graph: ArchGraph) -> Table:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archgraph.display import colours
-from archgraph.display.inspect import Table
 from archgraph.display.runs import Log, read_run, seconds, tiers
 from archgraph.errors import ArchGraphError
 from archgraph.files import write
+from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
@@ -68,7 +68,7 @@ def page(log: Log) -> str:
     result = tiers(log)
     body.append(f"<p>{html.escape(result.note)}</p>")
     body.append("<h2>Models</h2>")
-    body.append(table(result) if result.rows else "<p>Nothing was tested yet.</p>")
+    body.append(result.html() if result.rows else "<p>Nothing was tested yet.</p>")
     body.append("<h2>Over the rounds</h2>")
     body.append(_image(picture(curves(log.rounds)), "svg+xml", "curves"))
     if spent := seconds(log.rounds):
@@ -89,23 +89,6 @@ def page(log: Log) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
-
-
-def table(content: Table) -> str:
-    """A table as HTML."""
-    sides = ["number" if i in content.right else "" for i in range(len(content.columns))]
-    head = "".join(
-        f'<th class="{side}">{html.escape(text)}</th>'
-        for text, side in zip(content.columns, sides, strict=True)
-    )
-    rows = []
-    for number, row in enumerate(content.rows):
-        cells = "".join(
-            f'<td class="{side}">{html.escape(text)}</td>'
-            for text, side in zip(row, sides, strict=True)
-        )
-        rows.append(f'<tr class="{"strong" if number in content.strong else ""}">{cells}</tr>')
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _drawing(svg: str) -> str:
@@ -130,7 +113,7 @@ def _incidents(log: Log) -> Iterator[str]:
     ]
     if rows:
         yield "<h2>Clients left out</h2>"
-        yield table(Table("", ("round", "client", "reason"), tuple(rows[:200])))
+        yield Table("", ("round", "client", "reason"), tuple(rows[:200])).html()
         if len(rows) > 200:
             yield f"<p>and {len(rows) - 200} more</p>"
 

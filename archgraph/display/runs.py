@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archgraph.display.inspect import Table
 from archgraph.errors import RunError
+from archgraph.tables import Table
 
 Line = Mapping[str, Any]
 

@@ -10,11 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archgraph.display.inspect import Table
 from archgraph.display.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.language.document import Document, Place, nearest, read_document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
+from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.federation.family import Family

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archgraph.display import colours
-from archgraph.display.inspect import Table
 from archgraph.display.plots import MARKERS, STYLES
 from archgraph.errors import RunError
 from archgraph.papers.similarity import Likeness, Scales
+from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

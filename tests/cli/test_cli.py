@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import archgraph
 from archgraph import cli
+from archgraph.tables import Table, head_length, shortened
 
 MODEL = """\
 archgraph: 1
@@ -154,14 +155,12 @@ def test_explain_fits_the_terminal(
     assert max(map(len, result.output.splitlines())) <= columns
 
 
-def test_names_that_do_not_fit_lose_their_middles(monkeypatch, capsys):
-    from archgraph.display.inspect import Table
-
+def test_names_that_do_not_fit_lose_their_middles(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     names = [f"encoder.layers.encoder_layer_{i}.self_attention.heads" for i in range(12)]
     rows = tuple((name, "1.2M", "a word_that_is_far_too_long_for_its_column") for name in names)
-    cli._table(Table("", ("axis", "size", "why"), rows, frozenset({1}), short=frozenset({0})))
-    lines = capsys.readouterr().out.splitlines()
+    table = Table("", ("axis", "size", "why"), rows, frozenset({1}), short=frozenset({0}))
+    lines = str(table).splitlines()
     assert max(map(len, lines)) <= 60
     told = [line.split()[0] for line in lines if "1.2M" in line]
     assert len(set(told)) == len(names)
@@ -169,14 +168,11 @@ def test_names_that_do_not_fit_lose_their_middles(monkeypatch, capsys):
     assert "…" in lines[-1].split()[-1]
 
 
-def test_figures_break_before_names_are_cut(monkeypatch, capsys):
-    from archgraph.display.inspect import Table
-
+def test_figures_break_before_names_are_cut(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     heads = ("experiment", *(f"figure {i} %" for i in range(6)))
     rows = tuple((name, *["12.34 ± 10.56"] * 6) for name in ("first_method", "second_method"))
-    cli._table(Table("", heads, rows, frozenset(range(1, 7))))
-    lines = capsys.readouterr().out.splitlines()
+    lines = str(Table("", heads, rows, frozenset(range(1, 7)))).splitlines()
     assert max(map(len, lines)) <= 80
     for name in ("first_method", "second_method"):
         at = next(i for i, line in enumerate(lines) if name in line)
@@ -185,9 +181,9 @@ def test_figures_break_before_names_are_cut(monkeypatch, capsys):
 
 @given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
 def test_shortening_keeps_to_the_width(names: list[str], width: int):
-    head = cli._head(tuple(names), width)
+    head = head_length(tuple(names), width)
     for name in names:
-        short = cli._shortened(name, width, head)
+        short = shortened(name, width, head)
         assert len(short) <= width
         assert short == name or "…" in short
 

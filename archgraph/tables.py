@@ -1,0 +1,213 @@
+"""Tables of text: one value for the terminal, notebooks, Markdown and pages."""
+
+from __future__ import annotations
+
+import functools
+import html
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
+    from rich.text import Text
+
+# Columns of a table that goes into a file or a pipe.
+WIDTH = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text.
+
+    ``print(table)`` draws it, a notebook shows it as HTML, rich prints it as it is.
+
+    Attributes:
+        title: What it is about.
+        columns: Heads of the columns; if all are empty, no head is shown.
+        rows: Texts by row and column.
+        right: Columns that hold numbers.
+        strong: Rows that sum.
+        note: What to know for reading it.
+        short: Columns of names, which give up their middles where there is no room.
+
+    Example:
+        >>> print(Table("Sizes", ("model", "parameters"), (("small", "12K"),), frozenset({1})))
+        Sizes
+        model  parameters
+        ──────────────────
+        small         12K
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+    strong: frozenset[int] = frozenset()
+    note: str = ""
+    short: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=_width(), color_system=None, legacy_windows=False).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return f"Table({self.title!r}, {len(self.rows)} × {len(self.columns)})"
+
+    def _repr_html_(self) -> str:
+        title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        return self.html().replace("<table>", f"<table>{title}") + note
+
+    def html(self) -> str:
+        """The table as an HTML element, without its title and note."""
+        sides = ["number" if i in self.right else "" for i in range(len(self.columns))]
+
+        def line(tag: str, texts: Iterable[str]) -> str:
+            return "".join(
+                f'<{tag} class="{side}">{html.escape(text)}</{tag}>'
+                for text, side in zip(texts, sides, strict=True)
+            )
+
+        rows = "".join(
+            f'<tr class="{"strong" if number in self.strong else ""}">{line("td", row)}</tr>'
+            for number, row in enumerate(self.rows)
+        )
+        head = line("th", self.columns)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def markdown(self) -> str:
+        r"""The table as Markdown, with its note below.
+
+        >>> print(Table("", ("a", "b"), (("x|y", "1"),), frozenset({1})).markdown())
+        | a | b |
+        | --- | ---: |
+        | x\|y | 1 |
+        """
+
+        def line(cells: Iterable[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        marks = ("---:" if i in self.right else "---" for i in range(len(self.columns)))
+        note = f"\n\n{self.note}" if self.note else ""
+        return "\n".join([line(self.columns), line(marks), *map(line, self.rows)]) + note
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        facts = not any(self.columns)  # shown in full, however long
+        drawn = RichTable(
+            title=self.title or None,
+            title_justify="left",
+            caption=self.note or None,
+            caption_justify="left",
+            show_header=not facts,
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        apart = self._separator(options.max_width)
+        for number, column in enumerate(self.columns):
+            numbers = number in self.right
+            drawn.add_column(
+                Text(column.replace(" ", apart) if numbers else column),
+                justify="right" if numbers else "left",
+                overflow="fold",
+                no_wrap=numbers,
+            )
+        names = {
+            i: tuple(line for row in self.rows for line in row[i].split("\n")) for i in self.short
+        }
+        for number, row in enumerate(self.rows):
+            cells = [
+                Text(text.replace(" ± ", f"{apart}± ") if i in self.right else text)
+                if i in self.right or facts
+                else _Cell(text, names.get(i, ()))
+                for i, text in enumerate(row)
+            ]
+            drawn.add_row(*cells, style="bold" if number in self.strong else None)
+        yield drawn
+
+    def _separator(self, width: int) -> str:
+        """What stands between the words of a figure: in a narrow table they go below one another.
+
+        Figures break (mean, deviation) before names lose what distinguishes them.
+        """
+        longest = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        least = [n if i in self.right else min(n, _Cell.least) for i, n in enumerate(longest)]
+        return "\n" if sum(least) + len(least) > width else " "
+
+
+def console() -> Console:
+    """A console of rich on standard output; a file or a pipe has as many columns as ``COLUMNS``."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _width())
+
+
+def _width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else WIDTH
+
+
+class _Cell:
+    """Text for a column of any width: what does not fit gives up its middle.
+
+    Args:
+        text: Lines of words.
+        names: Lines of the whole column, if each is a name; otherwise words are cut and lines wrap.
+    """
+
+    least = 16
+
+    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
+        self.lines = text.split("\n")
+        self.names = names
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        words = self.lines if self.names else [w for line in self.lines for w in line.split()]
+        longest = max(map(len, words), default=0)
+        return Measurement(min(longest, self.least), max(map(len, self.lines)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        width = options.max_width
+        head = head_length(self.names, width)
+        for line in self.lines:
+            words = [line] if self.names else line.split(" ")
+            cut = " ".join(shortened(word, width, head) for word in words)
+            yield Text(cut, no_wrap=bool(self.names))
+
+
+def shortened(text: str, width: int, head: int) -> str:
+    """A text of at most ``width`` characters; ``…`` replaces what follows the first ``head``.
+
+    >>> shortened("encoder.layer.11.heads", 12, 3)
+    'enc…11.heads'
+    """
+    if len(text) <= width or width < 1:
+        return text
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+@functools.cache
+def head_length(names: tuple[str, ...], width: int) -> int:
+    """How many characters to keep before the ``…`` so that shortened names stay different."""
+    half = max(width - 1, 0) // 2
+    different = set(names)
+    for head in (*range(half, -1, -1), *range(half + 1, width)):
+        if len({shortened(name, width, head) for name in different}) == len(different):
+            return head
+    return half
