@@ -46,10 +46,9 @@ from archgraph.graph.ir import (
 )
 from archgraph.ops import table, views
 from archgraph.ops.check import check
+from archgraph.ops.constants import constant
 from archgraph.ops.infer import infer_call
 from archgraph.ops.schema import canonical_args, op_name, schema, to_value, torch_dtype
-
-MAX_CONSTANT_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +233,6 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _tensor_type(tensor: torch.Tensor) -> TensorType:
     return TensorType(tuple(map(int, tensor.shape)), _dtype(tensor.dtype))
-
-
-def constant(tensor: torch.Tensor) -> Constant:
-    """A tensor as a value of the graph.
-
-    Raises:
-        TraceError: If it is larger than 256 MiB.
-    """
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
-        raise TraceError("constant too large for a graph", found=f"{tuple(tensor.shape)}")
-    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return Constant(_dtype(tensor.dtype), tuple(tensor.shape), raw)
 
 
 def _identity(op: str, given: Mapping[str, Value], node: torch.fx.Node) -> bool:
@@ -1210,4 +1196,4 @@ def _finish(
     return graph.replace(params=tuple(params))
 
 
-__all__ = ["Traced", "constant", "trace"]
+__all__ = ["Traced", "trace"]

@@ -21,7 +21,6 @@ from archgraph.graph.ir import (
     ArchGraph,
     Atom,
     Batch,
-    Constant,
     Leaf,
     Param,
     Record,
@@ -29,6 +28,7 @@ from archgraph.graph.ir import (
     Value,
     specialise,
 )
+from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import Initialiser, initialiser
 
@@ -197,14 +197,6 @@ def load_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> No
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
-
-
-def tensor_of(value: Constant) -> torch.Tensor:
-    """A constant as a fresh tensor."""
-    dtype = torch_dtype(value.dtype)
-    if not value.data:
-        return torch.empty(value.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(value.data), dtype=dtype).reshape(value.shape)
 
 
 def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:

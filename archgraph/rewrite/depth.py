@@ -8,7 +8,7 @@ import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from archgraph.analysis.structure import Block, Section, Structure, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import (
     ArchGraph,
-    Atom,
     Batch,
     Leaf,
     Mode,
@@ -32,13 +31,11 @@ from archgraph.graph.ir import (
     renumber,
     replace,
     same,
-    size_at,
-    specialise,
     walk,
 )
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.check import check
-from archgraph.ops.schema import canonical_args, from_atom, schema
+from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import row
 from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
@@ -924,7 +921,8 @@ def _bypassed(
     )
     if kept:
         wide, state = laws.masked(wide, state, kept)
-    gap = laws.difference(found, _interpret(wide, state, inputs, bypass))
+    original = build(_with_stand_ins(wide, bypass), state).eval()
+    gap = laws.difference(found, laws.outputs(original, inputs))
     if not gap <= 1e-10:
         raise RewriteError(
             "the network is not the original with blocks bypassed",
@@ -934,66 +932,20 @@ def _bypassed(
         )
 
 
-def _interpret(
-    graph: ArchGraph,
-    state: Mapping[str, torch.Tensor],
-    inputs: Mapping[str, Any],
-    bypass: Mapping[str, str],
-) -> list[torch.Tensor]:
-    """Outputs in evaluation, operator by operator, with some values in the place of others."""
-    from archgraph.module.build import tensor_of
+def _with_stand_ins(graph: ArchGraph, bypass: Mapping[str, str]) -> ArchGraph:
+    """The graph with other results in the place of some."""
 
-    graph = specialise(graph, training=False)
-    values: dict[str, Any] = {}
+    def stand_in(value: Value) -> Value:
+        while isinstance(value, Ref) and value.name in bypass:
+            value = Ref(bypass[value.name])
+        return value
 
-    def feed(value: Value, given: Any) -> None:
-        match value:
-            case Ref(name):
-                values[name] = given
-            case tuple():
-                for item, part in zip(value, given, strict=True):
-                    feed(item, part)
-            case _:
-                for name, item in getattr(value, "fields", ()):
-                    feed(item, given[name])
-
-    for key, value in graph.inputs:
-        feed(value, inputs[key])
-    batch = next(
-        values[n.name].shape[0]
+    nodes = tuple(
+        dataclasses.replace(n, args=tuple((k, replace(v, stand_in)) for k, v in n.args))
         for n in graph.nodes
-        if n.op == "input" and n.shape[:1] == (Batch(),)
     )
-
-    def real(value: Value) -> Any:
-        match value:
-            case Ref(name):
-                return values[name]
-            case Leaf(name):
-                constant = graph.param[name].value
-                if graph.param[name].role == "constant" and constant is not None:
-                    return tensor_of(constant)
-                return state[name]
-            case Batch():
-                return size_at(value, batch)
-            case Atom():
-                return from_atom(value)
-            case tuple():
-                return [real(v) for v in value]
-            case _:
-                return value
-
-    with torch.no_grad():
-        for node in graph.nodes:
-            if node.name in bypass:
-                values[node.name] = values[bypass[node.name]]
-            elif node.op == "getitem":
-                values[node.name] = real(node.arg("source"))[real(node.arg("index"))]
-            elif node.op != "input":
-                called = schema(node.op)
-                positional, named = called.call_args({k: real(v) for k, v in node.args})
-                values[node.name] = called.overload(*positional, **named)
-    return [real(i) for i in walk(graph.outputs) if isinstance(i, (Ref, Leaf))]
+    outputs = replace(graph.outputs, stand_in)
+    return prune(graph.replace(nodes=nodes, outputs=outputs, updates=()), leaves=False)
 
 
 def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:

@@ -25,7 +25,8 @@ from archgraph.graph.ir import (
     replace,
     size_at,
 )
-from archgraph.module.build import ArchModule, build, tensor_of
+from archgraph.module.build import ArchModule, build
+from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.states.transfer import Rewritten, Transfer
 

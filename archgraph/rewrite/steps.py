@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from archgraph.capture.trace import constant
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
 from archgraph.ops.check import check
+from archgraph.ops.constants import constant
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrite.insert import (
     before,

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.capture.trace import constant
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
-from archgraph.module.build import load_state, tensor_of
+from archgraph.module.build import load_state
 from archgraph.ops.infer import infer, infer_node
 
 
@@ -110,15 +109,6 @@ def test_shapes_that_cannot_agree_are_located(traced):
     node = Node("y", "aten.linear", (("input", Ref("conv2d")), ("weight", Leaf("4.weight"))))
     with pytest.raises(GraphError, match=r"%y: aten\.linear does not fit.*weight float32\[2, 64\]"):
         infer_node(graph, node)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool]
-)
-def test_constants_keep_every_bit(dtype):
-    tensor = torch.arange(6).reshape(2, 3).to(dtype)
-    assert torch.equal(tensor_of(constant(tensor)), tensor)
-    assert tensor_of(constant(torch.empty(0, 3))).shape == (0, 3)
 
 
 class Named(nn.Module):
