@@ -10,6 +10,7 @@ import numpy as np
 
 from archgraph.errors import AxisError
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Size, Value, per_graph, walk
+from archgraph.hints import similar
 from archgraph.layout.layouts import (
     AxisRef,
     Fixed,
@@ -143,9 +144,7 @@ def _matches(axis: Axis, pattern: str) -> bool:
 
 
 def _no_axis(name: str, known: Sequence[str]) -> AxisError:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    near = similar(name, known, cutoff=0.4)
     return AxisError("no such axis", found=name, expected=near[0] if near else ", ".join(known[:8]))
 
 

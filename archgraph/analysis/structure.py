@@ -7,7 +7,6 @@ what stands between two of them, and merges the pieces of one building block wit
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
+from archgraph.hints import similar
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves, product
 
 Named = TypeVar("Named", "Block", "Section")
@@ -158,7 +158,7 @@ def _find(name: str, items: Sequence[Named], kind: str) -> Named:
 
 
 def _missing(name: str, known: Sequence[str], kind: str, where: str | None = None) -> NoReturn:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = similar(name, known, cutoff=0.5)
     raise GraphError(
         f"no such {kind}", where=where, found=name, expected=near[0] if near else ", ".join(known)
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from archgraph.display.scene import count, dimensions, parameters, shape_label
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph, Node, Param, Ref, replace, show
+from archgraph.hints import nearest
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
@@ -360,12 +361,11 @@ def _matching(names: Iterable[str], word: str) -> list[str]:
 def _nothing(about: Facts, word: str) -> ArchGraphError:
     kinds = (about.axes, about.sections, about.blocks, about.roles, about.leaves, about.operators)
     known = list(dict.fromkeys(name for kind in kinds for name in kind))
-    near = difflib.get_close_matches(word, known, n=NEAREST, cutoff=0.5)
-    several = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
     return ArchGraphError(
         "no axis, section, block, leaf or operator has this name",
         where=word,
-        hint=f"did you mean {several}?" if near else "without a name, everything is explained",
+        hint=nearest(word, known, cutoff=0.5, count=NEAREST)
+        or "without a name, everything is explained",
     )
 
 

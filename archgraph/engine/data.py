@@ -7,7 +7,6 @@ sets are read from their original files, plain, `.gz` or `.xz`, below one root f
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import gzip
 import hashlib
 import io
@@ -36,6 +35,7 @@ from archgraph.engine.sentences import (
     pretrained,
 )
 from archgraph.errors import DataError
+from archgraph.hints import nearest
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
@@ -246,7 +246,7 @@ def load_dataset(
             where="data",
             found=repr(name),
             expected=f"one of {', '.join(DATASETS)}",
-            hint=_nearest(name, DATASETS),
+            hint=nearest(name, DATASETS),
         )
     if limit is not None and limit < 1:
         raise DataError("limit too small", where=name, found=limit, expected="at least 1")
@@ -867,12 +867,6 @@ def _as_index(indices: Indices) -> Tensor | slice:
     if isinstance(indices, slice | Tensor):
         return indices
     return torch.as_tensor(np.asarray(indices, dtype=np.int64))
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """`did you mean …?`, where something is near."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 # In the order of GLUE.

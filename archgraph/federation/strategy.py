@@ -25,7 +25,6 @@ for more than a single model per task, hence:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib.metadata
 import json
@@ -48,6 +47,7 @@ from archgraph.analysis.roles import layer_weights as layer_weights
 from archgraph.analysis.roles import with_features as with_features
 from archgraph.errors import RejectedUpdate, RunError, SpecError
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import nearest
 from archgraph.module.build import build
 from archgraph.module.build import state_of as detached_state
 from archgraph.ops.table import normalisation, statistics
@@ -1000,13 +1000,3 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             expected=error.expected,
             hint=error.hint,
         ) from None
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """A hint at the nearest name, where one is near.
-
-    >>> nearest("percentle", ["percentile", "norm"]), nearest("x", ["norm"])
-    ("did you mean 'percentile'?", None)
-    """
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else None

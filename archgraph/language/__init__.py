@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archgraph.errors import GraphError, SpecError
+from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import nearest
 from archgraph.language import flat
 from archgraph.language.document import (
     Document,
     Mistake,
     folder_beside,
-    nearest,
     read_document,
     shorten,
-    write_atomically,
 )
 from archgraph.language.family import DataSpec, ExperimentSpec, FamilySpec
 from archgraph.language.lower import lower
@@ -47,7 +47,7 @@ def save(graph: ArchGraph, path: Path_) -> None:
 
     Raises:
         GraphError: If a name in the graph does not survive being written.
-        SpecError: If the file cannot be written.
+        RunError: If the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -58,7 +58,7 @@ def save(graph: ArchGraph, path: Path_) -> None:
         ...     load(f"{folder}/tiny.yaml") == parse(text)
         True
     """
-    write_atomically(path, flat.dump(graph))
+    write(path, flat.dump(graph))
 
 
 def load(path: Path_, choices: Mapping[str, int] | None = None) -> ArchGraph:

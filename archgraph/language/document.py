@@ -7,11 +7,8 @@ depth, values (aliases count each time they are used).
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import Reader, ReaderError
 
 from archgraph.errors import SpecError
+from archgraph.hints import nearest
 from archgraph.limits import LIMITS
 
 Key = str | int
@@ -34,16 +32,6 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset({"null", "bool", "int", "float", "str", "map", "seq", "timestamp"})
 _WORDS = {"true": True, "false": False}
-
-
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Advice that names the most similar valid name, if one is similar enough (1: equal).
-
-    >>> nearest("kernal", ["kernel", "stride"])
-    "did you mean 'kernel'?"
-    """
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return f"did you mean {close[0]!r}?" if close else None
 
 
 def dotted(place: Place) -> str:
@@ -577,31 +565,3 @@ def _compose(text: str, file: str) -> Node:
         ) from None
     except YAMLError as error:
         raise SpecError("is no YAML", where=file, found=str(error)) from None
-
-
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all.
-
-    Raises:
-        SpecError: If it cannot be written; an earlier file is then untouched.
-    """
-    target = Path(path)
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # Temporary files are private; a spec is as readable as any new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(target)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        raise SpecError("cannot be written", where=str(path), found=error.strerror) from None

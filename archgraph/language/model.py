@@ -14,8 +14,9 @@ import pydantic
 from pydantic import Field
 from pydantic_core import core_schema
 
+from archgraph.hints import nearest
 from archgraph.language.base import MAX_SIZE, Base, Count, Json, Name
-from archgraph.language.document import Mistake, nearest, shorten
+from archgraph.language.document import Mistake, shorten
 from archgraph.language.expression import Scalar, is_expression
 
 Expression = Annotated[str, Field(pattern=r"\$")]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from archgraph.errors import SpecError
-from archgraph.language.document import nearest
+from archgraph.hints import nearest
 from archgraph.language.family import ExperimentSpec, FamilySpec
 from archgraph.language.figures import FiguresSpec
 from archgraph.language.flat import FlatModel

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.display.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.language.document import Document, Place, nearest, read_document
+from archgraph.hints import nearest
+from archgraph.language.document import Document, Place, read_document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
 from archgraph.tables import Table
 

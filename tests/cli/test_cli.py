@@ -126,7 +126,7 @@ def test_explain_tells_reasons_and_savings(here: Path):
     assert [b["name"] for b in one["blocks"]] == [block]
     more = json.loads(call("explain", "model.yaml", "--json", "--choose", "depth=3").output)
     assert len(more["blocks"]) == len(found["blocks"]) + 1
-    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block}")
+    refused(call("explain", "model.yaml", block + "x"), f"did you mean {block!r}")
     refused(call("explain", "model.yml"), "model.yml")
 
 

@@ -373,7 +373,7 @@ def test_a_wrong_name_gives_the_nearest(graphs):
         explain(graphs[8, 2], "hed.weight")
     assert str(caught.value).startswith(
         "hed.weight: no axis, section, block, leaf or operator has this name; "
-        "did you mean head.weight"
+        "did you mean 'head.weight'"
     )
     assert " or " in str(caught.value)
     with pytest.raises(ArchGraphError, match="without a name, everything is explained"):

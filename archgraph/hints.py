@@ -1,0 +1,34 @@
+"""Did you mean …? The valid names that are most like an unknown one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> list[str]:
+    """The most similar valid names, best first.
+
+    Args:
+        name: What was written.
+        names: The valid names.
+        cutoff: How similar a name has to be, from 0 (anything) to 1 (equal).
+        count: At most so many.
+
+    >>> similar("kernal", ["kernel", "stride"])
+    ['kernel']
+    """
+    return difflib.get_close_matches(name, list(names), n=count, cutoff=cutoff)
+
+
+def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> str | None:
+    """The hint of an error: the most similar valid names, or None where none is similar enough.
+
+    >>> nearest("kernal", ["kernel", "stride"]), nearest("x", ["kernel"])
+    ("did you mean 'kernel'?", None)
+    >>> nearest("conv", ["conv1", "conv2"], count=3)
+    "did you mean 'conv2' or 'conv1'?"
+    """
+    found = [repr(near) for near in similar(name, names, cutoff=cutoff, count=count)]
+    several = ", ".join(found[:-1]) + " or " if len(found) > 1 else ""
+    return f"did you mean {several}{found[-1]}?" if found else None
