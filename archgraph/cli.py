@@ -306,7 +306,7 @@ def rewrite(
     skip: Annotated[
         list[str] | None, typer.Option(metavar="BLOCK", help="Leave out a block. Repeatable.")
     ] = None,
-    shallow: Annotated[
+    shorten: Annotated[
         list[str] | None,
         typer.Option(metavar="SECTION=N", help="Keep a section's first N blocks. Repeatable."),
     ] = None,
@@ -337,14 +337,14 @@ def rewrite(
             "function. Repeatable.",
         ),
     ] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Give every residual branch a step size.")
+    add_step_sizes: Annotated[
+        bool, typer.Option("--add-step-sizes", help="Give every residual branch a step size.")
     ] = False,
-    adapters: Annotated[
+    add_adapters: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Give every residual branch an adapter N wide."),
     ] = None,
-    exits: Annotated[
+    add_exits: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SECTION=N", help="Answer behind a section, too, in N classes. Repeatable."
@@ -365,25 +365,24 @@ def rewrite(
 ) -> None:
     """Make another architecture of a model.
 
-    Leaves out blocks (skip), shortens and lengthens sections (shallow, graft, deepen), narrows and
+    Leaves out blocks (skip), shortens and lengthens sections (shorten, graft, deepen), narrows and
     widens axes (take, narrow, widen), adds step sizes, adapters and exits, in this order; the
     parts of a split go into numbered files. Without --output it tells what would become of it.
     """
     import archgraph
     from archgraph.federation.family import rewritten
 
-    kept = _widths(take or (), "--take")
     asked = {
         "skip": tuple(skip or ()),
-        "shallow": _numbers(shallow or ()),
+        "shorten": _numbers(shorten or ()),
         "graft": _numbers(graft or ()),
         "deepen": _numbers(deepen or ()),
-        "take" if isinstance(kept, dict) else "width": kept,
+        "take": _widths(take or (), "--take"),
         "narrow": _widths(narrow or (), "--narrow"),
         "widen": _widths(widen or (), "--widen"),
-        "steps": steps,
-        "adapters": adapters,
-        "exits": _numbers(exits or ()),
+        "add_step_sizes": add_step_sizes,
+        "add_adapters": add_adapters,
+        "add_exits": _numbers(add_exits or ()),
     }
     result = rewritten(_graph(file, choose), _rewrites(asked), verify=verify)
     _say(result.transfer.describe())
@@ -818,13 +817,12 @@ def _rewrites(asked: dict[str, Any]) -> Rewrites:
     from archgraph.language.document import Document
     from archgraph.language.family import Rewrites
 
-    try:
-        with _spoken("rewrite", "--"):
+    with _spoken("rewrite", "--"):
+        try:
             return Document("rewrite", asked, dict.fromkeys(_places(asked), 1)).validate(Rewrites)
-    except SpecError as error:
-        # One option for what a file tells apart.
-        error.where = (error.where or "").replace("--width", "--take")
-        raise
+        except SpecError as error:
+            error.where = (error.where or "").replace("_", "-")
+            raise
 
 
 def _widths(texts: Sequence[str], option: str) -> float | dict[str, Any]:

@@ -15,7 +15,7 @@ symbol                 here
 ``n_c``                ``||M_{95%,c}^{(l)}||``
 ``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the mean is applied once, in ``Merger.result``
 ``γ^{(l)}``            the merger's coverage
-``⊕`` / ``⊖``          ``ag.graft`` (Algorithm 2) / ``ag.shallow`` (Algorithm 3)
+``⊕`` / ``⊖``          ``ag.graft`` (Algorithm 2) / ``ag.shorten`` (Algorithm 3)
 =====================  ==================================================================
 """
 
@@ -409,7 +409,7 @@ def fit(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, variant: Vari
             same = ag.Transfer.identity(grafted.graph)
             return Fit(grafted.graph, up, grafted.graph, same, up)
         case "depth":
-            shallow = ag.shallow(whole, depths)
+            shallow = ag.shorten(whole, depths)
             again = ag.graft(shallow.graph, full, like=whole)
             return Fit(
                 shallow.graph,

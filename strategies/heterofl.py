@@ -10,7 +10,7 @@ symbol                   here
 ``r_m``                  rate of client m: ``rates``, or measured on its tier's transfer
 ``W_g[:d_m, :k_m]``      ``Tier.transfer.pull``: the first channels of every layer
 mean over levels ``p``   ``ag.Merger``: every entry over the clients that cover it
-``Scaler``               ``ag.scaler``: divide by ``r_m`` while training
+``Scaler``               ``ag.add_scaler``: divide by ``r_m`` while training
 sBN                      norm policy ``static``
 =======================  ================================================================
 """
@@ -193,7 +193,7 @@ class HeteroFL(Strategy):
 @functools.lru_cache(maxsize=64)
 def scaled(graph: ag.ArchGraph, rate: float) -> ag.ArchGraph:
     """The architecture with its scaler, made once: clients of a tier share its compiled module."""
-    return ag.scaler(graph, rate).graph
+    return ag.add_scaler(graph, rate).graph
 
 
 def rate_of(tier: Tier) -> float:

@@ -7,10 +7,10 @@ Heterogeneous Clients* (text in Algorithms 1-2, §IV, §V-A3, §V-B4, Appendix A
 symbol                     here
 =========================  ==============================================================
 ``N_s`` submodels          ``World.tiers`` by number of parameters (:func:`ladder`)
-``γ_W``, ``γ_D``           the family's ``width`` and ``skip``: ``Tier.transfer``
+``γ_W``, ``γ_D``           the family's ``take`` and ``skip``: ``Tier.transfer``
 ``θ_c`` consistent         group ``global`` of the server state
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
-``s_j`` step size          ``ag.steps``: a scalar on the branch of every residual region
+``s_j`` step size          ``ag.add_step_sizes``: a scalar on the branch of every residual region
 ``M_k``                    the results of a round whose client drew submodel k
 NeFedAvg                   ``ag.Merger`` of what is consistent: mean of those who cover it
 InconsistentParamAvg       one :class:`Mean` per submodel of what is its own
@@ -303,7 +303,7 @@ def submodel(
     if steps != "off":
         after = left_out_after(whole, graph, transfer) if initial == "ode" else {}
         starts = {name: 1.0 + k for name, k in after.items()}  # the others start at 1
-        made = made >> ag.steps(graph, initial=starts, learnable=steps == "learnable")
+        made = made >> ag.add_step_sizes(graph, initial=starts, learnable=steps == "learnable")
     entries = made.transfer.entries
     own = held(made.graph, inconsistent)
     unmerged = frozenset[str]()

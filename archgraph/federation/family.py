@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from archgraph.analysis.structure import structure
-from archgraph.errors import ArchGraphError, RewriteError
+from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
 from archgraph.language.document import Document, Place, read_document
-from archgraph.language.family import MemberSpec, Rewrites
+from archgraph.language.family import MemberSpec, Rewrites, Skipped
 from archgraph.language.lower import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.relate.align import align
 from archgraph.relate.join import join
-from archgraph.rewrite.adapters import adapters
+from archgraph.rewrite.adapters import add_adapters
 from archgraph.rewrite.deepen import deepen
-from archgraph.rewrite.depth import graft, shallow, skip
-from archgraph.rewrite.exits import exits
+from archgraph.rewrite.depth import graft, shorten, skip
+from archgraph.rewrite.exits import add_exits
 from archgraph.rewrite.insert import initialised
-from archgraph.rewrite.steps import steps
-from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.step_sizes import add_step_sizes
+from archgraph.rewrite.train_only import train_only
 from archgraph.rewrite.widen import narrow, widen
 from archgraph.rewrite.width import take
 from archgraph.states.transfer import Rewritten, State, Transfer
@@ -76,45 +75,28 @@ _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 # What may be done to an architecture, by the key of a file, in this order.
 _CHAIN: Mapping[str, Callable[[ArchGraph, Any, bool], Rewritten]] = {
-    "skip": lambda g, blocks, verify: skip(g, blocks, verify=verify),
-    "keep": lambda g, flags, verify: skip(
-        g, _left_out(g, flags), keep_projection=True, verify=verify
+    "skip": lambda g, blocks, verify: (
+        skip(g, **blocks.model_dump(), verify=verify)
+        if isinstance(blocks, Skipped)
+        else skip(g, blocks, verify=verify)
     ),
-    "shallow": lambda g, depths, verify: shallow(g, depths, verify=verify),
+    "shorten": lambda g, depths, verify: shorten(g, depths, verify=verify),
     "graft": lambda g, depths, verify: graft(g, depths, verify=verify),
     "deepen": lambda g, depths, verify: deepen(g, depths, verify=verify),
-    "width": lambda g, share, verify: take(g, share, verify=verify),
     "take": lambda g, kept, verify: take(g, kept, verify=verify),
     # Without a law to run: the function changes, and no mask says how.
     "narrow": lambda g, sizes, verify: narrow(g, sizes),
     "widen": lambda g, sizes, verify: widen(g, sizes, verify=verify),
-    "steps": lambda g, blocks, verify: steps(g, _blocks(blocks), verify=verify),
-    "adapters": lambda g, size, verify: adapters(g, size, verify=verify),
-    "exits": lambda g, heads, verify: exits(g, heads, verify=verify),
+    "add_step_sizes": lambda g, blocks, verify: add_step_sizes(g, _blocks(blocks), verify=verify),
+    "add_adapters": lambda g, size, verify: add_adapters(g, size, verify=verify),
+    "add_exits": lambda g, heads, verify: add_exits(g, heads, verify=verify),
     # Last, so that what was added can be named.
-    "train": lambda g, patterns, verify: train_only(g, patterns),
+    "train_only": lambda g, patterns, verify: train_only(g, patterns),
 }
 
 
 def _blocks(chosen: bool | Sequence[str]) -> Sequence[str] | None:
     return None if chosen is True else chosen or ()
-
-
-def _left_out(graph: ArchGraph, kept: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names of the blocks whose flag is 0."""
-    found = structure(graph)
-    gone = []
-    for name, flags in kept.items():
-        blocks = [block.name for block in found.section(name).blocks]
-        if len(flags) != len(blocks):
-            raise RewriteError(
-                "flags for another number of blocks",
-                where=name,
-                found=len(flags),
-                expected=f"{len(blocks)}, for {blocks[0]} to {blocks[-1]}",
-            )
-        gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
-    return gone
 
 
 def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> Rewritten:
@@ -132,7 +114,7 @@ def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> 
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> small = rewritten(trace(net, torch.zeros(1, 3)).graph, Rewrites(width=0.5))
+        >>> small = rewritten(trace(net, torch.zeros(1, 3)).graph, Rewrites(take=0.5))
         >>> small.graph.param["0.weight"].shape
         (2, 3)
     """

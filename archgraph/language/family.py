@@ -19,16 +19,29 @@ Positions = Share | Count | tuple[Natural, ...]
 Widths = Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)] | Count]
 
 
+class Skipped(Base):
+    """Blocks to leave out, in the words of :func:`archgraph.skip`."""
+
+    blocks: tuple[str, ...] = Field(default=(), description="blocks left out")
+    keep: dict[str, Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]] = Field(
+        default={},
+        description="section → 1 for each of its blocks that stays, 0 for each one left out, as "
+        "NeFL's tables list them; of a block that changes the shape the projection stays",
+    )
+    keep_projection: bool = Field(
+        default=False, description="leave out the body only of blocks that have a projection"
+    )
+
+
 class Rewrites(Base):
     """What is done to an architecture, in the order of the keys."""
 
-    skip: tuple[str, ...] = Field(default=(), description="blocks left out")
-    keep: dict[str, Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]] = Field(
-        default={},
-        description="section → 1 for each of its blocks that stays, 0 for each one left out; of a "
-        "block that changes the shape the projection stays (NeFL)",
+    skip: tuple[str, ...] | Skipped = Field(
+        default=(),
+        description="blocks left out: names or patterns, or {keep: {section: [1, 1, 0]}} with a 1 "
+        "for each block that stays",
     )
-    shallow: dict[str, Count] = Field(
+    shorten: dict[str, Count] = Field(
         default={}, description="section → number of its first blocks kept"
     )
     graft: dict[str, Count] = Field(
@@ -37,48 +50,36 @@ class Rewrites(Base):
     deepen: dict[str, Count] = Field(
         default={}, description="section → number of blocks, new ones begin as the identity"
     )
-    width: Share | None = Field(
-        default=None, description="share of every free axis kept, rounded up"
-    )
-    take: dict[str, Positions] = Field(
+    take: Share | dict[str, Positions] = Field(
         default={},
-        description="axis, role or pattern → share, number of first positions, or positions",
+        description="share of every free axis kept, rounded up, or axis, role or pattern → share, "
+        "number of first positions, or positions",
     )
     narrow: Share | dict[str, Share | Count] = Field(
         default={},
-        description="as width, or axis, role or pattern → share or size; what is left out is "
-        "shared out among what stays",
+        description="as take: a share, or axis, role or pattern → share or size; what is left "
+        "out is shared out among what stays",
     )
     widen: Widths = Field(
         default={},
         description="factor of every free axis, or axis, role or pattern → factor or size; the "
         "function stays",
     )
-    steps: bool | tuple[str, ...] = Field(
+    add_step_sizes: bool | tuple[str, ...] = Field(
         default=(),
         description="residual blocks whose branches get a step size each; true: all of them",
     )
-    adapters: Count | None = Field(
+    add_adapters: Count | None = Field(
         default=None, description="width of an adapter on the branch of every residual block"
     )
-    exits: dict[str, Count] = Field(
+    add_exits: dict[str, Count] = Field(
         default={}, description="section or block → classes of a further classifier behind it"
     )
-    train: tuple[str, ...] = Field(
+    train_only: tuple[str, ...] = Field(
         default=(),
         description="names or patterns of the parameters that are trained, e.g. [*.adapter*, "
         "classifier.*]; all others stay as they are. Left out: all are trained",
     )
-
-    @pydantic.model_validator(mode="after")
-    def _one_width(self) -> Rewrites:
-        if self.width is not None and self.take:
-            raise Mistake(
-                "has both a width and axes to take",
-                place=("take",),
-                hint="write the width as take: {'*': …}",
-            )
-        return self
 
 
 class _Client(Base):

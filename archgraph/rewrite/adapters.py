@@ -23,7 +23,7 @@ from archgraph.states.transfer import Rewritten
 NAME = "adapter"
 
 
-def adapters(
+def add_adapters(
     graph: ArchGraph,
     size: int,
     blocks: str | Iterable[str] | None = None,
@@ -59,7 +59,7 @@ def adapters(
         ...     def forward(self, x):
         ...         x = self.stem(x)
         ...         return self.head(x + self.body(x).relu())
-        >>> small = adapters(trace(Net(), torch.zeros(1, 3)).graph, 2, verify=True)
+        >>> small = add_adapters(trace(Net(), torch.zeros(1, 3)).graph, 2, verify=True)
         >>> [(p.name, p.shape) for p in small.graph.params if "down" in p.name]
         [('body.adapter.down.weight', (2, 8)), ('body.adapter.down.bias', (2,))]
 

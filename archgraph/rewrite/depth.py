@@ -46,8 +46,9 @@ Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by secti
 
 def skip(
     graph: ArchGraph,
-    blocks: str | Iterable[str],
+    blocks: str | Iterable[str] = (),
     *,
+    keep: Mapping[str, Sequence[int]] | None = None,
     keep_projection: bool = False,
     verify: bool = False,
 ) -> Rewritten:
@@ -58,6 +59,8 @@ def skip(
     Args:
         graph: The architecture.
         blocks: Names or patterns (``layer2.1``, ``layer*.1``).
+        keep: A 1 for every block that stays and a 0 for every block that goes, by section, as
+            NeFL's tables list them; of these blocks projection shortcuts stay.
         keep_projection: Keep the projection shortcut of a block, so that only its body goes; a
             block that changes the shape can then be left out too (NeFL).
         verify: Compare with the original that runs with these blocks bypassed (two forwards in
@@ -78,9 +81,10 @@ def skip(
     bypass: dict[str, str] = {}  # a node whose value another one's stands in for
     terms: dict[str, str] = {}  # what dense blocks append: the exit after which it is read
     gone: set[str] = set()
-    for block in found.matching(blocks):
+    flagged = _flagged(found, keep or {})
+    for block in (*found.matching(blocks), *flagged):
         projected = block.shortcut not in ("", block.entry)
-        if keep_projection and projected:
+        if projected and (keep_projection or block in flagged):
             bypass[block.merge] = block.shortcut
             continue
         if not block.removable:
@@ -117,7 +121,24 @@ def skip(
     return rewritten
 
 
-def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
+def _flagged(found: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
+    """Blocks whose flag is 0."""
+    gone = []
+    for name, flags in keep.items():
+        blocks = found.section(name).blocks
+        if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
+            raise RewriteError(
+                "needs a flag for every block",
+                where=name,
+                found=list(flags),
+                expected=f"{len(blocks)} numbers, 0 or 1, for {blocks[0].name} to "
+                f"{blocks[-1].name}",
+            )
+        gone += [block for block, flag in zip(blocks, flags, strict=True) if not flag]
+    return gone
+
+
+def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
     """Shorten sections: leave out their last removable blocks.
 
     Args:
@@ -136,7 +157,7 @@ def shallow(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         >>> [
         ...     len(s.blocks)
         ...     for s in structure(
-        ...         shallow(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
+        ...         shorten(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
         ...     ).sections
         ... ]
         [2, 1]
@@ -369,7 +390,7 @@ def grafted(
                 where=name,
                 found=depth,
                 expected=f"at least {have}",
-                hint="shallow() leaves blocks out",
+                hint="shorten leaves blocks out",
             )
         if depth == have:
             continue

@@ -27,7 +27,7 @@ from archgraph.states.transfer import Rewritten
 PREFIX = "exits"
 
 
-def exits(
+def add_exits(
     graph: ArchGraph, heads: Mapping[str, ArchGraph | int], *, verify: bool = False
 ) -> Rewritten:
     """Let an architecture answer early as well: classifiers behind sections or blocks.
@@ -50,7 +50,7 @@ def exits(
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> early = exits(trace(net, torch.zeros(1, 3)).graph, {"0": 2}, verify=True)
+        >>> early = add_exits(trace(net, torch.zeros(1, 3)).graph, {"0": 2}, verify=True)
         >>> print(early.graph.outputs)
         {'main': %linear_1, '0': %linear_2}
 

@@ -8,7 +8,7 @@ from archgraph.ops.table import row
 from archgraph.states.transfer import Rewritten, Transfer
 
 
-def scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
+def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
     """Multiply the result of every convolution and linear layer by 1/rate while training.
 
     Evaluation is unchanged. The last weighted layers, whose results reach an output through
@@ -26,7 +26,7 @@ def scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> print(scaler(trace(net, torch.zeros(1, 3)).graph, 0.5).graph.nodes[2])
+        >>> print(add_scaler(trace(net, torch.zeros(1, 3)).graph, 0.5).graph.nodes[2])
         %mul: float32[batch, 4] = aten.mul.Tensor(self=%linear, other=train(2.0, 1.0)) @ 0
 
     Source: Diao et al., HeteroFL, ICLR 2021, §3 (scaler module).

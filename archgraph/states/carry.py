@@ -49,7 +49,7 @@ def carry(
     Learning rates and other settings are the new optimiser's own. What then holds, for an optimiser
     without weight decay:
 
-    - a selection (``take``, ``shallow``, ``split``): training the wide network with everything
+    - a selection (``take``, ``shorten``, ``split``): training the wide network with everything
       that is left out at zero and its gradient masked, then cutting, is cutting, then training;
     - replication (``widen``): the mapped moments are those which the wide network would have
       gathered itself. Momentum SGD moves it to where widening takes the original after the same

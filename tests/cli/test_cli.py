@@ -43,7 +43,7 @@ name: pair
 model: model.yaml
 clients:
   - {name: whole, count: 1}
-  - {name: half, count: 3, width: 0.5}
+  - {name: half, count: 3, take: 0.5}
 """
 EXPERIMENT = """\
 archgraph: 1
@@ -224,7 +224,7 @@ def test_rewrite_makes_another_model(here: Path):
     assert result.exit_code == 0, result.output
     graph = archgraph.load("other.yaml")
     assert len(archgraph.structure(graph).sections[-1].blocks) >= 1
-    told = call("rewrite", "model.yaml", "--shallow", "body=1")
+    told = call("rewrite", "model.yaml", "--shorten", "body=1")
     assert told.exit_code == 0 and "dropped: " in told.output
 
 
@@ -236,9 +236,9 @@ def test_rewrite_makes_another_model(here: Path):
         (["--deepen", "body=4"], lambda g: archgraph.deepen(g, {"body": 4})),
         (["--narrow", "0.5"], lambda g: archgraph.narrow(g, 0.5)),
         (["--narrow", "channels=3"], lambda g: archgraph.narrow(g, {"channels": 3})),
-        (["--steps"], archgraph.steps),
-        (["--adapters", "2"], lambda g: archgraph.adapters(g, 2)),
-        (["--exits", "body=10"], lambda g: archgraph.exits(g, {"body": 10})),
+        (["--add-step-sizes"], archgraph.add_step_sizes),
+        (["--add-adapters", "2"], lambda g: archgraph.add_adapters(g, 2)),
+        (["--add-exits", "body=10"], lambda g: archgraph.add_exits(g, {"body": 10})),
         (["--take", "channels=0,2"], lambda g: archgraph.take(g, {"channels": [0, 2]})),
     ],
 )
@@ -272,8 +272,8 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
         (["--take", "nothing=2"], ["nothing"]),
         (["--take", "two"], ["--take", "'two'", "0.5, 32 or 0,2,5"]),
         (["--take", "8"], ["--take", "needs an axis"]),
-        (["--shallow", "body"], ["'body'", "key=value"]),
-        (["--shallow", "body=0.5"], ["is no number"]),
+        (["--shorten", "body"], ["'body'", "key=value"]),
+        (["--shorten", "body=0.5"], ["is no number"]),
         (["--take", "0.0"], ["--take", "0"]),
         (["--take", "1.5"], ["--take", "1.5"]),
         (["--widen", "0.5"], ["--widen", "0.5"]),

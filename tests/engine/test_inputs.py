@@ -248,7 +248,7 @@ def folder(tmp_path, monkeypatch) -> Path:
             f"inputs: {{{given}}}\n"
         )
         members.append(
-            f"{{name: {name}, count: 2, model: {name}.yaml, adapters: 2, train: {train}}}"
+            f"{{name: {name}, count: 2, model: {name}.yaml, add_adapters: 2, train_only: {train}}}"
         )
     (tmp_path / "family.yaml").write_text(f"clients: [{', '.join(members)}]\n")
     return tmp_path

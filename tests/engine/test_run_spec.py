@@ -44,7 +44,7 @@ EXPERIMENT: dict[str, Any] = {
     "name": "small",
     "family": {
         "model": "model.yaml",
-        "clients": [{"name": "half", "count": 3, "width": 0.5}, {"name": "whole", "count": 2}],
+        "clients": [{"name": "half", "count": 3, "take": 0.5}, {"name": "whole", "count": 2}],
     },
     "data": {"dataset": "digits", "limit": 300, "partition": {"scheme": "dirichlet"}},
     "strategy": {"heterofl": {}},

@@ -353,7 +353,7 @@ archgraph: 1
 model: m.yaml
 clients:
   - {name: a, count: 2, choose: {s.depth: 2}}
-  - {name: b, width: 0.5}
+  - {name: b, take: 0.5}
 """
 
 
@@ -362,17 +362,14 @@ clients:
     [
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
-         "model, choose, skip, keep, shallow, graft, deepen, width, take, narrow, widen, steps, "
-         "adapters, exits, train; did you mean 'count'?"),
+         "model, choose, skip, shorten, graft, deepen, take, narrow, widen, "
+         "add_step_sizes, add_adapters, add_exits, train_only; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected greater than or equal to 1"),
-        ("width: 0.5", "width: 1.5",
-         "f.yaml:5: clients[1].width: has a wrong value; found 1.5; "
-         "expected less than or equal to 1"),
-        ("width: 0.5", "width: 0.5, take: {heads: 2}",
-         "f.yaml:5: clients[1].take: has both a width and axes to take; "
-         "write the width as take: {'*': …}"),
+        ("take: 0.5", "take: 1.5",
+         "f.yaml:5: clients[1].take: has a wrong value; found 1.5; "
+         "expected less than or equal to 1 or a mapping"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices; "
          "choices belong to one model"),
@@ -388,7 +385,7 @@ def test_mistakes_in_a_family(
     monkeypatch.chdir(tmp_path)
     Path("m.yaml").write_text(GOOD)
     Path("f.yaml").write_text(FAMILY)
-    assert load_family("f.yaml").clients[1].width == 0.5
+    assert load_family("f.yaml").clients[1].take == 0.5
     Path("f.yaml").write_text(FAMILY.replace(old, new))
     with pytest.raises(SpecError) as error:
         load_family("f.yaml")
@@ -427,7 +424,7 @@ attack: {fraction: 0.2, intensity: 20}
          "expected one of a, b"),
         ("alpha: 0.5", "shares: {a: 1.5}",
          "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
-         "expected less than or equal to 1"),
+         "expected less than or equal to 1 or a mapping"),
         ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
          "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
          "expected at most 1"),

@@ -13,7 +13,7 @@ from archgraph.errors import ArchGraphError, SpecError
 from archgraph.federation.family import Family, resolve
 from archgraph.language import load, load_family
 from archgraph.module.build import build, initial_state
-from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.train_only import train_only
 from archgraph.states.transfer import signature
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -90,7 +90,7 @@ def test_choices_of_the_global_model_can_be_given(family, tmp_path: Path) -> Non
 
 
 def test_rewrites_follow_one_another(family) -> None:
-    found = family("{name: a, shallow: {stage2: 1}, width: 0.5}, {name: b, skip: [stage1.1]}")
+    found = family("{name: a, shorten: {stage2: 1}, take: 0.5}, {name: b, skip: [stage1.1]}")
     narrow = found.clients[0].graph
     assert narrow.param["stage2.0.conv.weight"].shape == (8, 4, 3, 3)
     assert "stage2.1.conv.weight" not in narrow.param
@@ -107,11 +107,11 @@ def test_rewrites_follow_one_another(family) -> None:
         ("narrow: {stage2.*: 4}", lambda g: ag.narrow(g, {"stage2.*": 4})),
         ("widen: 1.5", lambda g: ag.widen(g, 1.5)),
         ("widen: {stage2.*: 24}", lambda g: ag.widen(g, {"stage2.*": 24})),
-        ("steps: true", ag.steps),
-        ("steps: [stage1.1]", lambda g: ag.steps(g, "stage1.1")),
-        ("adapters: 2", lambda g: ag.adapters(g, 2)),
-        ("exits: {stage1: 5}", lambda g: ag.exits(g, {"stage1": 5})),
-        ("train: [stage1.*, head.*]", lambda g: train_only(g, ["stage1.*", "head.*"])),
+        ("add_step_sizes: true", ag.add_step_sizes),
+        ("add_step_sizes: [stage1.1]", lambda g: ag.add_step_sizes(g, "stage1.1")),
+        ("add_adapters: 2", lambda g: ag.add_adapters(g, 2)),
+        ("add_exits: {stage1: 5}", lambda g: ag.add_exits(g, {"stage1": 5})),
+        ("train_only: [stage1.*, head.*]", lambda g: train_only(g, ["stage1.*", "head.*"])),
     ],
 )
 def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None:
@@ -121,7 +121,7 @@ def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None
     assert client.graph == expected.graph
     assert client.transfer == expected.transfer
     build(client.graph, client.transfer.pull(initial_state(load(tmp_path / "net.yaml"))))
-    changed = family("{name: a}, {name: b, width: 0.5}", f"change: {{{key}}}")
+    changed = family("{name: a}, {name: b, take: 0.5}", f"change: {{{key}}}")
     assert changed.graph == expected.graph
     assert changed.clients[0].transfer == type(client.transfer).identity(expected.graph)
     assert changed.clients[1].transfer.source == signature(expected.graph)
@@ -129,8 +129,9 @@ def test_every_rewrite_has_a_key(family, tmp_path: Path, key: str, make) -> None
 
 def test_what_was_added_can_be_named_and_what_is_added_later_is_trained(family) -> None:
     found = family(
-        "{name: a, steps: true}, {name: b, adapters: 2, train: ['*.adapter*', head.*]}",
-        "change: {train: [head.*]}",
+        "{name: a, add_step_sizes: true}, "
+        "{name: b, add_adapters: 2, train_only: ['*.adapter*', head.*]}",
+        "change: {train_only: [head.*]}",
     )
     trained = [{p.name for p in m.graph.params if p.trainable} for m in found.clients]
     heads = {"head.linear.weight", "head.linear.bias"}
@@ -141,16 +142,16 @@ def test_what_was_added_can_be_named_and_what_is_added_later_is_trained(family) 
 
 
 def test_a_pattern_of_nothing_points_at_its_line(family) -> None:
-    words = r"family\.yaml:3: clients\[0\]\.train: \*\.liner\.\*: matches no .*head\.linear\.weight"
+    words = r"family\.yaml:3: .*\.train_only: \*\.liner\.\*: matches no .*head\.linear\.weight"
     with pytest.raises(ArchGraphError, match=words):
-        family("{name: a, train: ['*.liner.*']}")
-    assert family("{name: a, train: []}").clients[0].graph == family("{name: a}").graph
+        family("{name: a, train_only: ['*.liner.*']}")
+    assert family("{name: a, train_only: []}").clients[0].graph == family("{name: a}").graph
 
 
 def test_what_changes_the_global_model_changes_it_with_a_clients_choices(family) -> None:
     found = family(
         "{name: a, choose: {stage2.depth: 1}}, {name: b, choose: {stage2.depth: 2}}",
-        "change: {adapters: 2, width: 0.5}",
+        "change: {add_adapters: 2, take: 0.5}",
     )
     small, large = (member.graph for member in found.clients)
     assert small.param["stage1.1.adapter.up.weight"].shape == (4, 2, 1, 1)
@@ -176,7 +177,7 @@ def test_weights_that_a_model_brings_go_through_its_changes(tmp_path: Path) -> N
 def test_changes_need_a_model_to_change(tmp_path: Path) -> None:
     (tmp_path / "net.yaml").write_text(MODEL)
     (tmp_path / "family.yaml").write_text(
-        "clients: [{name: a, model: net.yaml}]\nchange: {width: 0.5}\n"
+        "clients: [{name: a, model: net.yaml}]\nchange: {take: 0.5}\n"
     )
     with pytest.raises(SpecError, match=r"change: changes a global model, and none is given"):
         load_family(tmp_path / "family.yaml")
@@ -237,7 +238,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
     )
     file = tmp_path / "family.yaml"
     file.write_text(
-        "clients: [{name: a, model: net.yaml, width: 0.5}, {name: b, model: other.yaml, count: 2}]"
+        "clients: [{name: a, model: net.yaml, take: 0.5}, {name: b, model: other.yaml, count: 2}]"
     )
     found = resolve(load_family(file))
     assert not found.has_global
@@ -257,7 +258,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (
-            "clients: [{name: a, width: 0.5}]",
+            "clients: [{name: a, take: 0.5}]",
             r"clients\[0\]: has no model; found a; expected a mod",
         ),
         (
@@ -283,7 +284,7 @@ def test_what_a_family_without_a_global_model_cannot_have(
             r"net\.yaml:14: choices\.stage1\.depth: is no candidate of 'stage1\.depth'; found 9; "
             r"expected one of 1, 2, 3",
         ),
-        ("{name: a, shallow: {stage9: 1}}", r"family\.yaml:3: clients\[0\]\.shallow: .*stage9"),
+        ("{name: a, shorten: {stage9: 1}}", r"family\.yaml:3: clients\[0\]\.shorten: .*stage9"),
         ("{name: a, skip: [stage9.0]}", r"family\.yaml:3: clients\[0\]\.skip: .*stage9\.0"),
     ],
 )
@@ -307,7 +308,7 @@ def test_the_global_model_can_be_the_join_of_the_clients(tmp_path: Path) -> None
     file = tmp_path / "family.yaml"
     file.write_text(
         "archgraph: 1\nmodel: join\n"
-        "clients: [{name: a, model: deep.yaml}, {name: b, model: wide.yaml, width: 0.5}]\n"
+        "clients: [{name: a, model: deep.yaml}, {name: b, model: wide.yaml, take: 0.5}]\n"
     )
     found = resolve(load_family(file))
     both = deep.replace("width: 8", "width: 10")

@@ -110,8 +110,8 @@ def test_what_is_new_is_drawn_from_the_models_seed(folders, tmp_path):
 def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp_path, name):
     write(tmp_path / "m.yaml", name, folders / name)
     (tmp_path / "family.yaml").write_text(
-        "clients:\n  - {name: a, model: m.yaml, adapters: 4, "
-        "train: ['*.adapter_*', classifier.*]}\n  - {name: plain, model: m.yaml}\n"
+        "clients:\n  - {name: a, model: m.yaml, add_adapters: 4, "
+        "train_only: ['*.adapter_*', classifier.*]}\n  - {name: plain, model: m.yaml}\n"
     )
     adapted, plain = resolve(load_family(tmp_path / "family.yaml")).clients
     assert adapted.state is not None and plain.state is not None
@@ -131,7 +131,8 @@ def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp
 def test_a_global_model_brings_its_weights_through_adapters(folders, tmp_path):
     write(tmp_path / "m.yaml", "DistilBert", folders / "DistilBert")
     (tmp_path / "family.yaml").write_text(
-        "model: m.yaml\nchange: {adapters: 2, train: ['*.adapter_*']}\nclients: [{name: a}]\n"
+        "model: m.yaml\nchange: {add_adapters: 2, train_only: ['*.adapter_*']}\n"
+        "clients: [{name: a}]\n"
     )
     found = resolve(load_family(tmp_path / "family.yaml"))
     assert found.state is not None and found.clients[0].graph == found.graph

@@ -104,7 +104,7 @@ def test_flat_and_python_models_are_valid() -> None:
     ("kind", "text", "old", "new"),
     [
         ("family", FAMILY, "count: 2", "cuont: 2"),
-        ("family", FAMILY, "width: 0.5", "width: 1.5"),
+        ("family", FAMILY, "take: 0.5", "take: 1.5"),
         ("experiment", EXPERIMENT, "dirichlet", "dirichelt"),
         ("experiment", EXPERIMENT, "rounds: 3", "rounds: three"),
         ("experiment", EXPERIMENT, "engine: local", "engine: loacl"),

@@ -88,7 +88,7 @@ def test_skipping_nothing_is_the_identity(graph):
     assert nothing.graph is graph
     assert nothing.transfer == ag.Transfer.identity(graph)
     depths = {s.name: len(s.blocks) for s in structure(graph).sections}
-    assert ag.shallow(graph, depths).graph is graph
+    assert ag.shorten(graph, depths).graph is graph
     assert ag.graft(graph, depths).graph is graph
     assert ag.graft(graph, depths, like=graph).graph is graph
 
@@ -125,7 +125,7 @@ def test_grafting_restores_what_shallow_left_out(graph, data):
             least += 1
         depths[section.name] = data.draw(st.integers(least, len(blocks)))
         full[section.name] = len(blocks)
-    small = ag.shallow(graph, depths)
+    small = ag.shorten(graph, depths)
     assert {s: len(b) for s, b in parts(small.graph).items()} == depths
     again = small >> (lambda g: ag.graft(g, full, like=graph, verify=True))
     assert again.graph == graph

@@ -121,7 +121,9 @@ def test_chained_parts_are_the_whole(net, seed):
     torch.testing.assert_close(value, net.eval()(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("rewrite", [ag.steps, lambda g: ag.adapters(g, 2)], ids=["steps", "adapt"])
+@pytest.mark.parametrize(
+    "rewrite", [ag.add_step_sizes, lambda g: ag.add_adapters(g, 2)], ids=["steps", "adapt"]
+)
 @given(net=networks())
 @settings(max_examples=8)
 def test_what_is_put_on_branches_changes_nothing_at_first(rewrite, net):

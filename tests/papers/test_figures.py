@@ -30,7 +30,7 @@ FAMILY = """\
 archgraph: 1
 name: family
 model: net.yaml
-clients: [{name: whole, count: 3}, {name: half, count: 1, width: 0.5}]
+clients: [{name: whole, count: 3}, {name: half, count: 1, take: 0.5}]
 """
 
 
@@ -239,6 +239,6 @@ def test_families_without_a_global_model_and_joins(compared, tmp_path: Path) -> 
 
 def test_errors_of_families_name_the_entry(compared, tmp_path: Path) -> None:
     entry = "what: w, family: bad.yaml, published: 1"
-    (tmp_path / "bad.yaml").write_text(FAMILY.replace("width: 0.5", "skip: [nothing]"))
+    (tmp_path / "bad.yaml").write_text(FAMILY.replace("take: 0.5", "skip: [nothing]"))
     with pytest.raises(ArchGraphError, match=r"paper\.yaml:5: figures\[0\].*bad\.yaml:4.*nothing"):
         compared(entry)

@@ -228,7 +228,7 @@ def test_models_are_those_of_torchvision() -> None:
 def test_a_block_that_is_left_out_has_a_step_size_of_zero(name: str) -> None:
     """A submodel computes what the global model does whose step sizes are the table's vectors."""
     found = family(name)
-    stepped = ag.steps(found.graph)
+    stepped = ag.add_step_sizes(found.graph)
     state = initial_state(found.graph, seed=1)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     for member in found.clients:
@@ -246,7 +246,7 @@ def test_a_block_that_is_left_out_has_a_step_size_of_zero(name: str) -> None:
 def test_attention_and_feed_forward_have_a_step_size_each() -> None:
     found = family("nefl_vit_b16_d")
     for member, layers in zip(found.clients, (6, 9, 12), strict=True):
-        stepped = ag.steps(member.graph)
+        stepped = ag.add_step_sizes(member.graph)
         fresh = {p.name for p in stepped.graph.params} - {p.name for p in member.graph.params}
         assert len(fresh) == 2 * layers
 
@@ -254,14 +254,15 @@ def test_attention_and_feed_forward_have_a_step_size_each() -> None:
 def test_flags_for_another_number_of_blocks_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "family.yaml"
     model = SPECS / "models" / "resnet18.yaml"
-    text = f"archgraph: 1\nmodel: {model}\nclients:\n  - {{name: a, keep: {{layer1: [FLAGS]}}}}\n"
+    client = "{name: a, skip: {keep: {layer1: [FLAGS]}}}"
+    text = f"archgraph: 1\nmodel: {model}\nclients:\n  - {client}\n"
     file.write_text(text.replace("FLAGS", "1, 0, 1"))
     with pytest.raises(
-        ag.RewriteError, match=r"family\.yaml:4.*keep: layer1: .*found 3; expected 2"
+        ag.RewriteError, match=r"family\.yaml:4.*skip: layer1: .*found \[1, 0, 1\]; expected 2"
     ):
         ag.resolve(load_family(file))
     file.write_text(text.replace("FLAGS", "1, 2"))
-    with pytest.raises(ag.SpecError, match=r"family\.yaml:4: clients\[0\]\.keep\.layer1\[1\]"):
+    with pytest.raises(ag.SpecError, match=r"family\.yaml:4: .*\.skip\.keep\.layer1\[1\]"):
         load_family(file)
 
 

@@ -255,7 +255,7 @@ def test_models_are_compared_on_the_prefix_that_both_have():
 
 def test_layers_that_a_model_lacks_are_absent():
     graph, state = traced()
-    short = ag.shallow(graph, {"stage": 2})
+    short = ag.shorten(graph, {"stage": 2})
     found = scale_variation(
         {"a": (graph, state), "b": (short.graph, short.transfer.pull(state))}, "a"
     )
@@ -359,7 +359,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "archgraph": 1,
             "name": "two",
             "clients": [
-                {"name": "half", "count": 2, "model": "model.yaml", "width": 0.5},
+                {"name": "half", "count": 2, "model": "model.yaml", "take": 0.5},
                 {"name": "whole", "count": 1, "model": "model.yaml"},
             ],
         },

@@ -266,7 +266,7 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
     models = pytest.importorskip("torchvision.models")
     net = models.DenseNet(4, (3, 2), 8, num_classes=3)
     whole = trace(net)
-    small = ag.shallow(whole, {"features.denseblock1": 2})
+    small = ag.shorten(whole, {"features.denseblock1": 2})
     found = ag.align(small.graph, whole)
     assert found.transfer == small.transfer
     other = trace(models.DenseNet(4, (2, 2), 8, num_classes=3))

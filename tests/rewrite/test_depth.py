@@ -106,7 +106,7 @@ def test_counters_and_training_branches_go_along():
 
 def test_shallow_drops_from_the_end():
     graph = graph_of(residual((3, 3)))
-    small = ag.shallow(graph, {"stage1": 1, "stage2": 2}, verify=True)
+    small = ag.shorten(graph, {"stage1": 1, "stage2": 2}, verify=True)
     assert parts(small.graph) == {
         "stem": ["stem"], "stage1": ["stage1.0"], "stage2": ["stage2.0", "stage2.1"],
         "head": ["fc"],
@@ -124,7 +124,7 @@ def test_shallow_drops_from_the_end():
 )
 def test_impossible_depths(depths, error, message):
     with pytest.raises(error, match=message):
-        ag.shallow(graph_of(residual()), depths)
+        ag.shorten(graph_of(residual()), depths)
 
 
 def test_graft_repeats_the_last_block():
@@ -176,7 +176,7 @@ def test_graft_lines_up_with_another_graph():
 
 def test_what_reads_the_end_of_a_section_reads_the_new_end():
     graph = graph_of(nets.Exits(), train=True)
-    small = ag.shallow(graph, {"stages.0": 1, "stages.1": 1, "stages.2": 1})
+    small = ag.shorten(graph, {"stages.0": 1, "stages.1": 1, "stages.2": 1})
     again = small >> (
         lambda g: ag.graft(g, {f"stages.{i}": 2 for i in range(3)}, like=graph, verify=True)
     )
@@ -205,7 +205,7 @@ def test_masks_are_shared_and_noise_is_not():
 
     graph = graph_of(Model(3), train=True)
     (section,) = (s for s in structure(graph).sections if s.kind == "stage")
-    small = ag.shallow(graph, {section.name: 1})
+    small = ag.shorten(graph, {section.name: 1})
     again = small >> (lambda g: ag.graft(g, {section.name: 3}, like=graph, verify=True))
     assert again.graph == graph
 
@@ -221,7 +221,7 @@ def test_graft_fills_a_gap_in_order():
 @pytest.mark.parametrize(
     ("depths", "like", "message"),
     [
-        ({"stage2": 2}, None, "stage2: impossible depth; found 2; expected at least 3; shallow"),
+        ({"stage2": 2}, None, "stage2: impossible depth; found 2; expected at least 3; shorten"),
         ({"stage2": 5}, (2, 4), "stage2: impossible depth; found 5; expected 3 to 4, as in like"),
         ({"stem": 2}, None, "stem: no block that can be repeated; found stem, which changes"),
         ({"stage1": 3}, nets.Inverted, "no block of the section has the body of like's"),
@@ -254,7 +254,7 @@ def test_sections_stay_where_they_could_not_be_found_again():
 def test_the_users_sections_shrink_and_grow():
     mine = (("encoder", ("layers.0", "layers.1", "layers.2")),)
     graph = graph_of(nets.Encoder(3)).replace(sections=mine)
-    small = ag.shallow(graph, {"encoder": 1}, verify=True)
+    small = ag.shorten(graph, {"encoder": 1}, verify=True)
     assert small.graph.sections == (("encoder", ("layers.0",)),)
     again = small >> (lambda g: ag.graft(g, {"encoder": 3}, like=graph, verify=True))
     assert again.graph == graph
@@ -285,8 +285,8 @@ def test_verify_sees_a_wrong_result(monkeypatch):
 
 def test_composes_with_width():
     graph = graph_of(residual())
-    both = ag.take(graph, 0.5) >> (lambda g: ag.shallow(g, {"stage2": 2}, verify=True))
-    other = ag.shallow(graph, {"stage2": 2}) >> (lambda g: ag.take(g, 0.5))
+    both = ag.take(graph, 0.5) >> (lambda g: ag.shorten(g, {"stage2": 2}, verify=True))
+    other = ag.shorten(graph, {"stage2": 2}) >> (lambda g: ag.take(g, 0.5))
     assert both.graph == other.graph
     assert both.transfer == other.transfer
     assert structure(both.graph).section("stage2").blocks[-1].name == "stage2.1"

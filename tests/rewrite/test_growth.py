@@ -312,7 +312,7 @@ def test_branches_that_zeros_would_break(function, reason):
 
 
 @pytest.mark.parametrize("depths", [{"0": 4.5}, {"0": True}, {"0": None}, ["0"], "0", 4])
-@pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shallow])
+@pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shorten])
 def test_depths_are_whole_numbers_by_section(rewrite, depths):
     graph = traced(plain(nn.ReLU), torch.randn(2, 3, 8, 8)).graph
     with pytest.raises(RewriteError, match=r"impossible depth|no depths"):
@@ -382,7 +382,7 @@ def test_extractor_and_classifier_carry_their_own_leaves():
 
 def test_step_sizes_start_where_they_are_told_and_learn():
     graph, state = traced(nets.Net(nets.Basic, (2, 2), (8, 12)), torch.randn(2, 3, 8, 8))
-    stepped = ag.steps(graph, "stage1.*", initial={"stage1.1": 2.0})
+    stepped = ag.add_step_sizes(graph, "stage1.*", initial={"stage1.1": 2.0})
     pulled = stepped.transfer.pull(state)
     starts = {k: float(v) for k, v in pulled.items() if k.endswith("step_size")}
     assert starts == {"stage1.0.step_size": 1.0, "stage1.1.step_size": 2.0}
@@ -390,29 +390,29 @@ def test_step_sizes_start_where_they_are_told_and_learn():
     net(torch.randn(2, 3, 8, 8)).square().sum().backward()
     learned = {n: p.grad for n, p in net.named_parameters() if n.endswith("step_size")}
     assert all(g is not None and g.abs() > 0 for g in learned.values())
-    fixed = ag.steps(graph, learnable=False).graph
+    fixed = ag.add_step_sizes(graph, learnable=False).graph
     assert not any(p.trainable for p in fixed.params if p.name.endswith("step_size"))
     with pytest.raises(RewriteError, match="has a step size already"):
-        ag.steps(stepped.graph, "stage1.1")
+        ag.add_step_sizes(stepped.graph, "stage1.1")
     with pytest.raises(RewriteError, match=r"stem: no residual block"):
-        ag.steps(graph, "stem")
+        ag.add_step_sizes(graph, "stem")
 
 
 def test_a_transformer_layer_has_two_step_sizes():
     graph = graph_of(nets.Encoder(2))
-    names = [p.name for p in ag.steps(graph, verify=True).graph.params if not p.shape]
+    names = [p.name for p in ag.add_step_sizes(graph, verify=True).graph.params if not p.shape]
     assert names == [f"layers.{i}.step_size_{j}" for i in range(2) for j in (1, 2)]
 
 
 def test_adapters_start_at_zero():
     graph, state = traced(nets.Net(nets.Basic, (2, 2), (8, 12)), torch.randn(2, 3, 8, 8))
-    adapted = ag.adapters(graph, 3, verify=True)
+    adapted = ag.add_adapters(graph, 3, verify=True)
     pulled = adapted.transfer.pull(state)
     assert pulled["stage1.0.adapter.down.weight"].shape == (3, 8, 1, 1)
     assert pulled["stage1.0.adapter.down.weight"].abs().max() > 0
     assert not pulled["stage1.0.adapter.up.weight"].any()
     with pytest.raises(RewriteError, match="width of the adapters"):
-        ag.adapters(graph, 0)
+        ag.add_adapters(graph, 0)
 
 
 def test_exits_leave_the_main_output():
@@ -421,7 +421,7 @@ def test_exits_leave_the_main_output():
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
         torch.randn(2, 8, 8, 8),
     ).graph
-    early = ag.exits(graph, {"stage1": head, "stage2.0": 7}, verify=True)
+    early = ag.add_exits(graph, {"stage1": head, "stage2.0": 7}, verify=True)
     net = ag.build(early.graph, early.transfer.pull(state)).eval()
     x = torch.randn(3, 3, 8, 8)
     found = net(x)
@@ -431,19 +431,19 @@ def test_exits_leave_the_main_output():
     torch.testing.assert_close(found["main"], ag.build(graph, state).eval()(x), rtol=0, atol=0)
     assert "exits.stage2_0.weight" in early.graph.state_names
     with pytest.raises(RewriteError, match="head does not take what the section makes"):
-        ag.exits(graph, {"stage2": head})
+        ag.add_exits(graph, {"stage2": head})
     with pytest.raises(ArchGraphError, match="no such section or block"):
-        ag.exits(graph, {"stage7": 3})
+        ag.add_exits(graph, {"stage7": 3})
 
 
 def test_further_exits_join_those_that_are_there():
     graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
-    one = ag.exits(graph, {"stage1": 4}).graph
-    both = ag.exits(one, {"stage2": 4}, verify=True).graph
-    assert both.outputs == ag.exits(graph, {"stage1": 4, "stage2": 4}).graph.outputs
+    one = ag.add_exits(graph, {"stage1": 4}).graph
+    both = ag.add_exits(one, {"stage2": 4}, verify=True).graph
+    assert both.outputs == ag.add_exits(graph, {"stage1": 4, "stage2": 4}).graph.outputs
     for heads in ({"stage1": 3}, {"stage2.0": 2, "stage2_0": 2}, {"stage2": 2.5}, {"stage2": 0}):
         with pytest.raises(ArchGraphError):
-            ag.exits(one, heads)  # type: ignore[arg-type]  # nonsense on purpose
+            ag.add_exits(one, heads)  # type: ignore[arg-type]  # nonsense on purpose
 
 
 class Stream(nn.Module):
@@ -462,7 +462,7 @@ class Stream(nn.Module):
 @pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
 def test_an_exit_needs_channels_not_a_free_axis(shape):
     graph = ag.trace(Stream(), torch.randn(shape), train=False).graph
-    early = ag.exits(graph, {"layers.0": 4}, verify=True)
+    early = ag.add_exits(graph, {"layers.0": 4}, verify=True)
     wide = 6 if len(shape) < 4 else 4  # of images, the dimension after the batch
     assert early.graph.param["exits.layers_0.weight"].shape == (4, wide)
 
@@ -486,7 +486,7 @@ def test_a_cut_where_the_batch_is_folded_is_refused():
 def test_step_sizes_are_finite_numbers(start):
     graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
     with pytest.raises(RewriteError, match="step size"):
-        ag.steps(graph, initial=start)
+        ag.add_step_sizes(graph, initial=start)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_the_loss_goes_on_without_a_jump(kind, grow):
     grown = {
         "widen": lambda: ag.widen(graph, 1.5),
         "deepen": lambda: ag.deepen(graph, {ag.structure(graph).sections[0].name: 5}),
-        "adapters": lambda: ag.adapters(graph, 2),
+        "adapters": lambda: ag.add_adapters(graph, 2),
     }[grow]()
     made, again = follower(grown, net, optimiser, kind)
     for group in again.param_groups:
@@ -257,7 +257,7 @@ def test_a_refused_carry_leaves_the_new_optimiser_as_it_was():
 
 def test_new_parameters_start_without_state_and_others_keep_their_step():
     graph, net, optimiser = trained("adam")
-    made, again = follower(ag.adapters(graph, 2), net, optimiser, "adam")
+    made, again = follower(ag.add_adapters(graph, 2), net, optimiser, "adam")
     own = dict(net.named_parameters())
     for name, parameter in made.named_parameters():
         if name in own:

@@ -23,7 +23,7 @@ def tiers(lab):
     return {
         "full": ag.Rewritten.identity(lab.graph),
         "slim": ag.take(lab.graph, 0.5),
-        "flat": ag.shallow(lab.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shorten(lab.graph, {"layer1": 2, "layer2": 2}),
     }
 
 

@@ -39,9 +39,9 @@ def weakened(graph: ag.ArchGraph) -> dict[str, ag.Rewritten]:
     """Tiers of the lab's net: narrower by a half and by a third, shallower, both."""
     narrow, slim = ag.take(graph, 0.5), ag.take(graph, 0.7)
     return {
-        "weak": narrow >> ag.shallow(narrow.graph, {"layer1": 2, "layer2": 2}),
-        "flat": ag.shallow(graph, {"layer1": 2, "layer2": 2}),
-        "least": slim >> ag.shallow(slim.graph, {"layer1": 1, "layer2": 1}),
+        "weak": narrow >> ag.shorten(narrow.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shorten(graph, {"layer1": 2, "layer2": 2}),
+        "least": slim >> ag.shorten(slim.graph, {"layer1": 1, "layer2": 1}),
         "slim": slim,
         "full": ag.Rewritten.identity(graph),
     }
@@ -602,7 +602,7 @@ def test_positions_that_a_dense_block_appends_are_the_old_globals(lab):
 
 
 def test_a_model_that_is_no_part_of_the_global_is_refused(lab):
-    world = lab.make_world(lab.graph, lab.state, {"steps": ag.steps(lab.graph)}, ["steps"])
+    world = lab.make_world(lab.graph, lab.state, {"steps": ag.add_step_sizes(lab.graph)}, ["steps"])
     for strategy in (FedADP(), FedADP(approximate=True)):
         with pytest.raises(ag.RunError, match=r"tier steps: .*no counterpart in the global model"):
             strategy.init(world)
@@ -630,7 +630,7 @@ def test_widths_are_read_off_a_transfer(attention, data):
 
 
 def test_widths_leave_out_what_is_gone(lab):
-    short = ag.shallow(lab.graph, {"layer1": 2})
+    short = ag.shorten(lab.graph, {"layer1": 2})
     names = {a.name for a in ag.axes(lab.graph).free}
     assert names - set(widths(lab.graph, short.transfer)) == {"layer1.2.conv1.out"}
 

@@ -23,8 +23,8 @@ SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
 def tiers(lab):
     narrow = ag.take(lab.graph, 0.5)
     return {
-        "weak": narrow >> ag.shallow(narrow.graph, {"layer1": 2, "layer2": 2}),
-        "flat": ag.shallow(lab.graph, {"layer1": 2, "layer2": 2}),
+        "weak": narrow >> ag.shorten(narrow.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shorten(lab.graph, {"layer1": 2, "layer2": 2}),
         "slim": narrow,
         "full": ag.Rewritten.identity(lab.graph),
     }

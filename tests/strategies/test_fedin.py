@@ -1083,7 +1083,7 @@ def test_a_family_with_a_global_model_works_as_well(lab):
     """Depths of one model; the extractor starts as in the global state."""
     tiers = {
         "deep": ag.Rewritten.identity(lab.graph),
-        "flat": ag.shallow(lab.graph, {"layer1": 1, "layer2": 2}),
+        "flat": ag.shorten(lab.graph, {"layer1": 1, "layer2": 2}),
     }
     world = lab.make_world(lab.graph, lab.state, tiers, ["flat", "deep"])
     world = dataclasses.replace(

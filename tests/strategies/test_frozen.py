@@ -7,7 +7,7 @@ import torch
 
 import archgraph as ag
 from archgraph.federation.strategy import LocalOptions, Result
-from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.train_only import train_only
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA

@@ -91,7 +91,7 @@ def test_the_scaler_divides_by_the_rate_in_training_only(lab, tiers):
     state = strategy.init(world)
     whole, half = (strategy.send(world, state, c, 1) for c in (0, 1))
     assert whole.graph == lab.graph
-    assert half.graph == ag.scaler(tiers["half"].graph, 0.5).graph != tiers["half"].graph
+    assert half.graph == ag.add_scaler(tiers["half"].graph, 0.5).graph != tiers["half"].graph
     x = torch.randn(3, 1, 8, 8)
     scaled = ag.build(half.graph, half.state)
     plain = ag.build(tiers["half"].graph, half.state)
@@ -104,7 +104,7 @@ def test_given_rates_override_the_measured_ones(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["half"])
     strategy = HeteroFL(rates={"half": 0.75})
     task = strategy.send(world, strategy.init(world), 0, 1)
-    assert task.graph == ag.scaler(tiers["half"].graph, 0.75).graph
+    assert task.graph == ag.add_scaler(tiers["half"].graph, 0.75).graph
     with pytest.raises(ag.RunError, match=r"unknown tier; found hlaf; .*did you mean 'half'"):
         HeteroFL(rates={"hlaf": 0.5}).init(world)
 

@@ -39,8 +39,8 @@ def mixed(lab):
     """Four architectures: shallower, narrower, both, all."""
     narrow = ag.take(lab.graph, 0.5)
     tiers = {
-        "weak": ag.shallow(narrow.graph, {"layer1": 2, "layer2": 2}),
-        "flat": ag.shallow(lab.graph, {"layer1": 2, "layer2": 2}),
+        "weak": ag.shorten(narrow.graph, {"layer1": 2, "layer2": 2}),
+        "flat": ag.shorten(lab.graph, {"layer1": 2, "layer2": 2}),
         "slim": narrow,
         "full": ag.Rewritten.identity(lab.graph),
     }

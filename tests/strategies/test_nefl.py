@@ -503,7 +503,7 @@ def test_own_parameters_start_as_the_global_ones(lab, family):
 
 @pytest.mark.parametrize("norm", ["per_submodel", "static"])
 def test_what_the_global_state_lacks_belongs_to_the_submodel(lab, norm):
-    tiers = {"more": ag.adapters(lab.graph, size=2), "full": scaled(lab.graph, [])}
+    tiers = {"more": ag.add_adapters(lab.graph, size=2), "full": scaled(lab.graph, [])}
     world = lab.make_world(lab.graph, lab.state, tiers, ["more", "full"])
     further = set(tiers["more"].graph.state_names) - lab.state.keys()
     assert further

@@ -27,7 +27,7 @@ from archgraph.federation.strategy import (
     seeded,
 )
 from archgraph.hypernet import GraphHypernetwork, entries, update
-from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.train_only import train_only
 from archgraph.strategies import recipfl
 from archgraph.strategies.recipfl import RecipFL, Server, Teach, guidance
 

@@ -12,7 +12,7 @@ from archgraph.errors import GraphError
 from archgraph.federation.strategy import LocalOptions, Model, Train, Work, module_of, seeded
 from archgraph.hypernet.graphs import local
 from archgraph.module.build import build, initial_state
-from archgraph.rewrite.trained import train_only
+from archgraph.rewrite.train_only import train_only
 from archgraph.states.transfer import Transfer
 from tests.strategies.conftest import CLASSES, Net, toy
 

@@ -26,7 +26,7 @@ from archgraph.states.transfer import Rewritten
 NAME = "step_size"
 
 
-def steps(
+def add_step_sizes(
     graph: ArchGraph,
     blocks: str | Iterable[str] | None = None,
     *,
@@ -62,7 +62,7 @@ def steps(
         ...     def forward(self, x):
         ...         x = self.stem(x)
         ...         return self.head(x + self.body(x).relu())
-        >>> stepped = steps(trace(Net(), torch.zeros(1, 3)).graph)
+        >>> stepped = add_step_sizes(trace(Net(), torch.zeros(1, 3)).graph)
         >>> [p.name for p in stepped.graph.params if not p.shape]
         ['body.step_size']
 
@@ -112,5 +112,5 @@ def steps(
     if verify:
         from archgraph.rewrite.laws import same_function
 
-        same_function(graph, steps(graph, [b.name for b in chosen]))
+        same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten
