@@ -13,6 +13,9 @@ from archgraph.errors import RunError
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write a file in one step, with the folders it needs, and return its path.
 
+    File and folder are brought to the disk: what was written outlives a crash. A crash in between
+    may leave a file `.draft-*` beside it.
+
     Raises:
         RunError: If the place cannot be written; what was there before stays.
 
@@ -24,10 +27,10 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """
     target = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    temporary: str | None = None
+    draft: str | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".draft-{target.name}-")
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
@@ -35,13 +38,23 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
         # mkstemp makes private files; give the result the permissions of any new file.
         mask = os.umask(0)
         os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
+        Path(draft).chmod(0o666 & ~mask)
+        Path(draft).replace(target)
+        sync(target.parent)
     except OSError as error:
-        if temporary is not None:
+        if draft is not None:
             with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+                Path(draft).unlink()
         raise RunError(
             "cannot write the file", where=str(target), found=error.strerror or str(error)
         ) from error
     return target
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the list of a folder's files, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -40,7 +40,6 @@ import archgraph as ag
 from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
-    Json,
     NormPolicy,
     Result,
     ServerState,
@@ -53,6 +52,7 @@ from archgraph.federation.strategy import (
     seeded,
     widths,
 )
+from archgraph.plain import Json
 
 Mode = Literal["paper", "net2net"]
 Lacks = Mapping[str, Sequence[str]]  # blocks by section

@@ -37,7 +37,6 @@ import archgraph as ag
 from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
-    Json,
     Model,
     NormPolicy,
     Objective,
@@ -55,6 +54,7 @@ from archgraph.federation.strategy import (
     module_of,
     seeded,
 )
+from archgraph.plain import Json
 
 Variant = Literal["both", "depth", "width"]
 SAMPLE = 1 << 14

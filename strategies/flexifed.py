@@ -34,7 +34,6 @@ import archgraph as ag
 from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
-    Json,
     Layer,
     NormPolicy,
     Result,
@@ -48,6 +47,7 @@ from archgraph.federation.strategy import (
     frozen,
     layers,
 )
+from archgraph.plain import Json
 
 Sharing = Literal["basic", "clustered", "max"]
 Match = Literal["operator", "name"]

@@ -32,7 +32,6 @@ from torch import Tensor
 import archgraph as ag
 from archgraph.federation.strategy import (
     Evaluated,
-    Json,
     NormPolicy,
     Result,
     ServerState,
@@ -44,6 +43,7 @@ from archgraph.federation.strategy import (
     World,
     seeded,
 )
+from archgraph.plain import Json
 
 Steps = Literal["learnable", "constant", "off"]
 Initial = Literal["ones", "ode"]

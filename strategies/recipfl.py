@@ -32,7 +32,6 @@ from archgraph.federation.strategy import (
     CrossEntropy,
     Evaluated,
     Examples,
-    Json,
     Logits,
     Model,
     Outcome,
@@ -53,6 +52,7 @@ from archgraph.federation.strategy import (
     with_features,
 )
 from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
+from archgraph.plain import Json
 
 OWN, SMALL = "own", "small"
 LOGITS = Logits()

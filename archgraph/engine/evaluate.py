@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,8 @@ from archgraph.graph.ir import ArchGraph, per_graph, specialise
 from archgraph.module.build import load_state
 from archgraph.ops.schema import schema
 from archgraph.ops.table import row, statistics
+from archgraph.plain import Json
 
-Json = Any
 IGNORED = -100  # a target that counts for nothing
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from archgraph.engine.data import Dataset
 from archgraph.engine.shard import Shard
 from archgraph.federation.strategy import LocalOptions, Strategy, World, rounds_of
-
-Json = Any
+from archgraph.plain import Json
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,9 +41,8 @@ from archgraph.federation.strategy import (
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.flat import dump
+from archgraph.plain import Json, finite
 from archgraph.states.merge import check_update
-
-Json = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,23 +392,6 @@ class Loop:
         if self.record is not None:
             kept = {client: kept.flat() for client, kept in self.kept.items()}
             self.record.save(Checkpoint(self.done, self.server.tensors, self.server.values, kept))
-
-
-def finite(value: Json) -> Json:
-    """A plain value with NaN and infinities, which JSON lacks, as None.
-
-    >>> finite({"loss": float("nan"), "steps": [1.0, 2]})
-    {'loss': None, 'steps': [1.0, 2]}
-    """
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {key: finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [finite(item) for item in value]
-        case _:
-            return value
 
 
 def run(

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,8 +21,8 @@ from rich.table import Table
 
 from archgraph.analysis.cost import cost
 from archgraph.federation.strategy import World
+from archgraph.plain import Json
 
-Json = Any
 # rich numbers the bars of a display in the order in which they are added.
 ROUNDS, CLIENTS = TaskID(0), TaskID(1)
 

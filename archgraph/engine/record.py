@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -31,19 +30,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from archgraph.errors import RunError
+from archgraph.files import sync, write
+from archgraph.plain import Json, differences, digest
 
 FORMAT = 2
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
 
-Json = Any
 Tensors = Mapping[str, torch.Tensor]
 # Of tensors as they were: which objects, and how often each had been changed in place.
 Seen = dict[str, tuple["weakref.ref[torch.Tensor]", int]]
@@ -64,35 +64,6 @@ class Checkpoint:
     tensors: Tensors
     values: Mapping[str, Json]
     kept: Mapping[int, Tensors]
-
-
-def digest(value: Json) -> str:
-    """SHA-256 of a plain value, independent of the order of its keys.
-
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-    True
-    """
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def differences(found: Json, expected: Json, path: str = "") -> Iterator[str]:
-    """Where two plain values differ, as ``key: found …, expected …``.
-
-    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
-    ['a.b: 1 instead of 2']
-    """
-    if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        for key in sorted({*found, *expected}, key=str):
-            inner = f"{path}.{key}" if path else str(key)
-            yield from differences(found.get(key), expected.get(key), inner)
-    elif found != expected:
-        yield f"{path}: {_brief(found)} instead of {_brief(expected)}"
-
-
-def _brief(value: Json) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass
@@ -139,11 +110,10 @@ class Record:
             with _writing(folder):
                 (folder / "checkpoints").mkdir()
                 for name, content in (files or {}).items():
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    _replace(folder / name, content.encode())
-                _replace(folder / "facts.json", json.dumps(facts, indent=1).encode())
+                    write(folder / name, content)
+                write(folder / "facts.json", json.dumps(facts, indent=1))
                 # The last: a folder with it is a run.
-                _replace(folder / "run.yaml", text.encode())
+                write(folder / "run.yaml", text)
                 record._metrics = (folder / "metrics.jsonl").open("ab")
         except BaseException:
             record.close()
@@ -175,7 +145,7 @@ class Record:
             lines = read_metrics(folder, until=last or 0)
             with _writing(folder):
                 text = "".join(json.dumps(line) + "\n" for line in lines)
-                _replace(folder / "metrics.jsonl", text.encode())
+                write(folder / "metrics.jsonl", text)
                 record._metrics = (folder / "metrics.jsonl").open("ab")
         except BaseException:
             record.close()
@@ -234,7 +204,7 @@ class Record:
                     same = client not in self._changed
                     source = _file(old, "clients", client) if same and old else None
                     written += _put(_file(draft, "clients", client), tensors, source)
-                _each(_sync, written)
+                _each(sync, written)
                 values = {
                     "format": FORMAT,
                     "experiment": self.identity,
@@ -242,13 +212,13 @@ class Record:
                     "groups": list(groups),
                     "values": checkpoint.values,
                 }
-                _write(draft / "server.json", json.dumps(values).encode())
+                write(draft / "server.json", json.dumps(values))
                 for folder in (draft / "groups", draft / "clients", draft):
-                    _sync(folder)
+                    sync(folder)
                 place = self._path(checkpoint.round)
                 draft.chmod(0o755)
                 draft.replace(place)
-                _sync(parent)
+                sync(parent)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
@@ -496,21 +466,6 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it holds the old content or the new, never a part."""
-    draft = path.with_name(f".draft-{path.name}")
-    _write(draft, content)
-    draft.replace(path)
-    _sync(path.parent)
-
-
 def _save(path: Path, tensors: Tensors) -> None:
     """Write tensors as safetensors."""
     owned: dict[str, torch.Tensor] = {}
@@ -547,12 +502,3 @@ def _each(action: Callable[[Path], object], paths: Iterable[Path]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(action, paths):
             pass
-
-
-def _sync(path: Path) -> None:
-    """Bring a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

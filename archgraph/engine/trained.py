@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from archgraph.engine.local import finite
 from archgraph.engine.record import Record
 from archgraph.engine.shard import Kept
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation.strategy import Evaluated, Model, ServerState
+from archgraph.plain import finite
 
 
 def trained(

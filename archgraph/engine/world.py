@@ -8,7 +8,6 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pydantic_core
@@ -36,9 +35,8 @@ from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, 
 from archgraph.language import ExperimentSpec, FamilySpec, load_experiment, load_family
 from archgraph.module.build import build, initial_state
 from archgraph.ops.schema import torch_dtype
+from archgraph.plain import Json
 from archgraph.rewrite.insert import fresh, refs
-
-Json = Any
 
 
 def prepare(

@@ -37,7 +37,7 @@ Path_ = str | os.PathLike[str]
 
 
 def save(graph: ArchGraph, path: Path_) -> None:
-    r"""Write a graph as flat YAML, whole or not at all.
+    r"""Write a graph as flat YAML, whole or not at all, with the folders it needs.
 
     The law: ``load(path) == graph`` afterwards.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -23,5 +23,3 @@ Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Natural = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_+-]*$", max_length=100)]
-# A YAML value that somebody else understands: keyword arguments, options of a strategy.
-Json = Any

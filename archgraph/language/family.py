@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.language.base import Base, Count, Json, Name, Natural, Share
+from archgraph.language.base import Base, Count, Name, Natural, Share
 from archgraph.language.document import Document, Mistake
+from archgraph.plain import Json
 
 # A file beside this one, or a model written in place.
 ModelSource = str | dict[str, Json]

@@ -15,9 +15,10 @@ from pydantic import Field
 from pydantic_core import core_schema
 
 from archgraph.hints import nearest
-from archgraph.language.base import MAX_SIZE, Base, Count, Json, Name
+from archgraph.language.base import MAX_SIZE, Base, Count, Name
 from archgraph.language.document import Mistake, shorten
 from archgraph.language.expression import Scalar, is_expression
+from archgraph.plain import Json
 
 Expression = Annotated[str, Field(pattern=r"\$")]
 

@@ -18,10 +18,11 @@ from pydantic import Field
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import TRAINING, Atom, Batch, Leaf, Mode, Ref, Size, Value
-from archgraph.language.base import Base, Count, Json, Name, Natural
+from archgraph.language.base import Base, Count, Name, Natural
 from archgraph.language.document import Mistake
 from archgraph.language.draft import Draft
 from archgraph.ops.schema import schema
+from archgraph.plain import Json
 
 Pair = Count | tuple[Count, ...]
 Padding = Literal["same", "valid"] | Natural | tuple[Natural, ...]

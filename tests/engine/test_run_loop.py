@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.engine.experiment import Options
-from archgraph.engine.local import Clock, Loop, execute, finite, sample
+from archgraph.engine.local import Clock, Loop, execute, sample
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation.strategy import Outcome, Result, Train, Work
 
@@ -310,13 +310,6 @@ def test_training_learns(experiment):
     run = execute(experiment(rounds=6, options=_all()))
     assert run.evaluation["global"]["accuracy"] > 0.7
     assert run.rounds[0]["evaluation"]["global"]["accuracy"] < run.evaluation["global"]["accuracy"]
-
-
-def test_json_has_no_nan():
-    assert finite({"a": [float("inf"), (1, float("nan"))], "b": "nan"}) == {
-        "a": [None, [1, None]],
-        "b": "nan",
-    }
 
 
 def _all() -> Options:

@@ -17,8 +17,6 @@ from archgraph.engine.local import Loop, execute
 from archgraph.engine.record import (
     Checkpoint,
     Record,
-    differences,
-    digest,
     read_metrics,
     reserved,
 )
@@ -444,9 +442,3 @@ def test_drafts_of_a_crash_are_swept(tmp_path):
     record.close()
     assert found is not None
     assert not list(tmp_path.rglob(".draft-*"))
-
-
-def test_identity_ignores_the_order_of_keys_and_sees_every_value():
-    assert digest({"a": [1, {"b": 2}], "c": None}) == digest({"c": None, "a": [1, {"b": 2}]})
-    assert digest({"a": 1}) != digest({"a": 1.5})
-    assert list(differences({"a": 1}, {"a": 1, "b": {"c": 2}})) == ['b: null instead of {"c": 2}']

@@ -1,0 +1,58 @@
+"""Plain values: what JSON and YAML hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+"""None, a boolean, a number, a text, or a list or mapping (by text) of these."""
+
+
+def digest(value: Json) -> str:
+    """SHA-256 of a plain value, independent of the order of its keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def finite(value: Json) -> Json:
+    """A plain value with NaN and infinities, which JSON lacks, as None.
+
+    >>> finite({"loss": float("nan"), "steps": [1.0, 2]})
+    {'loss': None, 'steps': [1.0, 2]}
+    """
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+        case _:
+            return value
+
+
+def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
+    """Where two plain values differ, as ``key: … instead of …``.
+
+    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    ['a.b: 1 instead of 2']
+    """
+    if isinstance(actual, Mapping) and isinstance(expected, Mapping):
+        for key in sorted({*actual, *expected}, key=str):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from differences(actual.get(key), expected.get(key), inner)
+    elif actual != expected:
+        yield f"{path}: {_brief(actual)} instead of {_brief(expected)}"
+
+
+def _brief(value: Json) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
