@@ -1,11 +1,11 @@
 from .cover import coverage as coverage
+from .difference import diff as diff
+from .explanation import explain as explain
 from .gallery import draw_family as draw_family
-from .inspect import diff as diff
-from .inspect import explain as explain
-from .inspect import summary as summary
 from .page import report as report
 from .picture import draw as draw
 from .picture import render as render
 from .plots import compare as compare
 from .plots import curves as curves
 from .runs import read_run as read_run
+from .summary import summary as summary

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import archgraph
 from archgraph import trace
 from archgraph.display import diff, explain, summary
+from archgraph.display.explanation_tables import runs
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.display.inspect import runs
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph, renumber
 from tests.nets import FOREIGN, Dense, image, networks
@@ -260,7 +260,7 @@ def test_pins_name_what_stands_in_the_way():
     }
     inside = pins["inside.in"]
     assert inside is not None and inside.remedy == "another input: its size comes from outside"
-    assert inside.source is not None and "test_inspect.py:" in inside.source
+    assert inside.source is not None and "test_explanation.py:" in inside.source
 
 
 def test_what_moves_with_an_axis(graphs):

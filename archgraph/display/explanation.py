@@ -1,0 +1,250 @@
+"""What can change in a graph, what cannot and why, and what a change would save."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from archgraph.display import explanation_tables as tables
+from archgraph.display.facts import (
+    AxisFact,
+    BlockFact,
+    Facts,
+    GroupFact,
+    LeafFact,
+    OperatorFact,
+    Saving,
+    facts,
+    plain,
+)
+from archgraph.display.scene import count
+from archgraph.errors import ArchGraphError
+from archgraph.graph.ir import ArchGraph
+from archgraph.hints import nearest
+from archgraph.tables import Table
+
+# Names of parts, by kind.
+NamesByKind: TypeAlias = Mapping[str, Sequence[str]]
+# Names that an unknown name may have meant.
+NEAREST = 3
+# The kinds of parts, as :class:`Facts` and :class:`Explanation` name them.
+KINDS = ("axes", "roles", "sections", "blocks", "leaves", "operators")
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What can change in a graph and what cannot, with reasons and savings.
+
+    Attributes:
+        model: Name of the graph.
+        asked: Name of the part to explain; None: the whole graph.
+        about: The facts about the whole graph.
+        axes: The axes in question.
+        roles: Their free axes by role.
+        sections: Their free axes by section.
+        blocks: The blocks in question.
+        leaves: The leaves in question; empty for the whole graph.
+        operators: The operators in question; empty for the whole graph.
+    """
+
+    model: str
+    asked: str | None
+    about: Facts
+    axes: tuple[AxisFact, ...] = ()
+    roles: tuple[GroupFact, ...] = ()
+    sections: tuple[GroupFact, ...] = ()
+    blocks: tuple[BlockFact, ...] = ()
+    leaves: tuple[LeafFact, ...] = ()
+    operators: tuple[OperatorFact, ...] = ()
+
+    @property
+    def free(self) -> tuple[AxisFact, ...]:
+        """Axes that may be cut."""
+        return tuple(a for a in self.axes if a.free)
+
+    @property
+    def pinned(self) -> tuple[AxisFact, ...]:
+        """Axes that may not, each with its pin."""
+        return tuple(a for a in self.axes if not a.free)
+
+    def plain(self) -> dict[str, Any]:
+        """The explanation as values that JSON can write.
+
+        Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
+        ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
+        ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
+        ``blocks``, ``leaves``, ``operators``.
+        """
+        whole = {
+            k: plain(getattr(self.about, k)) for k in ("parameters", "macs", "reach", "halving")
+        }
+        chosen = {k: plain(getattr(self, k)) for k in KINDS}
+        return {"model": self.model, "asked": self.asked, **whole, **chosen}
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self.tables())
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.model!r}, {len(self.free)} free and {len(self.pinned)} pinned axes)"
+        )
+
+    def tables(self) -> tuple[Table, ...]:
+        """The explanation as tables; empty ones are left out.
+
+        Parts that differ only in a number share a row, unless the explanation is of a named part.
+        """
+        each = self.asked is not None
+        if self.asked is None:
+            first = [self._overview()]
+        elif len(self.axes) == 1 and self.axes[0].name == self.asked and not self.blocks:
+            axis = self.axes[0]
+            found = [
+                tables.one_axis(axis),
+                tables.leaves_with_axis(axis),
+                tables.operators_with_axis(axis, self.about),
+            ]
+            return tuple(table for table in found if table.rows)
+        else:
+            one = self.operators if len(self.operators) == 1 else ()
+            first = [*map(tables.one_operator, one), self._halves()]
+        return tuple(
+            table
+            for table in (
+                *first,
+                tables.free_axes(self.free, self._together, each),
+                tables.pinned_axes(self.pinned, each),
+                tables.removable_blocks(self.blocks, each),
+                tables.staying_blocks(self.blocks, each),
+                tables.leaf_layouts(self.leaves),
+                tables.several_operators(self.operators if len(self.operators) > 1 else ()),
+            )
+            if table.rows
+        )
+
+    def _overview(self) -> Table:
+        about = self.about
+        table = self._halves()
+        can = sum(b.removable for b in self.blocks)
+        reach = math.floor(1000 * about.reach) / 10  # 100% means all of them
+        note = (
+            f"{count(about.parameters)} parameters, {reach:g}% of them on a free axis; "
+            f"{count(about.macs)} MACs per example; axes: {len(self.free)} free, "
+            f"{len(self.pinned)} pinned; blocks: {can} of {len(self.blocks)} removable"
+        )
+        every = (("all free axes", str(len(self.free)), *tables.savings(about.halving)),)
+        return dataclasses.replace(
+            table,
+            title=f"{self.model or 'architecture'}: what halving saves",
+            rows=every + table.rows,
+            note=note,
+        )
+
+    def _halves(self) -> Table:
+        """What halving all axes of a role or a section saves."""
+        roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
+        groups = [(f"role {g.name}", g) for g in roles]
+        groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
+        return Table(
+            "What halving saves",
+            ("halving", "axes", *tables.SAVES),
+            tuple((name, str(len(g.axes)), *tables.savings(g.saving)) for name, g in groups),
+            right=frozenset({1, 2, 3}),
+            short=frozenset({0}),
+        )
+
+    def _together(self, chosen: Sequence[AxisFact]) -> Saving | None:
+        return chosen[0].saving if len(chosen) == 1 else self.about.bill.halving(chosen)
+
+
+def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
+    """Which axes are free, which are pinned and why, which blocks can go; what that would save.
+
+    Args:
+        graph: The architecture.
+        name: Part to explain: an axis, section, block, leaf, operator, role or module, or a
+            pattern (`layer1.*`). None: all axes and blocks.
+
+    Returns:
+        Facts, with `plain()` for tools and `tables()` for people.
+
+    Raises:
+        ArchGraphError: If nothing has that name; gives the nearest names.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> found = explain(trace(net, torch.zeros(1, 3)).graph)
+        >>> [(a.name, a.saving.parameters) for a in found.free]
+        [('0.out', 24)]
+        >>> [(a.name, a.pin.why) for a in found.pinned][-1]
+        ('2.out', "dimension 1 of the model's output")
+    """
+    about = facts(graph)
+    if name is None:
+        kinds = ("axes", "roles", "sections", "blocks")
+        return Explanation(
+            graph.name, None, about, **{k: tuple(getattr(about, k).values()) for k in kinds}
+        )
+    word = name.removeprefix("%")
+    parts = _named(about, word, operator=word != name) or _like(about, word)
+    if not parts:
+        raise _unknown(about, word)
+    chosen = {k: tuple(f for n, f in getattr(about, k).items() if n in parts[k]) for k in KINDS}
+    return Explanation(graph.name, name, about, **chosen)
+
+
+def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
+    """Parts of exactly this name, each with the axes that it makes or has."""
+    if operator:
+        return _operator_of(about, [n for n in about.operators if n == word])
+    sections = [s for s in about.sections if s == word]
+    blocks = [b.name for b in about.blocks.values() if word in (b.name, b.section)]
+    leaves = [k for k in about.leaves if k == word]
+    roles = [r for r in about.roles if r == word]
+    axes = [a for a in about.axes if a == word]
+    axes += [a for b in blocks for a in about.blocks[b].axes]
+    axes += [a for k in leaves for a in about.leaves[k].axes]
+    axes += [a for r in roles for a in about.roles[r].axes]
+    if blocks and not sections:
+        inside = (n for b in blocks for n in about.blocks[b].operators)
+        leaves += [k for n in inside for k in about.operators[n].leaves]
+    parts = _parts(axes=axes, roles=roles, sections=sections, blocks=blocks, leaves=leaves)
+    return parts or _operator_of(about, [n for n in about.operators if n == word])
+
+
+def _like(about: Facts, word: str) -> NamesByKind:
+    """Parts of a module or a pattern; operators only where nothing else is."""
+    kinds = ("axes", "sections", "blocks", "leaves")
+    parts = _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
+    return parts or _operator_of(about, _matching(about.operators, word))
+
+
+def _operator_of(about: Facts, names: Sequence[str]) -> NamesByKind:
+    axes = about.operators[names[0]].axes if len(names) == 1 else ()
+    return _parts(axes=axes, operators=names)
+
+
+def _parts(**names: Iterable[str]) -> NamesByKind:
+    """Names by kind; empty if no kind has a name."""
+    parts = {kind: list(names.get(kind, ())) for kind in KINDS}
+    return parts if any(parts.values()) else {}
+
+
+def _matching(names: Iterable[str], word: str) -> list[str]:
+    return [n for n in names if n.startswith(f"{word}.") or fnmatch.fnmatchcase(n, word)]
+
+
+def _unknown(about: Facts, word: str) -> ArchGraphError:
+    known = list(dict.fromkeys(name for kind in KINDS for name in getattr(about, kind)))
+    return ArchGraphError(
+        "no axis, section, block, leaf or operator has this name",
+        where=word,
+        hint=nearest(word, known, cutoff=0.5, count=NEAREST)
+        or "without a name, everything is explained",
+    )

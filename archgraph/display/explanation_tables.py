@@ -1,0 +1,336 @@
+"""The tables of an explanation; parts that differ only in a number share a row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from itertools import takewhile
+from typing import Any
+
+from archgraph.display.facts import (
+    AxisFact,
+    BlockFact,
+    Facts,
+    LeafFact,
+    Member,
+    OperatorFact,
+    Saving,
+)
+from archgraph.display.scene import count
+from archgraph.tables import Table
+
+# Runs of axes pinned for one reason that are named one by one.
+EACH = 3
+
+SAVES = ("parameters", "MACs")
+
+
+def savings(saving: Saving | None) -> tuple[str, str]:
+    """The two cells of a saving: parameters and MACs, each with its share."""
+    if saving is None:
+        return "", ""
+    return (
+        f"{count(saving.parameters)} {100 * saving.parameters_share:5.1f}%",
+        f"{count(saving.macs)} {100 * saving.macs_share:5.1f}%",
+    )
+
+
+def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
+    """Names that differ in one number and agree in everything else, in order.
+
+    Args:
+        names: Names with numbers in them.
+        alike: What else must be equal, for each name.
+
+    Returns:
+        For each run its pattern and the indices of its members; a name alone is its own pattern.
+
+    Example:
+        >>> runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])
+        [('a.*.w', [0, 1]), ('b1.w', [2]), ('b2.w', [3]), ('c', [4])]
+    """
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for index, name in enumerate(names):
+        parts = re.split(r"(\d+)", name)
+        for at in range(1, len(parts), 2):
+            rest = ("".join(parts[:at]), "".join(parts[at + 1 :]))
+            members.setdefault((at, *rest, alike[index]), []).append(index)
+    taken: set[int] = set()
+    found: list[tuple[str, list[int]]] = []
+    # the longest runs first; of equal ones that of the number further left, e.g. the block's
+    for (_, before, after, _), indices in sorted(
+        members.items(), key=lambda item: (-len(item[1]), item[0][0])
+    ):
+        left = [i for i in indices if i not in taken]
+        if len(left) > 1:
+            found.append((f"{before}*{after}", left))
+            taken.update(left)
+    found += [(name, [i]) for i, name in enumerate(names) if i not in taken]
+    return sorted(found, key=lambda run: run[1][0])
+
+
+def _grouped(
+    names: Sequence[str], alike: Sequence[Hashable], each: bool
+) -> list[tuple[str, list[int]]]:
+    return [(n, [i]) for i, n in enumerate(names)] if each else runs(names, alike)
+
+
+def _kinds(spans: Sequence[str]) -> str:
+    """`layer norm ×2, softmax` of spans with their places."""
+    found = Counter(s.partition(" in ")[0] for s in spans)
+    return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in found.items())
+
+
+def free_axes(
+    axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
+) -> Table:
+    """Free axes with what halving saves; ``each``: one row for every axis."""
+    alike = [(a.section, a.size, a.role, _kinds(a.spans)) for a in axes]
+    groups = _grouped([a.name for a in axes], alike, each)
+    several = any(len(indices) > 1 for _, indices in groups)
+    rows = []
+    for name, indices in groups:
+        members = [axes[i] for i in indices]
+        first = members[0]
+        many = (str(len(members)) if len(members) > 1 else "",) if several else ()
+        role = f"{first.role}*" if first.spans else first.role
+        rows.append((name, *many, str(first.size), role, *savings(together(members))))
+    notes = ["a row of several axes tells what halving all of them saves"] if several else []
+    kinds = dict.fromkeys(s.partition(" in ")[0] for a in axes for s in a.spans)
+    if kinds:
+        notes.append(f"*: {', '.join(kinds)} runs over it; cutting it changes what that computes")
+    return Table(
+        "Free axes: what halving saves",
+        ("axis", *(("axes",) if several else ()), "size", "role", *SAVES),
+        tuple(rows),
+        right=frozenset({1, 2, 4, 5} if several else {1, 3, 4}),
+        short=frozenset({0}),
+        note="\n".join(notes),
+    )
+
+
+def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
+    """One row per cause; where it holds for many axes, the first ones stand for all."""
+    causes: dict[Hashable, list[AxisFact]] = {}
+    for axis in axes:
+        assert axis.pin is not None
+        key = (axis.pin.why, axis.pin.operator, axis.pin.remedy)
+        causes.setdefault((*key, axis.pin.place) if each else key, []).append(axis)
+    rows = []
+    for members in causes.values():
+        groups = _grouped([a.name for a in members], [(a.section, a.size) for a in members], each)
+        shown = len(groups) if each else EACH
+        lines = [
+            f"{name} [{members[indices[0]].size}]" + (f" ×{len(indices)}" * (len(indices) > 1))
+            for name, indices in groups[:shown]
+        ]
+        hidden = sum(len(indices) for _, indices in groups[shown:])
+        pin = members[0].pin
+        assert pin is not None
+        why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
+        if len({a.pin.place for a in members if a.pin is not None}) > 1:
+            why += " and elsewhere"
+        if pin.source is not None:
+            why += f" ({_source(pin.source)})"
+        if hidden:
+            lines.append(f"and {hidden} more")
+        rows.append(("\n".join(lines), why, pin.remedy))
+    return Table(
+        "Pinned axes",
+        ("axis [size]", "why", "what would free it"),
+        tuple(rows),
+        short=frozenset({0}),
+    )
+
+
+def _source(source: str) -> str:
+    """A line of code by its file's last two parts: the path to a package says little."""
+    return "/".join(source.replace("\\", "/").split("/")[-2:])
+
+
+def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
+    """Blocks that can be left out, with what that saves."""
+    blocks = [b for b in blocks if b.removable]
+    groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
+    several = any(len(indices) > 1 for _, indices in groups)
+    rows = []
+    for name, indices in groups:
+        many = (str(len(indices)) if len(indices) > 1 else "",) if several else ()
+        block = blocks[indices[0]]
+        rows.append((name, *many, block.kind, *savings(block.saving)))
+    return Table(
+        "Removable blocks: what skipping one saves",
+        ("block", *(("blocks",) if several else ()), "kind", *SAVES),
+        tuple(rows),
+        right=frozenset({1, 3, 4} if several else {2, 3}),
+        short=frozenset({0}),
+    )
+
+
+def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
+    """Blocks that cannot be left out, with the reason."""
+    blocks = [b for b in blocks if not b.removable]
+    groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
+    return Table(
+        "Blocks that stay",
+        ("block", "kind", "why"),
+        tuple(
+            (
+                name if len(indices) == 1 else f"{name} ×{len(indices)}",
+                blocks[indices[0]].kind,
+                blocks[indices[0]].reason,
+            )
+            for name, indices in groups
+        ),
+        short=frozenset({0}),
+    )
+
+
+def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
+    """Leaves with the layout of each dimension."""
+    return Table(
+        "Leaves",
+        ("leaf", "shape", "layout of each dimension"),
+        tuple((p.name, "×".join(map(str, p.shape)), " | ".join(p.layout)) for p in leaves),
+        short=frozenset({0}),
+    )
+
+
+def one_axis(axis: AxisFact) -> Table:
+    """An axis, one fact per row."""
+    rows = [("size", str(axis.size)), ("role", axis.role)]
+    if axis.section:
+        inside = axis.section if axis.block == axis.section else f"{axis.section}, {axis.block}"
+        rows.append(("made in", inside))
+    if axis.pin is None:
+        parameters, macs = (" = ".join(text.split()) for text in savings(axis.saving))
+        rows += [
+            ("free", "yes"),
+            ("halving", f"{axis.size} → {axis.halved}"),
+            ("saves", f"{parameters} of the parameters, {macs} of the MACs"),
+        ]
+    else:
+        rows += [("free", f"no: {axis.pin.why}")]
+        if axis.pin.operator is not None:
+            rows.append(("pinned by", f"{axis.pin.operator} %{axis.pin.node}"))
+        rows.append(("in", axis.pin.place))
+        if axis.pin.source is not None:
+            rows.append(("code", axis.pin.source))
+        rows.append(("what would free it", axis.pin.remedy))
+    if axis.spans:
+        rows.append(("spanned by", "\n".join(name for name, _ in _counted(axis.spans))))
+        rows.append(("", "cutting it changes what these compute"))
+    return Table(axis.name, ("", ""), tuple(rows))
+
+
+def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Runs of names with their numbers of members, the number written behind the name."""
+    return [
+        (name if len(indices) == 1 else f"{name} ×{len(indices)}", len(indices))
+        for name, indices in runs(names, [None] * len(names))
+    ]
+
+
+def leaves_with_axis(axis: AxisFact) -> Table:
+    """Leaves that are cut with an axis."""
+    whole = f"{axis.name}[{axis.size}]"
+    dims: dict[str, list[Member]] = {}
+    for member in axis.members:
+        dims.setdefault(member.leaf, []).append(member)
+
+    def shape(members: Sequence[Member]) -> str:
+        cut = {m.dimension for m in members}
+        sizes = enumerate(members[0].shape)
+        return "×".join(f"[{size}]" if i in cut else str(size) for i, size in sizes)
+
+    def made_of(members: Sequence[Member]) -> str:
+        found = []
+        for layout in dict.fromkeys(m.layout for m in members if m.layout != whole):
+            several = layout.count(" + ") > 1
+            found.append("one of several terms" if several else _local(layout, axis.name))
+        return ", ".join(found)
+
+    shapes = [shape(members) for members in dims.values()]
+    layouts = [made_of(members) for members in dims.values()]
+    groups = runs(list(dims), list(zip(shapes, layouts, strict=True)))
+    mixed = any(layouts)
+    rows = tuple(
+        (
+            name,
+            str(len(indices)),
+            shapes[indices[0]],
+            *((layouts[indices[0]],) if mixed else ()),
+        )
+        for name, indices in groups
+    )
+    return Table(
+        f"Leaves that have it: {len(dims)}",
+        ("leaf", "leaves", "shape", *(("what [ ] is made of",) if mixed else ())),
+        rows,
+        right=frozenset({1}),
+        short=frozenset({0, 3} if mixed else {0}),
+        note="[ ]: the dimension with the axis",
+    )
+
+
+def _local(layout: str, axis: str) -> str:
+    """A layout with the axes of an axis' own module called by what follows the module.
+
+    >>> _local("a.b.q.heads[2] × a.b.v.dim[3]", "a.b.q.heads")
+    'q.heads[2] × v.dim[3]'
+    """
+    names = [axis, *re.findall(r"[^\s()]+(?=\[\d+\])", layout)]
+    paths = [name.split(".")[:-1] for name in names]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    prefix = "".join(f"{parts[0]}." for parts in shared)
+    return re.sub(rf"(?<![^\s(]){re.escape(prefix)}", "", layout)
+
+
+def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
+    """Operators that an axis runs through, in runs of places."""
+    found: dict[str, list[str]] = {}
+    for name in axis.operators:
+        operator = about.operators[name]
+        found.setdefault(operator.operator, []).append(operator.place or f"%{name}")
+    rows = []
+    for kind, places in found.items():
+        labels = _counted(list(dict.fromkeys(places)))
+        lines = [label for label, _ in labels[: 2 * EACH]]
+        hidden = sum(n for _, n in labels[2 * EACH :])
+        lines += [f"and {hidden} more"] * bool(hidden)
+        rows.append((kind, str(len(places)), "\n".join(lines)))
+    return Table(
+        f"Operators that it runs through: {len(axis.operators)}",
+        ("operator", "times", "in"),
+        tuple(rows),
+        right=frozenset({1}),
+        short=frozenset({2}),
+    )
+
+
+def one_operator(operator: OperatorFact) -> Table:
+    """An operator, one fact per row."""
+    rows = [("operator", operator.operator), ("in", operator.place or "the model itself")]
+    if operator.source:
+        rows.append(("code", operator.source))
+    if operator.block:
+        rows.append(("block", operator.block))
+    for shape, layout in zip(operator.shapes, operator.layout, strict=True):
+        rows += [("result", shape), ("made of", " | ".join(layout))]
+    rows += [("MACs", count(operator.macs)), ("leaves", "\n".join(operator.leaves) or "none")]
+    return Table(f"%{operator.name}", ("", ""), tuple(rows))
+
+
+def several_operators(operators: Sequence[OperatorFact]) -> Table:
+    """Operators, a row each."""
+    return Table(
+        "Operators",
+        ("name", "operator", "in", "result", "MACs"),
+        tuple(
+            (f"%{o.name}", o.operator, o.place, ", ".join(o.shapes), count(o.macs))
+            for o in operators
+        ),
+        right=frozenset({4}),
+        short=frozenset({0, 2}),
+    )

@@ -1,0 +1,93 @@
+"""The sections and blocks of a graph as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import structure
+from archgraph.display.scene import count, dimensions, parameters, shape_label
+from archgraph.graph.ir import ArchGraph, Node
+from archgraph.tables import Table
+
+
+def summary(graph: ArchGraph) -> Table:
+    """Sections and blocks with the shapes of their results, parameters and MACs per example.
+
+    What stands in no block (stem, head) is a row of its own where it stands.
+
+    Example:
+        >>> from archgraph.graph.ir import Batch, Ref, TensorType
+        >>> kind = TensorType((Batch(), 8), "float32")
+        >>> x, y = (
+        ...     Node("x", "input", type=kind),
+        ...     Node("y", "aten.relu", (("self", Ref("x")),), kind),
+        ... )
+        >>> summary(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))).rows[-1]
+        ('total', '', '8', '0', '0', '')
+    """
+    spent = cost(graph)
+    found = structure(graph)
+    owner = {name: block for block in found.blocks for name in block.nodes}
+    runs: list[tuple[Any, list[Node]]] = []
+    at: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "input":
+            continue
+        block = owner.get(node.name)
+        if block is not None and block.name in at:
+            at[block.name].append(node)
+        elif block is None and runs and runs[-1][0] is None:
+            runs[-1][1].append(node)
+        else:
+            runs.append((block, [node]))
+            if block is not None:
+                at[block.name] = runs[-1][1]
+
+    def numbers(nodes: Iterable[Node]) -> tuple[str, str]:
+        nodes = tuple(nodes)
+        leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
+        macs = sum(spent.nodes[node.name].macs for node in nodes if node.name in spent.nodes)
+        return count(parameters(graph, tuple(leaves))), count(macs)
+
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+    begun: set[str] = set()
+    for block, nodes in runs:
+        if block is None:
+            first, last = nodes[0].scope or nodes[0].name, nodes[-1].scope or nodes[-1].name
+            name = first if first == last else f"{first} … {last}"
+            rows.append((name, "", shape_label(nodes[-1].types[0]), *numbers(nodes), ""))
+            continue
+        shape = shape_label(graph.node[block.exit].types[0])
+        can = "removable" if block.removable else ""
+        section = next(s for s in found.sections if s.name == block.section)
+        if len(section.blocks) == 1:
+            alike = block.name == section.name
+            name = section.name if alike else f"{section.name}: {block.name}"
+            strong.add(len(rows))
+            rows.append((name, block.kind, shape, *numbers(nodes), can))
+            continue
+        if block.section not in begun:
+            begun.add(block.section)
+            members = [graph.node[name] for b in section.blocks for name in b.nodes]
+            end = shape_label(graph.node[section.blocks[-1].exit].types[0])
+            strong.add(len(rows))
+            rows.append(
+                (block.section, f"{len(section.blocks)} blocks", end, *numbers(members), "")
+            )
+        rows.append((f"  {block.name}", block.kind, shape, *numbers(nodes), can))
+    strong.add(len(rows))
+    ends = [graph.node[name] for name in graph.output_refs()]
+    result = shape_label(ends[0].types[0]) if ends else ""
+    rows.append(("total", "", result, count(spent.parameters), count(spent.macs), ""))
+    inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
+    return Table(
+        title=graph.name or "architecture",
+        columns=("part", "kind", "result", "parameters", "MACs", ""),
+        rows=tuple(rows),
+        right=frozenset({3, 4}),
+        strong=frozenset(strong),
+        note=f"inputs: {inputs}; shapes without the batch axis; MACs per example",
+    )
