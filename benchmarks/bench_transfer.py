@@ -23,7 +23,8 @@ import torch
 
 from archgraph.graph.ir import ArchGraph, Param, TensorType
 from archgraph.states.merge import Merger
-from archgraph.states.transfer import DimMap, Entry, Rewritten, State, Transfer, signature
+from archgraph.states.state import State
+from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 Choose = Callable[[int, float], DimMap | None]

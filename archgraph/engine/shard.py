@@ -11,7 +11,8 @@ from torch import Tensor
 
 from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
-from archgraph.federation.strategy import Examples, State, cut
+from archgraph.federation.strategy import Examples, cut
+from archgraph.states.state import State
 
 
 def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:

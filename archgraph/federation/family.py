@@ -25,10 +25,11 @@ from archgraph.rewrite.step_sizes import add_step_sizes
 from archgraph.rewrite.train_only import train_only
 from archgraph.rewrite.widen import narrow, widen
 from archgraph.rewrite.width import take
-from archgraph.states.transfer import Rewritten, State, Transfer
+from archgraph.states.state import State
+from archgraph.states.transfer import Rewritten, Transfer
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Member:
     count: int
     graph: ArchGraph
     transfer: Transfer
-    state: Mapping[str, torch.Tensor] | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Family:
     """
 
     graph: ArchGraph
-    state: Mapping[str, torch.Tensor] | None
+    state: State | None
     clients: tuple[Member, ...]
 
     @property

@@ -52,10 +52,10 @@ from archgraph.module.build import build
 from archgraph.module.build import state_of as detached_state
 from archgraph.ops.table import normalisation, statistics
 from archgraph.plain import Json
+from archgraph.states.state import State as State
 from archgraph.states.transfer import Transfer, signature
 from archgraph.states.widths import widths as widths
 
-State: TypeAlias = Mapping[str, Tensor]
 # Whatever json.dumps writes: None, bool, int, float, str, lists and dicts of them.
 
 

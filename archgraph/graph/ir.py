@@ -15,16 +15,11 @@ import re
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 
 from archgraph.errors import GraphError
-
-if TYPE_CHECKING:
-    import torch
-
-    State: TypeAlias = Mapping[str, torch.Tensor]
 
 Role = Literal["parameter", "buffer", "constant"]
 

@@ -14,7 +14,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.network import GraphHypernetwork
 
 if TYPE_CHECKING:
-    from archgraph.graph.ir import State
+    from archgraph.states.state import State
 
 
 def update(

@@ -31,6 +31,7 @@ from archgraph.graph.ir import (
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import Initialiser, initialiser
+from archgraph.states.state import State
 
 
 class Output(dict[str, Any]):
@@ -84,13 +85,11 @@ class ArchModule(torch.nn.Module):
         return copy
 
 
-def _rebuild(graph: ArchGraph, state: Mapping[str, torch.Tensor], training: bool) -> ArchModule:
+def _rebuild(graph: ArchGraph, state: State, training: bool) -> ArchModule:
     return build(graph, state).train(training)
 
 
-def build(
-    graph: ArchGraph, state: Mapping[str, torch.Tensor] | None = None, *, seed: int = 0
-) -> ArchModule:
+def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
     """Module that computes a graph.
 
     Args:
@@ -181,7 +180,7 @@ def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: full[name].detach() for name in graph.state_names}
 
 
-def load_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+def load_state(module: torch.nn.Module, state: State) -> None:
     """Copy a state into a built module, in place.
 
     Raises:

@@ -26,8 +26,8 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.ops.table import row
+from archgraph.states.state import State
 
-State = Mapping[str, Tensor]
 Matching = Literal["greedy", "assignment"]
 # Correlations held at a time.
 ROOM = 1 << 24
@@ -361,9 +361,7 @@ def scale_variation(
     return Scales(baseline, tuple(base), {k: _norm(w) for k, w in base.items()}, compared)
 
 
-def _beside(
-    base: Mapping[str, Tensor], model: tuple[ArchGraph, State]
-) -> Iterator[tuple[str, Scale]]:
+def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, Scale]]:
     graph, state = model
     for weight in weights(graph):
         if weight.leaf not in base:

@@ -28,6 +28,7 @@ from archgraph.graph.ir import (
 from archgraph.module.build import ArchModule, build
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.states.state import State
 from archgraph.states.transfer import Rewritten, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
@@ -140,9 +141,7 @@ def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float
     return worst
 
 
-def masked(
-    graph: ArchGraph, state: Mapping[str, torch.Tensor], kept: Kept
-) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """The wide graph and state with every dropped position at zero's edge, in constants too.
 
     Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from

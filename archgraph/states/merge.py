@@ -22,12 +22,12 @@ from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError, RejectedUpdate
 from archgraph.graph.ir import ArchGraph
 from archgraph.states.dimmap import Vector
+from archgraph.states.state import State
 from archgraph.states.transfer import (
     Coverage,
     Entry,
     Signature,
     Slot,
-    State,
     Term,
     Transfer,
     accumulator,
@@ -54,13 +54,20 @@ def _expected(slots: Signature) -> tuple[_Expected, ...]:
     return tuple(map(_Expected, slots))
 
 
-def check_update(graph: ArchGraph | Signature, state: State, *, finite: bool = True) -> None:
+def check_update(
+    graph: ArchGraph | Signature,
+    state: State,
+    *,
+    finite: bool = True,
+    optional: Collection[str] = (),
+) -> None:
     """Check that a state is one of this architecture, and fit for averaging.
 
     Args:
         graph: The architecture, or its signature.
         state: The update.
         finite: Whether to look for NaN and infinity (one pass over the values).
+        optional: Entries that may be missing (what stays with the client).
 
     Raises:
         RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
@@ -72,6 +79,8 @@ def check_update(graph: ArchGraph | Signature, state: State, *, finite: bool = T
     archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
     """
     expected = _expected(signature(graph))
+    if optional:
+        expected = tuple(w for w in expected if w.name in state or w.name not in optional)
     for want in expected:
         value = state.get(want.name)
         if value is None:
@@ -231,7 +240,8 @@ class Merger:
             scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
                 client gives (HeteroFL's classes).
-            skip: Client entries that are not given at all (norm statistics, personal layers).
+            skip: Client entries that are left out (norm statistics, personal layers), whether the
+                state has them or not.
             trusted: Whether the values are known to be finite; saves a pass over them.
 
         Raises:
@@ -243,7 +253,7 @@ class Merger:
         self._check_open()
         group = self._groups.get(transfer.digest) or self._group(transfer)
         scales, rows = scales or {}, rows or {}
-        check_update(transfer.target, state, finite=not trusted)
+        check_update(transfer.target, state, finite=not trusted, optional=skip)
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         _check_options(transfer, weight, scales, rows, skip)

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Constant, Role, Value, per_graph, show
 from archgraph.states.dimmap import DimMap, Vector, chain
-
-State: TypeAlias = Mapping[str, Tensor]
+from archgraph.states.state import State
 
 __all__ = [
     "INITIALISERS",
@@ -45,7 +44,6 @@ __all__ = [
     "Rewritten",
     "Signature",
     "Slot",
-    "State",
     "Term",
     "Transfer",
     "accumulator",

@@ -19,7 +19,7 @@ from archgraph.states.dimmap import DimMap
 from archgraph.states.merge import Merger, check_update
 from archgraph.states.transfer import Entry, Signature, Slot, Transfer
 
-State = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 SLOTS = (
     Slot("conv.weight", (6, 4, 3, 3), "float32"),
@@ -29,7 +29,7 @@ SLOTS = (
 )
 
 
-def random(slots: Signature, seed: int) -> State:
+def random(slots: Signature, seed: int) -> Tensors:
     stream = torch.Generator().manual_seed(seed)
     return {
         s.name: torch.randn(s.shape, generator=stream, dtype=torch.float64).to(s.torch_dtype)
@@ -69,11 +69,11 @@ KINDS = {
 
 class Client(NamedTuple):
     transfer: Transfer
-    state: State
+    state: Tensors
     weight: float
 
 
-def merge(clients: list[Client], old: State, slots: Signature = SLOTS, **options: int) -> State:
+def merge(clients: list[Client], old: Tensors, slots: Signature = SLOTS, **options: int) -> Tensors:
     merger = Merger(slots, old, **options)  # type: ignore[arg-type]
     for client in clients:
         merger.add(client.transfer, client.state, client.weight)
@@ -96,7 +96,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
 
 
-def reference(clients: list[Client], old: State) -> State:
+def reference(clients: list[Client], old: Tensors) -> Tensors:
     """The covered mean as it is written, in double precision."""
     result = dict(old)
     for slot in (s for s in SLOTS if s.averaged):
@@ -300,6 +300,24 @@ def test_skipped_entries_are_not_given():
     assert new["norm.steps"] == 0
 
 
+def test_skipped_entries_may_be_missing():
+    """What a client keeps to itself is left out as if it had sent it and it were skipped."""
+    private = {"norm.mean", "norm.steps"}
+    old, results = random(SLOTS, 0), []
+    for sent in (SLOTS, [slot for slot in SLOTS if slot.name not in private]):
+        merger = Merger(SLOTS, old)
+        for kind, seed in (("prefix", 1), ("scattered", 2)):
+            transfer, state, weight = client(kind, seed, 3.0)
+            merger.add(transfer, {s.name: state[s.name] for s in sent}, weight, skip=private)
+        results.append(merger.result()[0])
+    whole, part = results
+    assert all(torch.equal(part[name], whole[name]) for name in old)
+    assert all(torch.equal(part[name], old[name]) for name in private)
+    del state["norm.mean"]
+    with pytest.raises(RejectedUpdate, match=r"norm.mean: missing entry"):
+        Merger(SLOTS, old).add(transfer, state, skip={"norm.steps"})
+
+
 def test_integers_take_the_maximum_of_those_who_have_them():
     counts = (Slot("n", (4,), "int64", "buffer"), Slot("flag", (2,), "bool", "buffer"))
     some = Transfer(
@@ -356,7 +374,7 @@ def test_the_updates_stay_as_they_are():
 # ----------------------------------------------------------------------------------- refusals
 
 
-def broken(change: str) -> State:
+def broken(change: str) -> Tensors:
     state = random(SLOTS, 5)
     conv = state["conv.weight"]
     match change:

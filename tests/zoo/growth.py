@@ -25,6 +25,7 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.laws import difference, in_float64, to_float64
 from archgraph.rewrite.widen import refusals
+from archgraph.states.state import State
 from archgraph.states.transfer import DimMap
 from archgraph.states.transfer import Entry as Source
 from tests.nets import Foreign
@@ -40,7 +41,6 @@ SECONDS = {"quick": 4.0, "full": math.inf}  # for widening axes alone
 ATTENTION = ("softmax", "scaled_dot_product_attention")
 
 Reasons = tuple[tuple[str, str], ...]
-State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

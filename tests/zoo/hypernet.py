@@ -19,6 +19,7 @@ import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import GraphHypernetwork, Slot
+from archgraph.states.state import State
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors
@@ -27,8 +28,6 @@ from tests.zoo.table import cells, escaped
 # Small, since what is examined does not depend on sizes.
 NETWORK: dict[str, Any] = {"width": 16, "hidden": 16, "tile": 8}
 RULES = ("buffer", "frozen", "unused", "not real")
-
-State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
