@@ -1,0 +1,17 @@
+"""The command line: arguments only, each command is one call into the library.
+
+Every mistake ends in one message on standard error and exit code 2; `--debug` adds where it was
+raised. Nothing heavy is imported before a command needs it: `archgraph --help` answers at once.
+"""
+
+# Each of these modules adds its commands to the application, in the order of `archgraph --help`.
+from archgraph.cli import model, rewriting, files, runs, weights  # isort: skip
+from archgraph.cli.app import app as app
+
+
+def main() -> None:
+    """Entry point of the command `archgraph`."""
+    app()
+
+
+__all__ = ["app", "files", "main", "model", "rewriting", "runs", "weights"]

@@ -1,0 +1,92 @@
+"""The application: one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from archgraph.cli.output import message, say
+from archgraph.errors import ArchGraphError
+
+BAD_INPUT = 2
+
+DIFFERENT = 1
+
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The commands, with one place where errors become messages."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `--debug` wherever it stands."""
+        if "--debug" in args:
+            args = ["--debug", *(word for word in args if word != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; turn what may go wrong into one message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever reads has had enough (`| head`); Python would complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            say("stopped", error=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except (ArchGraphError, OSError, RecursionError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            say(message(error), error=True)
+            raise typer.Exit(BAD_INPUT) from None
+
+
+class Command(TyperCommand):
+    """A command whose help is plain text."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help; typer escapes brackets for rich even where rich does not print."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # rich would double the time of --help.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Architectures as values, for federated learning over different models.",
+)
+
+command = functools.partial(app.command, cls=Command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        say(f"archgraph {version('archgraph')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    # Models written in Python are found from where the user stands, after all installed packages.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))

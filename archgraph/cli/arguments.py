@@ -1,0 +1,126 @@
+"""Arguments that several commands take, and how their texts are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from archgraph.errors import SpecError
+
+if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.language import ExperimentSpec
+
+
+Model = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
+
+Choose = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
+]
+
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
+
+
+def graph_of(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
+    """The architecture in a file, with some of its choices made."""
+    import archgraph
+
+    return archgraph.load(file, numbers(choose or ()) or None)
+
+
+def family_of(file: Path) -> Any:
+    """The family in a file, resolved; None if the file holds no family."""
+    import archgraph
+    from archgraph.language.document import read_document
+
+    data = read_document(file).data
+    if not (isinstance(data, dict) and "clients" in data):
+        return None
+    return archgraph.resolve(archgraph.load_family(file))
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`key=value` as key and value."""
+    key, mark, value = text.partition("=")
+    if not (mark and key.strip() and value.strip()):
+        raise SpecError("is not a setting", where=repr(text), expected="key=value")
+    return key.strip(), value.strip()
+
+
+def numbers(texts: Iterable[str]) -> dict[str, int]:
+    """`key=N` as numbers by key."""
+    found = {}
+    for text in texts:
+        key, value = pair(text)
+        if not value.isdecimal():
+            raise SpecError("is not a number", where=repr(text), found=value, expected=f"{key}=N")
+        found[key] = int(value)
+    return found
+
+
+def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
+    """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    found = {}
+    for text in texts or ():
+        key, value = pair(text)
+        try:
+            found[key] = YAML(typ="safe", pure=True).load(value)
+        except YAMLError as error:
+            raise SpecError("is not a value", where=repr(text), expected="YAML") from error
+    return found
+
+
+def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
+    """The experiment in a file, with some settings changed."""
+    import archgraph
+    from archgraph.language import ExperimentSpec
+    from archgraph.language.document import Document
+
+    spec = archgraph.load_experiment(file)
+    changes = settings_of(settings)
+    if not changes:
+        return spec
+    data = spec.model_dump(mode="python", by_alias=True, exclude_unset=True, exclude={"family"})
+    for key, value in changes.items():
+        at: Any = data
+        *path, last = key.split(".")
+        for part in path:
+            if not isinstance(at, dict):
+                break
+            if at.get(part) is None:
+                at[part] = {}
+            at = at[part]
+        if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
+            raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
+        at[last] = tuple(value) if isinstance(value, list) else value
+    with located("--set", "--set "):
+        lines = dict.fromkeys(places(data), 1)
+        changed = Document("--set", {**data, "family": ""}, lines).validate(ExperimentSpec)
+    return changed.model_copy(update={"family": spec.family})
+
+
+@contextlib.contextmanager
+def located(name: str, place: str) -> Iterator[None]:
+    """Say where a mistake on the command line is: there is no file and no line, only a key."""
+    try:
+        yield
+    except SpecError as error:
+        where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
+        error.where = where.removesuffix(": python").rstrip(": ")
+        raise
+
+
+def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Keys that lead to every value inside plain data."""
+    yield place
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*place, key))

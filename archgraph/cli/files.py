@@ -1,0 +1,98 @@
+"""Commands about files: check them, print their schema, write the shipped ones."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
+from archgraph.cli.arguments import Output
+from archgraph.cli.output import message, say, show_item, wrote
+
+
+class Kind(enum.StrEnum):
+    """Kinds of files."""
+
+    model = "model"
+    family = "family"
+    experiment = "experiment"
+    figures = "figures"
+
+
+@command()
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or folders.")],
+    python: Annotated[
+        bool, typer.Option("--python", help="Import models that are Python callables, too.")
+    ] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Compare the files' published figures with ours.")
+    ] = False,
+) -> None:
+    """Check files, or compare published figures.
+
+    Models, families, experiments and published figures.
+
+    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
+    published figure differs from ours and its file does not say why (--figures).
+    """
+    if figures:
+        from archgraph.papers.published import figures as compared
+        from archgraph.papers.published import figures_table
+
+        found = compared(paths, python=python)
+        show_item(figures_table(found))
+        if not all(finding.good for finding in found):
+            raise typer.Exit(DIFFERENT)
+        return
+    from archgraph.display.verdicts import verdicts
+
+    bad = total = 0
+    for verdict in verdicts(paths, python=python):
+        total += 1
+        if verdict.error is None:
+            say(f"ok    {verdict.path}  {verdict.kind}: {verdict.note}")
+        else:
+            bad += 1
+            say(f"FAIL  {verdict.path}  {verdict.kind}")
+            say(f"      {message(verdict.error)}", error=True)
+    say(f"{total - bad} of {total} files are good")
+    if bad:
+        raise typer.Exit(BAD_INPUT)
+
+
+@command()
+def schema(
+    kind: Annotated[Kind, typer.Argument(help="Kind of file.")],
+    output: Output = None,
+) -> None:
+    """Print the JSON schema of a kind of file.
+
+    Editors complete and check YAML with it.
+    """
+    import json
+
+    from archgraph.files import write
+    from archgraph.language import schema as described
+
+    text = json.dumps(described(kind.value), indent=2, ensure_ascii=False)
+    if output is None:
+        say(text)
+    else:
+        wrote(write(output, text + "\n"))
+
+
+@command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+) -> None:
+    """Write the shipped specs into a folder.
+
+    Models, families and experiments to start from, with a short README.
+    """
+    from archgraph.demo.start import start
+
+    say(f"wrote {start(folder)}; its README.md says how to begin")

@@ -1,0 +1,227 @@
+"""Commands about one architecture or two: trace, show, explain, draw, diff, align."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from archgraph.cli.app import DIFFERENT, command
+from archgraph.cli.arguments import (
+    Choose,
+    Model,
+    Output,
+    family_of,
+    graph_of,
+    located,
+    pair,
+    places,
+    settings_of,
+)
+from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
+from archgraph.errors import SpecError
+
+
+class Detail(enum.StrEnum):
+    """How much a picture shows."""
+
+    block = "block"
+    node = "node"
+
+
+class Direction(enum.StrEnum):
+    """Where a picture runs to."""
+
+    down = "TB"
+    right = "LR"
+
+
+@command()
+def trace(
+    target: Annotated[
+        str, typer.Argument(metavar="python:MODULE:CALLABLE", help="What makes the nn.Module.")
+    ],
+    given: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="NAME=N,SIZE,…[:DTYPE]",
+            help="An input of forward with its batch axis, e.g. x=2,3,224,224. Repeatable.",
+        ),
+    ],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An argument of the callable. Repeatable."),
+    ] = None,
+    output: Output = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Write the weights, too (safetensors).")
+    ] = None,
+) -> None:
+    """Capture a PyTorch module as a graph.
+
+    Prints the graph, or writes it as YAML.
+    """
+    from archgraph.language import load_model, save
+    from archgraph.language.document import Document
+
+    kind, _, name = target.partition(":")
+    if kind != "python" or ":" not in name:
+        raise SpecError("is not a model", where=target, expected="python:package.module:callable")
+    inputs = dict(_input(text) for text in given)
+    data = {"python": name, "inputs": inputs, "args": settings_of(arg), "name": name.split(":")[1]}
+    with located(target, f"{target}: "):
+        graph, state = load_model(Document(target, data, dict.fromkeys(places(data), 1)))
+    if weights is not None:
+        from safetensors.torch import save as pack
+
+        from archgraph.files import write
+
+        write(weights, pack({k: v.contiguous() for k, v in (state or {}).items()}))
+    if output is None:
+        say(str(graph))
+    else:
+        save(graph, output)
+        wrote(output)
+
+
+def _input(text: str) -> tuple[str, dict[str, Any]]:
+    """`x=2,3,224,224:float32` as name and input; the batch axis comes first and is implied."""
+    name, value = pair(text)
+    sizes, _, dtype = value.partition(":")
+    parts = [part.strip() for part in sizes.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+        raise SpecError(
+            "is not a input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
+        )
+    given: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
+    return name, {**given, "dtype": dtype} if dtype else given
+
+
+@command()
+def show(file: Model, choose: Choose = None) -> None:
+    """Sections and blocks with shapes, parameters and MACs."""
+    from archgraph.display import summary
+
+    show_item(summary(graph_of(file, choose)))
+
+
+@command()
+def explain(
+    file: Model,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="An axis, section, block, leaf, operator, role, module or pattern (layer1.*); "
+            "default: everything."
+        ),
+    ] = None,
+    choose: Choose = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which axes and blocks can change, or why not.
+
+    Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
+    parts alike share a row; NAME tells them one by one, and of one axis all that moves with it.
+    """
+    from archgraph.display import explain as explained
+
+    found = explained(graph_of(file, choose), name)
+    if as_json:
+        say_json(found.plain())
+    else:
+        show_tables(found.tables())
+
+
+@command()
+def draw(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")],
+    output: Output = None,
+    cover: Annotated[
+        Path | None,
+        typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),
+    ] = None,
+    detail: Annotated[Detail, typer.Option(help="Blocks, or every operator.")] = Detail.block,
+    direction: Annotated[
+        Direction, typer.Option(help="From top to bottom or left to right.")
+    ] = Direction.down,
+    choose: Choose = None,
+) -> None:
+    """Draw a model, or every model of a family.
+
+    A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
+    DOT text of a model is printed, and a family goes into a folder of its name. A family's global
+    model shows the share of clients that feed each part: weak points stand out.
+    """
+    from archgraph.display import coverage, draw_family
+    from archgraph.display import draw as drawn
+
+    look: dict[str, Any] = {"detail": detail.value, "direction": direction.value}
+    family = family_of(file) if cover is None else None
+    if family is not None and (output is None or not output.suffix):
+        folder = output or Path(file.stem)
+        for path in draw_family(family, folder, **look):
+            wrote(path)
+        return
+    if family is not None:
+        if not family.has_global:
+            raise SpecError(
+                "has no global model to draw",
+                where=str(file),
+                hint="give --output a folder: every client's model is drawn",
+            )
+        graph, shares = family.graph, coverage(family)
+    elif cover is not None:
+        whole = family_of(cover)
+        if whole is None:
+            raise SpecError("is not a family", where=str(cover), expected="a file with clients")
+        graph = graph_of(file, choose)
+        shares = coverage(whole)
+        if graph.state_names != whole.graph.state_names:
+            raise SpecError(
+                "is another model than the family's global one",
+                where=str(file),
+                hint=f"`archgraph draw {cover}` draws that",
+            )
+    else:
+        graph, shares = graph_of(file, choose), None
+    text = drawn(graph, output, cover=shares, **look)
+    if output is None:
+        say(text)
+    else:
+        wrote(output)
+
+
+@command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """How two models differ.
+
+    Leaf by leaf and operator by operator; exit code 1 if they differ.
+    """
+    from archgraph.display import diff as differences
+
+    found = differences(graph_of(a), graph_of(b))
+    show_tables(found.tables())
+    if found:
+        raise typer.Exit(DIFFERENT)
+    say("the same architecture")
+
+
+@command()
+def align(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Which parts of two models belong together.
+
+    Whatever their names, block by block, with the reason for each part without a counterpart.
+    """
+    from archgraph.display.alignment import alignment_tables
+    from archgraph.relate.align import align as aligned
+
+    show_tables(alignment_tables(aligned(graph_of(a), graph_of(b))))

@@ -1,0 +1,132 @@
+"""Commands about runs: run, report, compare, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archgraph.cli.app import command
+from archgraph.cli.arguments import Output, experiment_of
+from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
+from archgraph.errors import SpecError
+
+
+@command()
+def run(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Run an experiment, or go on with one."""
+    import archgraph
+
+    spec = experiment_of(experiment, settings)
+    folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
+    done = archgraph.run(spec, out=folder, resume=resume, data_root=data)
+    show_item(done.table())
+    say(f"{folder}: {len(done.rounds)} rounds; `archgraph report {folder}` makes a page of it")
+
+
+@command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    output: Output = None,
+) -> None:
+    """Make a page of a run.
+
+    Table, curves, architectures and settings in one HTML file, without a script.
+    """
+    from archgraph.display import read_run
+    from archgraph.display import report as page
+    from archgraph.display.runs import tiers
+
+    path = page(folder, output)
+    show_item(tiers(read_run(folder)))
+    wrote(path)
+
+
+@command()
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
+    ],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Take runs as far as they are.")
+    ] = False,
+    by_tier: Annotated[
+        bool,
+        typer.Option("--tiers", help="A column for each tier, on test data like its clients' own."),
+    ] = False,
+    last: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Draw curves, too (.svg .png .pdf)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Put runs side by side.
+
+    Runs that differ in the seed only share a row: mean ± standard deviation of the worst and the
+    average submodel on all test data, of the clients on their own, and of the time. Below stands
+    what the rows differ in.
+
+    Each figure is that of the last test, or with --last the mean over several. With --tiers the
+    clients of each tier are told apart: each is tested on as much of every class as it has.
+    """
+    from archgraph.display.comparison import comparison
+
+    if as_json + as_csv + as_markdown > 1:
+        raise SpecError("can be one only", where="--json, --csv, --markdown")
+    found = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
+    if output is not None:
+        from archgraph.display.plots import save, spread
+
+        save(
+            spread({group.label: [log.rounds for log in group.runs] for group in found.groups}),
+            output,
+        )
+    if as_json:
+        say_json(found.plain())
+    elif as_csv or as_markdown:
+        typer.echo(found.csv() if as_csv else found.markdown(), nl=False)
+    else:
+        show_tables(found.tables())
+    if output is not None and not (as_json or as_csv or as_markdown):
+        wrote(output)
+
+
+@command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
+) -> None:
+    """The whole way in two minutes.
+
+    Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
+    """
+    from archgraph.demo import demo as shown
+
+    for item in shown(out, rounds=rounds):
+        if isinstance(item, str):
+            say(item)
+        else:
+            show_item(item)

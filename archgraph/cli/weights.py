@@ -1,0 +1,174 @@
+"""Commands about weights: how alike blocks are, how scales differ."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from archgraph.cli.app import command
+from archgraph.cli.arguments import Output
+from archgraph.cli.output import show_item, show_tables, wrote
+from archgraph.errors import SpecError
+
+
+class Matching(enum.StrEnum):
+    """How weight maps are matched."""
+
+    greedy = "greedy"
+    assignment = "assignment"
+
+
+Weighted = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model (YAML), a run folder, or RUN:MODEL.")
+]
+
+States = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Weights of a model (safetensors). One per model, in order."),
+]
+
+
+@command()
+def similarity(
+    model: Weighted,
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[OTHER]", help="Another one; default: blocks of the first."),
+    ] = None,
+    state: States = None,
+    section: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this section. Repeatable.")
+    ] = None,
+    matching: Annotated[
+        Matching, typer.Option(help="How maps and filters are matched: as published, or at best.")
+    ] = Matching.greedy,
+    filters: Annotated[
+        int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
+    ] = 32,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    output: Output = None,
+) -> None:
+    """How alike the weights of blocks are.
+
+    Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
+    blocks of each section, or between two models. Random weights reach more than half: chance is
+    told beside.
+    """
+    from archgraph.display.plots import save
+    from archgraph.papers.similarity import block_similarity
+    from archgraph.papers.weights import heat, similarity_tables
+
+    names = [model] if other is None else [model, other]
+    (graph, weights), *second = [_one(name, data, s) for name, s in _with_states(names, state)]
+    found = block_similarity(
+        graph,
+        weights,
+        second[0] if second else None,
+        matching=matching.value,
+        filters=filters or None,
+        sections=section or (),
+    )
+    if not found:
+        raise SpecError(
+            "no blocks to compare",
+            where=" and ".join(names),
+            expected="a section with two blocks whose weights have the same shapes",
+        )
+    show_tables(similarity_tables(found))
+    if output is not None:
+        wrote(save(heat(found, title=" and ".join(Path(n).name for n in names)), output))
+
+
+@command()
+def scales(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL…", help="Models (YAML), a run folder, or RUN:MODEL."),
+    ],
+    state: States = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What to compare with; default: the smallest."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    output: Output = None,
+) -> None:
+    """How the scale of weights differs between models.
+
+    Average magnitude of each layer's weight maps, and their average distance, on the filters that
+    two models have in common (FedFA, appendix F).
+    """
+    from archgraph.display.plots import save
+    from archgraph.papers.similarity import scale_variation
+    from archgraph.papers.weights import scale_plot, scale_table
+
+    found: dict[str, Any] = {}
+    for name, file in _with_states(models, state):
+        for key, weighted in _models(name, data, file).items():
+            inside = key and len(models) > 1 and not name.endswith(f":{key}")
+            label = key if len(models) == 1 else f"{name}:{key}" if inside else name
+            if label in found:  # one architecture with several states
+                label = f"{label} ({file or len(found) + 1})"
+            found[label] = weighted
+    compared = scale_variation(found, baseline)
+    show_item(scale_table(compared))
+    if output is not None:
+        wrote(save(scale_plot(compared), output))
+
+
+def _with_states(
+    names: Sequence[str], files: Sequence[Path] | None
+) -> Iterable[tuple[str, Path | None]]:
+    """Models and the files of their weights, one each in the order of the models."""
+    given = list(files or ())
+    if len(given) > len(names):
+        raise SpecError("is one too many", where="--state", found=str(given[len(names)]))
+    return zip(names, [*given, *[None] * (len(names) - len(given))], strict=True)
+
+
+def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
+    """Architectures with weights: all of a run folder, one of it (RUN:MODEL), or a model file's.
+
+    A model without a file of weights has its own, if it is written in Python, else untrained ones.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    import archgraph
+    from archgraph.engine.trained import trained
+    from archgraph.language import load_model
+    from archgraph.language.document import read_document
+    from archgraph.states.merge import check_update
+
+    folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
+    if Path(folder or name).is_dir():
+        if file is not None:
+            raise SpecError("has weights of its own", where=name, found=f"--state {file}")
+        found: dict[str, Any] = dict(trained(folder or name, data_root=data))
+        if not mark:
+            return found
+        if chosen not in found:
+            raise SpecError("no such model", where=name, found=chosen, expected=", ".join(found))
+        return {chosen: found[chosen]}
+    graph, state = load_model(read_document(name))
+    if file is not None:
+        try:
+            state = load_file(file)
+        except SafetensorError as error:
+            raise SpecError("is not a safetensors file", where=str(file), found=error) from error
+        check_update(graph, state, finite=False)
+    return {"": (graph, state or archgraph.initial_state(graph, 0))}
+
+
+def _one(name: str, data: Path | None, file: Path | None) -> Any:
+    """An architecture with weights; of a run folder its global model."""
+    found = _models(name, data, file)
+    if len(found) > 1 and "global" not in found:
+        raise SpecError(
+            "holds several models", where=name, found=", ".join(found), expected=f"{name}:MODEL"
+        )
+    return found.get("global") or next(iter(found.values()))
