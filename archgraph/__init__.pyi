@@ -1,5 +1,12 @@
 from .analysis.axes import axes as axes
 from .analysis.cost import cost as cost
+from .analysis.layers import Layer as Layer
+from .analysis.layers import layers as layers
+from .analysis.outline import outline as outline
+from .analysis.roles import frozen as frozen
+from .analysis.roles import label_rows as label_rows
+from .analysis.roles import layer_weights as layer_weights
+from .analysis.roles import with_features as with_features
 from .analysis.structure import structure as structure
 from .capture.trace import trace as trace
 from .display import draw as draw
@@ -84,3 +91,4 @@ from .states.carry import carry as carry
 from .states.merge import Merger as Merger
 from .states.transfer import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer
+from .states.widths import widths as widths

@@ -15,7 +15,7 @@ import torch
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
-from archgraph.federation.strategy import Client, Result, Strategy, Task, Tier, World, configure
+from archgraph.federation import Client, Result, Strategy, Task, Tier, World, configure
 from benchmarks.bench_transfer import added, keep_freed_memory, seconds
 
 CLIENTS, CLASSES = 10, 10

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     NormPolicy,

@@ -37,9 +37,10 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
+    Json,
     NormPolicy,
     Result,
     ServerState,
@@ -50,9 +51,7 @@ from archgraph.federation.strategy import (
     Train,
     World,
     seeded,
-    widths,
 )
-from archgraph.plain import Json
 
 Mode = Literal["paper", "net2net"]
 Lacks = Mapping[str, Sequence[str]]  # blocks by section
@@ -389,7 +388,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
         if name not in names:
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
     free = {axis.name for axis in ag.axes(whole).free}
-    sizes = {name: size for name, size in widths(whole, down).items() if name in free}
+    sizes = {name: size for name, size in ag.widths(whole, down).items() if name in free}
     narrowed = ag.narrow(whole, dict(sizes.items()))
     lacks, bodies = _lacking(narrowed.graph, set(names.values()))
     short = _without(narrowed.graph, lacks, bodies)

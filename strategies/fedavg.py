@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     NormPolicy,

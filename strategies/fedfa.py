@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
+    Json,
     Model,
     NormPolicy,
     Objective,
@@ -50,11 +51,9 @@ from archgraph.federation.strategy import (
     Train,
     Work,
     World,
-    layer_weights,
     module_of,
     seeded,
 )
-from archgraph.plain import Json
 
 Variant = Literal["both", "depth", "width"]
 SAMPLE = 1 << 14
@@ -231,7 +230,7 @@ class FedFA(Strategy):
 
     def _norms(self, fit: Fit, grafted: State) -> dict[str, float]:
         """``n_c`` of every scaled entry of the grafted model."""
-        scaled = layer_weights(fit.grafted)
+        scaled = ag.layer_weights(fit.grafted)
         if self.scale_vectors:
             scaled = frozenset(p.name for p in fit.grafted.params if p.role == "parameter")
         known: dict[int, float] = {}  # a copied block's tensors are those of its source

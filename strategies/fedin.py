@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     Examples,
@@ -49,9 +49,7 @@ from archgraph.federation.strategy import (
     Work,
     World,
     descend,
-    frozen,
     module_of,
-    outline,
     seeded,
     state_of,
 )
@@ -171,7 +169,7 @@ class FedIN(Strategy):
             state={
                 name: tensor
                 for name, tensor in tier.state.items()
-                if not state.values["started"][client] or name in frozen(tier.graph)
+                if not state.values["started"][client] or name in ag.frozen(tier.graph)
             }
             | {own: weights[name] for name, own in shared.items()},
             program=InTraining(
@@ -199,7 +197,7 @@ class FedIN(Strategy):
             new = {name: result.extras[name] for name in cut.features} if self.in_training else {}
             weight = 1 if self.weights == "uniform" else result.examples
             names = self._mapped(world, cut)
-            fixed = frozen(cut.graph)
+            fixed = ag.frozen(cut.graph)
             merger.add(
                 same,
                 {n: result.state[o] for n, o in names.items()},
@@ -368,7 +366,7 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             "both cuts are one", found=f"after {after}, before {before}", expected="two cuts"
         )
     extractor, middle, classifier = parts
-    states = [p for part in (extractor, classifier) for p in outline(part).leaves]
+    states = [p for part in (extractor, classifier) for p in ag.outline(part).leaves]
     ends = tuple(dict.fromkeys(name for name in states if graph.param[name].role != "constant"))
     trained = [p.name for p in middle.params if p.trainable and p.name not in ends]
     if not trained:
@@ -406,7 +404,7 @@ def _made(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
 def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
     """Refuse tiers that differ in more than their intermediate layers."""
     for place in (0, 2):
-        a, b = outline(first.parts[place]), outline(cut.parts[place])
+        a, b = ag.outline(first.parts[place]), ag.outline(cut.parts[place])
         for expected, found in itertools.zip_longest(a.lines, b.lines):
             if expected != found:
                 raise ag.RunError(
@@ -429,7 +427,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
         pair
         for place in (0, 2)
         for pair in zip(
-            outline(first.parts[place]).leaves, outline(cut.parts[place]).leaves, strict=True
+            ag.outline(first.parts[place]).leaves, ag.outline(cut.parts[place]).leaves, strict=True
         )
     ]
     for side in (0, 1):
@@ -602,7 +600,7 @@ class InTraining:
         metrics = descend(work, chain.parameters, local, revise=revise if together else None)
         if count > 0 and self.step == "sequential":
             pairs = Pairs(count)
-            options = dataclasses.replace(work.local, fraction=1.0)
+            options = work.local.model_copy(update={"fraction": 1.0})
             descend(
                 dataclasses.replace(work, data=pairs, local=options),
                 own,

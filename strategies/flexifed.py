@@ -31,10 +31,10 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
-    Layer,
+    Json,
     NormPolicy,
     Result,
     ServerState,
@@ -44,10 +44,7 @@ from archgraph.federation.strategy import (
     Tier,
     Train,
     World,
-    frozen,
-    layers,
 )
-from archgraph.plain import Json
 
 Sharing = Literal["basic", "clustered", "max"]
 Match = Literal["operator", "name"]
@@ -131,7 +128,7 @@ class FlexiFed(Strategy):
         mergers: dict[int, ag.Merger] = {}
         for result in results:
             client = world.clients[result.client]
-            skip = policy.left_out(client.graph) | frozen(client.graph)
+            skip = policy.left_out(client.graph) | ag.frozen(client.graph)
             for number, transfer in self._shares(client.graph, state.values["runs"][client.name]):
                 if number not in mergers:
                     mergers[number] = ag.Merger(
@@ -206,7 +203,7 @@ class Link(NamedTuple):
 def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
     """An architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
 
-    def link(part: Iterable[Layer]) -> Link:
+    def link(part: Iterable[ag.Layer]) -> Link:
         part = list(part)
         names = [name for layer in part for name in layer.entries]
         kind: Hashable = tuple(layer.kind for layer in part)
@@ -215,9 +212,9 @@ def chain(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") 
         return Link(kind, tuple(names))
 
     if unit == "layer":
-        return tuple(link([layer]) for layer in layers(graph))
+        return tuple(link([layer]) for layer in ag.layers(graph))
     block = {node: block.name for block in ag.structure(graph).blocks for node in block.nodes}
-    parts = itertools.groupby(layers(graph), lambda layer: block.get(layer.node))
+    parts = itertools.groupby(ag.layers(graph), lambda layer: block.get(layer.node))
     return tuple(link(part) for _, part in parts)
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     CrossEntropy,
     Evaluated,
@@ -38,7 +38,6 @@ from archgraph.federation.strategy import (
     Tier,
     Train,
     World,
-    label_rows,
     seeded,
 )
 
@@ -187,7 +186,7 @@ class HeteroFL(Strategy):
         if not self.label_rows or all(client.histogram):
             return None
         owned = torch.tensor([float(n > 0) for n in client.histogram])
-        return dict.fromkeys(label_rows(tier.graph, len(client.histogram)), owned)
+        return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), owned)
 
 
 @functools.lru_cache(maxsize=64)

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Evaluated,
+    Json,
     NormPolicy,
     Result,
     ServerState,
@@ -43,7 +44,6 @@ from archgraph.federation.strategy import (
     World,
     seeded,
 )
-from archgraph.plain import Json
 
 Steps = Literal["learnable", "constant", "off"]
 Initial = Literal["ones", "ode"]

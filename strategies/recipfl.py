@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     Examples,
+    Json,
     Logits,
     Model,
     Outcome,
@@ -46,13 +47,10 @@ from archgraph.federation.strategy import (
     Work,
     World,
     descend,
-    frozen,
     module_of,
     state_of,
-    with_features,
 )
 from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
-from archgraph.plain import Json
 
 OWN, SMALL = "own", "small"
 LOGITS = Logits()
@@ -99,7 +97,7 @@ class RecipFL(Strategy):
             the folder for temporary files (``TMPDIR``).
 
     Example:
-        >>> from archgraph.federation.strategy import configure
+        >>> from archgraph.federation import configure
         >>> configure("recipfl", {"preset": "official"}).mixing  # as in the authors' code
         'sum'
     """
@@ -184,7 +182,7 @@ class RecipFL(Strategy):
         states = [{**part.first, **made} for part, made in server.generated([own, *small])]
         train = Train(CrossEntropy(mask_absent=self.mask_absent))
         local = server.local(own.graph)
-        held = local - frozen(own.graph)
+        held = local - ag.frozen(own.graph)
         return Task(
             client=client,
             graph=own.graph,
@@ -419,7 +417,7 @@ class Server:
 
     def changing(self, graph: ag.ArchGraph) -> tuple[str, ...]:
         """Those of them that training changes, in state order."""
-        stay = self.local(graph) - frozen(graph)
+        stay = self.local(graph) - ag.frozen(graph)
         return tuple(name for name in graph.state_names if name in stay)
 
     def spilled(self) -> frozenset[int]:
@@ -502,9 +500,9 @@ class Teach:
         large = self.train(work)
         model = work.others[SMALL]
         held = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
-        teacher = module_of(Model(with_features(work.graph), large.state), work.device).eval()
+        teacher = module_of(Model(ag.with_features(work.graph), large.state), work.device).eval()
         student = module_of(
-            Model(with_features(model.graph), {**model.state, **held}), work.device
+            Model(ag.with_features(model.graph), {**model.state, **held}), work.device
         ).train()
         small = replace(work, graph=model.graph)
 

@@ -123,7 +123,7 @@ def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphErr
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), python, made)
-    from archgraph.federation.strategy import configure
+    from archgraph.federation import configure
 
     spec = load_experiment(path)
     configure(spec.strategy_name, spec.strategy_options)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     ClientData,
     Examples,
     Outcome,

@@ -19,7 +19,7 @@ from archgraph.engine.data import Dataset, Split
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.shard import Kept, isolated
 from archgraph.errors import RejectedUpdate
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     ClientData,
     CrossEntropy,
     Evaluated,
@@ -415,7 +415,7 @@ class Evaluator:
                     graph=model.graph,
                     state=state,
                     data=self.shard(client),
-                    local=dataclasses.replace(self.local, fraction=1.0),
+                    local=self.local.model_copy(update={"fraction": 1.0}),
                     generator=generator,
                     keep=own.keep,
                     device=self.device,

@@ -9,7 +9,8 @@ import numpy as np
 
 from archgraph.engine.data import Dataset
 from archgraph.engine.shard import Shard
-from archgraph.federation.strategy import LocalOptions, Strategy, World, rounds_of
+from archgraph.federation import LocalOptions, Strategy, World
+from archgraph.language.local import rounds_of
 from archgraph.plain import Json
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
@@ -26,7 +27,7 @@ from archgraph.engine.record import Checkpoint, Record, reserved, resumable
 from archgraph.engine.shard import Kept, isolated
 from archgraph.engine.world import prepare
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Evaluated,
     Outcome,
     Result,
@@ -35,7 +36,6 @@ from archgraph.federation.strategy import (
     Task,
     Work,
     World,
-    frozen,
     seeded,
 )
 from archgraph.graph.ir import ArchGraph

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from archgraph.analysis.cost import cost
-from archgraph.federation.strategy import World
+from archgraph.federation import World
 from archgraph.plain import Json
 
 # rich numbers the bars of a display in the order in which they are added.

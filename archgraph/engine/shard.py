@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
-from archgraph.federation.strategy import Examples, cut
+from archgraph.federation import Examples, cut
 from archgraph.states.state import State
 
 
@@ -26,7 +26,7 @@ def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Training data as models take it: a :class:`archgraph.federation.strategy.ClientData`.
+    """Training data as models take it: a :class:`archgraph.federation.ClientData`.
 
     Attributes:
         inputs: The first input of all examples, normalised, ``[example, ...]``.

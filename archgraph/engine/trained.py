@@ -10,7 +10,7 @@ from archgraph.engine.record import Record
 from archgraph.engine.shard import Kept
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
-from archgraph.federation.strategy import Evaluated, Model, ServerState
+from archgraph.federation import Evaluated, Model, ServerState
 from archgraph.plain import finite
 
 

@@ -21,16 +21,15 @@ from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import allot
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
-from archgraph.federation.family import Family, Member, resolve
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
-    LocalOptions,
     State,
     Strategy,
     Tier,
     World,
     configure,
 )
+from archgraph.federation.family import Family, Member, resolve
 from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
 from archgraph.language import ExperimentSpec, FamilySpec, load_experiment, load_family
 from archgraph.module.build import build, initial_state
@@ -91,7 +90,7 @@ def prepare(
         strategy=strategy,
         data=data,
         shares=shares,
-        local=LocalOptions(**spec.local.model_dump()),
+        local=spec.local,
         options=Options(
             sampled=sampled,
             evaluate_every=spec.evaluate.every,
@@ -320,7 +319,7 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
 
 
 def _logits(outputs: Value) -> Ref | None:
-    """The output that :class:`archgraph.federation.strategy.Logits` takes, where it is clear."""
+    """The output that :class:`archgraph.federation.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
         fields = dict(outputs.fields)
         outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)

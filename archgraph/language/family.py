@@ -10,6 +10,7 @@ from pydantic import Field
 
 from archgraph.language.base import Base, Count, Name, Natural, Share
 from archgraph.language.document import Document, Mistake
+from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
 
 # A file beside this one, or a model written in place.
@@ -267,42 +268,6 @@ class DataSpec(Base):
     )
 
 
-class LocalSpec(Base):
-    """How clients train; the keys are those of ``archgraph.federation.strategy.LocalOptions``."""
-
-    epochs: Count = 1
-    batch: Count = 32
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: Annotated[float, Field(gt=0)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        default=(),
-        description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
-    )
-    decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
-    schedule: Literal["steps", "cosine"] = Field(
-        default="steps", description="the rate falls at the milestones, or along half a cosine"
-    )
-    warmup: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="rounds (≥ 1) or a fraction of all rounds in which the rate rises"
-    )
-    clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="largest gradient norm"
-    )
-    fraction: Share = Field(default=1.0, description="share of the local data used in a round")
-
-    @pydantic.model_validator(mode="after")
-    def _one_schedule(self) -> LocalSpec:
-        if self.schedule == "cosine" and self.milestones:
-            raise Mistake(
-                "has milestones that a cosine does not know",
-                place=("milestones",),
-                hint="leave them out, or write schedule: steps",
-            )
-        return self
-
-
 class AttackSpec(Base):
     """Malicious clients (FedFA, Eq. 1)."""
 
@@ -362,7 +327,7 @@ class ExperimentSpec(Base):
     sample: Share | Count = Field(
         default=1.0, description="clients in a round: a number, or a share written with a point"
     )
-    local: LocalSpec = LocalSpec()
+    local: LocalOptions = LocalOptions()
     attack: AttackSpec | None = None
     evaluate: EvaluateSpec = EvaluateSpec()
     engine: Engine = EngineSpec()

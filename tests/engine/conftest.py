@@ -16,7 +16,7 @@ from archgraph.engine.data import Dataset, load_dataset
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     Evaluated,
     LocalOptions,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from archgraph.engine.attack import Attack, Shuffled, malicious
 from archgraph.engine.local import execute
 from archgraph.engine.shard import Shard, isolated
-from archgraph.federation.strategy import LocalOptions, Model, Outcome, Train, Work, seeded
+from archgraph.federation import LocalOptions, Model, Outcome, Train, Work, seeded
 
 
 @pytest.fixture

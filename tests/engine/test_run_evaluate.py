@@ -20,7 +20,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, short, table
 from archgraph.engine.shard import Kept, Shard
-from archgraph.federation.strategy import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
+from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
 from archgraph.module.build import build, initial_state
 
 
@@ -432,7 +432,7 @@ def test_fine_tuning_is_training_before_the_test(world, digits, net):
 def test_a_model_that_cannot_be_tuned_is_tested_as_it_is(world, digits, net):
     small = world(clients=2)
     test = evaluator(small, digits)
-    wild = dataclasses.replace(test, fine_tune=3, local=dataclasses.replace(test.local, lr=3e38))
+    wild = dataclasses.replace(test, fine_tune=3, local=test.local.model_copy(update={"lr": 3e38}))
     models = [Evaluated("m", net, small.state, (0, 1))]
     tuned, plain = (t(models, kept={}, round=1)["models"]["m"] for t in (wild, test))
     assert tuned["accuracy"] == plain["accuracy"] and tuned["local"] == plain["local"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from archgraph.engine.experiment import Options
 from archgraph.engine.local import Clock, Loop, execute, sample
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation.strategy import Outcome, Result, Train, Work
+from archgraph.federation import Outcome, Result, Train, Work
 
 
 def bits(tensors: Any) -> dict[str, bytes]:
@@ -121,7 +121,7 @@ def test_round_without_a_usable_update_keeps_the_old_state(experiment, mean):
 
 def test_diverging_client_is_rejected_with_its_parameter(experiment, mean):
     setup = experiment(rounds=1)
-    wild = dataclasses.replace(setup.local, lr=1e30)
+    wild = setup.local.model_copy(update={"lr": 1e30})
     run = execute(experiment(rounds=1, local=wild))
     assert run.rounds[0]["rejected"]
     assert all("finite" in r["reason"] for r in run.rounds[0]["rejected"])

@@ -21,7 +21,7 @@ from archgraph.engine.record import (
     reserved,
 )
 from archgraph.errors import RunError
-from archgraph.federation.strategy import Train
+from archgraph.federation import Train
 
 
 def bits(tensors: Any) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ import torch
 
 from archgraph.engine.shard import Kept
 from archgraph.engine.trained import versions
-from archgraph.federation.strategy import Evaluated, Train
+from archgraph.federation import Evaluated, Train
 
 KEPT = {1: Kept({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
 

@@ -37,7 +37,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import ArchGraphError
-from archgraph.federation.strategy import configure
+from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Mode, Node, Ref, Value, replace
 from archgraph.language import flat
 from archgraph.language.document import parse_document

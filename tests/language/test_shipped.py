@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision
 
-from archgraph.federation.strategy import configure
+from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph, size_at
 from archgraph.language import flat, load, load_experiment, load_family, load_model
 from archgraph.language.document import parse_document, read_document

@@ -10,7 +10,7 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.world import prepare
-from archgraph.federation.strategy import LocalOptions, configure
+from archgraph.federation import configure
 from archgraph.strategies.fedin import FedIN, cut
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -85,7 +85,7 @@ def test_models_train_on_their_own_features(family):
 @pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
 def test_experiments_are_as_published(path):
     spec = ag.load_experiment(path)
-    local = LocalOptions(**spec.local.model_dump())
+    local = spec.local
     last, epochs = {"cifar10": (25, 5), "fashion_mnist": (60, 1)}[spec.data.dataset]
     assert (local.optimiser, local.epochs, spec.rounds, spec.sample) == ("adam", epochs, 200, 1.0)
     assert local.lr_at(last, 200) == 1e-3

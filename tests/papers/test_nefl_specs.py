@@ -12,7 +12,7 @@ import torch
 
 import archgraph as ag
 from archgraph.analysis.structure import structure
-from archgraph.federation.strategy import configure
+from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load_experiment, load_family
 from archgraph.module.build import initial_state

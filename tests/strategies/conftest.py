@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     Examples,
     LocalOptions,

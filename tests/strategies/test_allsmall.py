@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.federation.strategy import LocalOptions, Train, configure
+from archgraph.federation import LocalOptions, Train, configure
 from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.fedavg import FedAvg
 

@@ -17,7 +17,7 @@ from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     LocalOptions,
     Result,

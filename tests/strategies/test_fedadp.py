@@ -16,15 +16,7 @@ from ruamel.yaml import YAML
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import (
-    Result,
-    ServerState,
-    Tier,
-    World,
-    configure,
-    seeded,
-    widths,
-)
+from archgraph.federation import Result, ServerState, Tier, World, configure, seeded
 from archgraph.rewrite import laws
 from archgraph.states.transfer import signature
 from archgraph.strategies.fedadp import FedADP, Mode, copies, fit
@@ -187,7 +179,7 @@ def _counts(family) -> list[str]:
 
 
 def _world(graph, state, tiers, clients) -> World:
-    from archgraph.federation.strategy import Client
+    from archgraph.federation import Client
 
     offered = {name: Tier(name, t.graph, t.transfer, state) for name, t in tiers.items()}
     return World(
@@ -625,14 +617,14 @@ def test_widths_are_read_off_a_transfer(attention, data):
         a.name: data.draw(st.lists(st.integers(0, a.size - 1), min_size=1, unique=True))
         for a in free
     }
-    found = widths(attention, ag.take(attention, kept).transfer)
+    found = ag.widths(attention, ag.take(attention, kept).transfer)
     assert {a.name: found[a.name] for a in free} == {k: len(v) for k, v in kept.items()}
 
 
 def test_widths_leave_out_what_is_gone(lab):
     short = ag.shorten(lab.graph, {"layer1": 2})
     names = {a.name for a in ag.axes(lab.graph).free}
-    assert names - set(widths(lab.graph, short.transfer)) == {"layer1.2.conv1.out"}
+    assert names - set(ag.widths(lab.graph, short.transfer)) == {"layer1.2.conv1.out"}
 
 
 # ---------------------------------------------------------------- the paper's facts

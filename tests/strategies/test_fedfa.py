@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation.strategy import CrossEntropy, Result, Task, Train, layer_weights
+from archgraph.federation import CrossEntropy, Result, Task, Train
 from archgraph.strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
 
 WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
@@ -107,7 +107,7 @@ def test_alpha_levels_clients_that_differ_by_a_factor(lab):
     world = lab.uniform(2, examples=[30, 10])
     sent = lab.random_state(lab.state, 5)
     after, _ = lab.one_round(FedFA(), world, lambda t: scaled(1 + 2 * t.client)(sent))
-    weights = layer_weights(lab.graph)
+    weights = ag.layer_weights(lab.graph)
     for name in weights:
         torch.testing.assert_close(after[name], 2 * sent[name], rtol=1e-5, atol=0)
     bias = "fc.bias"  # weighted by examples: (30 + 10 · 3) / 40
@@ -135,7 +135,7 @@ def two_passes(lab, strategy: FedFA, world, updates) -> dict[str, Tensor]:
         ]
         total, gamma = torch.zeros_like(old, dtype=torch.float64), torch.zeros_like(old)
         for client, g, norm in zip(world.clients, grafted, norms, strict=True):
-            alpha = np.mean(norms) / norm if name in layer_weights(world.graph) else 1.0
+            alpha = np.mean(norms) / norm if name in ag.layer_weights(world.graph) else 1.0
             box = tuple(slice(0, n) for n in g[name].shape)
             total[box] += client.examples * alpha * g[name]
             gamma[box] += client.examples
@@ -306,11 +306,11 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
     strategy = FedFA(choice="zico", limited=0.0)
     task = next(iter(strategy.survey(world, strategy.init(world))))
     work = tiny.work_of(task, data)
-    work = tiny.replace(work, local=tiny.replace(work.local, batch=4))
+    work = tiny.replace(work, local=work.local.model_copy(update={"batch": 4}))
     found = ZiCo(CrossEntropy())(work).metrics["zico/all"]
     weight = tiny.state["1.weight"].clone().requires_grad_()
     gradients = []
-    from archgraph.federation.strategy import seeded
+    from archgraph.federation import seeded
 
     order = torch.randperm(8, generator=seeded(0, "work", 0))
     for ids in order.split(4):

@@ -22,7 +22,7 @@ import archgraph as ag
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.local import Loop, execute
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     Evaluated,
     LocalOptions,
@@ -33,7 +33,6 @@ from archgraph.federation.strategy import (
     Train,
     World,
     configure,
-    outline,
     seeded,
 )
 from archgraph.strategies.fedin import (
@@ -812,8 +811,8 @@ def test_cuts_can_be_named_for_all_tiers_or_by_tier(nets):
 def test_equal_ends_are_found_under_other_names(nets):
     first, other = (cut(nets[name][0]) for name in ("two", "other"))
     for place in (0, 2):
-        assert outline(first.parts[place]).lines == outline(other.parts[place]).lines
-    assert outline(first.parts[1]).lines != outline(other.parts[1]).lines
+        assert ag.outline(first.parts[place]).lines == ag.outline(other.parts[place]).lines
+    assert ag.outline(first.parts[1]).lines != ag.outline(other.parts[1]).lines
     assert dict(zip(first.ends, other.ends, strict=True))["fc.bias"] == "end.bias"
 
 

@@ -19,7 +19,7 @@ from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.local import Loop
 from archgraph.engine.partition import partition
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     CrossEntropy,
     LocalOptions,
@@ -30,7 +30,6 @@ from archgraph.federation.strategy import (
     Train,
     World,
     configure,
-    layers,
 )
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.flexifed import FlexiFed, Sharing, runs
@@ -231,7 +230,7 @@ def test_a_round_gives_each_layer_the_mean_over_those_that_share_it(sharing, cho
     averaged = 0
     for i, word in enumerate(words):
         again = strategy.send(world, after, i, 2)
-        names = [layer.entries for layer in layers(traced(word)[0])]
+        names = [layer.entries for layer in ag.layers(traced(word)[0])]
         assert sum(map(len, names)) == len(again.state)
         for place, entries in enumerate(names):
             who = shared.get((i, place))
@@ -241,7 +240,7 @@ def test_a_round_gives_each_layer_the_mean_over_those_that_share_it(sharing, cho
                     assert torch.equal(again.state[name], traced(word)[1][name])
                     continue
                 values = [
-                    trained[j][layers(traced(words[j])[0])[place].entries[slot]]
+                    trained[j][ag.layers(traced(words[j])[0])[place].entries[slot]]
                     for j in sorted(who)
                 ]
                 if values[0].is_floating_point():
@@ -519,7 +518,7 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
     assert loop.kept.keys() == ({0, 1, 2} if sharing == "basic" else set())
     for client, kept in loop.kept.items():
         graph = world.clients[client].graph
-        base = {name for layer in layers(graph)[:3] for name in layer.entries}
+        base = {name for layer in ag.layers(graph)[:3] for name in layer.entries}
         assert kept.state.keys() == set(graph.state_names) - base
         first = world.tier(world.clients[client].name).state
         assert not any(torch.equal(v, first[k]) for k, v in kept.state.items() if v.dim() > 1)

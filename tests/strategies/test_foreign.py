@@ -14,9 +14,15 @@ import torch
 
 import archgraph as ag
 from archgraph.engine import Dataset, Split, world
+from archgraph.federation import strategy_names
 from archgraph.federation.family import Family
-from archgraph.federation.strategy import strategy_names
-from archgraph.language.family import DataSpec, EvaluateSpec, ExperimentSpec, FamilySpec, LocalSpec
+from archgraph.language.family import (
+    DataSpec,
+    EvaluateSpec,
+    ExperimentSpec,
+    FamilySpec,
+    LocalOptions,
+)
 
 FAMILIES = Path(__file__).parents[2] / "specs" / "families"
 MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")
@@ -93,7 +99,7 @@ def experiment(
         data=DataSpec(dataset=data.name),
         strategy={strategy: dict(options)},
         rounds=2,
-        local=LocalSpec(batch=3 if data.kind == "text" else 5, lr=0.01),
+        local=LocalOptions(batch=3 if data.kind == "text" else 5, lr=0.01),
         evaluate=EvaluateSpec(every=2),
     )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.federation.strategy import LocalOptions, Result
+from archgraph.federation import LocalOptions, Result
 from archgraph.rewrite.train_only import train_only
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import Client, CrossEntropy, Tier, Train, label_rows
+from archgraph.federation import Client, CrossEntropy, Tier, Train
 from archgraph.strategies.heterofl import HeteroFL, rate_of
 
 
@@ -113,14 +113,14 @@ def test_given_rates_override_the_measured_ones(lab, tiers):
 
 
 def test_label_rows_are_the_classifier_found_through_the_graph(lab):
-    assert label_rows(lab.graph, 5) == ("fc.weight", "fc.bias")
-    assert label_rows(ag.take(lab.graph, 0.5).graph, 5) == ("fc.weight", "fc.bias")
+    assert ag.label_rows(lab.graph, 5) == ("fc.weight", "fc.bias")
+    assert ag.label_rows(ag.take(lab.graph, 0.5).graph, 5) == ("fc.weight", "fc.bias")
 
 
 def test_label_rows_of_a_net_whose_inner_layers_have_as_many_units_as_classes():
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
     graph = ag.trace(model, torch.randn(2, 5)).graph
-    assert label_rows(graph, 5) == ("4.weight", "4.bias")
+    assert ag.label_rows(graph, 5) == ("4.weight", "4.bias")
 
 
 def test_label_rows_look_through_what_follows_the_classifier():
@@ -133,7 +133,7 @@ def test_label_rows_look_through_what_follows_the_classifier():
             return self.head(x).relu().mean((2, 3)).log_softmax(1)
 
     graph = ag.trace(Net(), torch.randn(2, 1, 8, 8)).graph
-    assert label_rows(graph, 5) == ("head.weight", "head.bias")
+    assert ag.label_rows(graph, 5) == ("head.weight", "head.bias")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -154,7 +154,7 @@ def test_label_rows_include_token_embeddings(tied):
 
     graph = ag.trace(Text(), torch.zeros(2, 4, dtype=torch.long)).graph
     expected = {"tokens.weight", "decoder.bias"} | (set() if tied else {"decoder.weight"})
-    assert set(label_rows(graph, 11)) == expected
+    assert set(ag.label_rows(graph, 11)) == expected
 
 
 def test_an_opaque_operators_rows_are_no_labels():
@@ -171,7 +171,7 @@ def test_an_opaque_operators_rows_are_no_labels():
 
     graph = ag.trace(Recurrent(), torch.randn(2, 4, 3)).graph
     assert graph.param["cell.weight_ih_l0"].shape == (8, 3)
-    assert label_rows(graph, 8) == ("head.weight", "head.bias")
+    assert ag.label_rows(graph, 8) == ("head.weight", "head.bias")
 
 
 def test_rows_come_from_owners_of_the_label_only(lab, tiers):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.federation.strategy import NormPolicy, Result, Strategy
+from archgraph.federation import NormPolicy, Result, Strategy
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import LocalOptions, Result, ServerState, Task, World, configure
+from archgraph.federation import LocalOptions, Result, ServerState, Task, World, configure
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.nefl import (
     Inconsistent,

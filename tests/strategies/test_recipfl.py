@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     Client,
     LocalOptions,
     Result,

@@ -15,7 +15,7 @@ from archgraph.engine.experiment import Experiment, Options
 from archgraph.engine.local import Loop
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
-from archgraph.federation.strategy import Client, LocalOptions, Result, Tier, World
+from archgraph.federation import Client, LocalOptions, Result, Tier, World
 from archgraph.strategies.standalone import Standalone
 
 NOTHING = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())

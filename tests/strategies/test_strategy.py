@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation.strategy import (
+from archgraph.federation import (
     CrossEntropy,
     Examples,
     LocalOptions,
@@ -32,7 +32,6 @@ from archgraph.federation.strategy import (
     configure,
     descend,
     find_strategy,
-    layer_weights,
     mask_absent,
     module_of,
     seeded,
@@ -280,7 +279,9 @@ class Proximal:
 
 def test_a_heavy_proximal_penalty_holds_the_weights(tiny):
     def moved(program: Train) -> float:
-        work = tiny.work_of(Task(0, tiny.graph, tiny.state, program), tiny.toy(0), LocalOptions(5))
+        work = tiny.work_of(
+            Task(0, tiny.graph, tiny.state, program), tiny.toy(0), LocalOptions(epochs=5)
+        )
         after = program(work).state["1.weight"]
         return float((after - tiny.state["1.weight"]).norm())
 
@@ -309,7 +310,7 @@ def test_gradients_can_be_revised_before_the_step(tiny):
 
 def test_layer_weights_are_those_that_layers_multiply_with(lab):
     expected = {k for k, v in lab.state.items() if v.dim() > 1}
-    assert layer_weights(lab.graph) == expected
+    assert ag.layer_weights(lab.graph) == expected
 
 
 def test_layer_weights_leave_tables_out_and_look_through_views():
@@ -326,7 +327,7 @@ def test_layer_weights_leave_tables_out_and_look_through_views():
             return nn.functional.scaled_dot_product_attention(q, k, v)
 
     graph = ag.trace(Attention(), torch.randn(2, 4, 6)).graph
-    assert layer_weights(graph) == {"qkv"}
+    assert ag.layer_weights(graph) == {"qkv"}
 
 
 def test_norm_policies(lab):

@@ -1,0 +1,129 @@
+"""Strategies by name, and their options as a spec gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import typing
+from collections.abc import Mapping
+
+from archgraph.errors import SpecError
+from archgraph.federation.strategy import Strategy
+from archgraph.hints import nearest
+from archgraph.plain import Json
+
+GROUP = "archgraph.strategies"
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Names of the installed strategies, sorted."""
+    return tuple(sorted({e.name for e in importlib.metadata.entry_points(group=GROUP)}))
+
+
+def find_strategy(name: str) -> type[Strategy]:
+    """The strategy of a name, from the entry-point group ``archgraph.strategies``.
+
+    Raises:
+        SpecError: If there is none, or it is no strategy.
+
+    Example:
+        >>> find_strategy("fedav")
+        Traceback (most recent call last):
+        archgraph.errors.SpecError: strategy: unknown strategy; found 'fedav'; expected one of ...
+    """
+    entries = {e.name: e for e in importlib.metadata.entry_points(group=GROUP)}
+    if name not in entries:
+        raise SpecError(
+            "unknown strategy",
+            where="strategy",
+            found=repr(name),
+            expected=f"one of {', '.join(sorted(entries))}",
+            hint=nearest(name, entries),
+        )
+    try:
+        found = entries[name].load()
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"strategy {name} cannot be imported",
+            where="strategy",
+            found=f"{entries[name].value}: {error}",
+            hint="install what it needs: pip install 'archgraph[NAME]' with its extra",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise SpecError(
+            f"{name} is no strategy",
+            where="strategy",
+            found=entries[name].value,
+            expected="a subclass of archgraph.federation.Strategy",
+        )
+    return found
+
+
+def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
+    """A strategy with options as a spec gives them: plain values, checked field by field.
+
+    Args:
+        name: Name of the strategy.
+        options: Its fields by name; ``preset`` names a set of values that the others override.
+
+    Raises:
+        SpecError: For an unknown strategy, option or preset (with the nearest name), or a value of
+            the wrong type or outside its range; ``where`` is ``strategy.name.option``.
+
+    Example:
+        >>> configure("fedavg", {"weights": "uniform"}).weights
+        'uniform'
+    """
+    import pydantic
+
+    cls = find_strategy(name)
+    given = dict(options or {})
+    preset = given.pop("preset", None)
+    if preset is not None:
+        if preset not in cls.presets:
+            raise SpecError(
+                "unknown preset",
+                where=f"strategy.{name}.preset",
+                found=repr(preset),
+                expected=f"one of {', '.join(cls.presets) or 'none'}",
+                hint=nearest(str(preset), cls.presets),
+            )
+        given = {**cls.presets[preset], **given}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key in given:
+        if key not in fields:
+            raise SpecError(
+                "unknown option",
+                where=f"strategy.{name}.{key}",
+                found=repr(key),
+                expected=f"one of {', '.join(fields) or 'none'}",
+                hint=nearest(key, fields),
+            )
+    types = typing.get_type_hints(cls)
+    values = {}
+    for key, value in given.items():
+        try:
+            # JSON's strictness: 1 is a float, "1" and True are not; a list is a tuple.
+            text = json.dumps(value)
+            values[key] = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
+        except (pydantic.ValidationError, TypeError) as error:
+            detail = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else ""
+            raise SpecError(
+                "wrong value",
+                where=f"strategy.{name}.{key}",
+                found=repr(value),
+                expected=fields[key].type if isinstance(fields[key].type, str) else None,
+                hint=detail or None,
+            ) from None
+    try:
+        return cls(**values)
+    except SpecError as error:
+        inside = f".{error.where}" if error.where else ""
+        raise SpecError(
+            error.message,
+            where=f"strategy.{name}{inside}",
+            found=error.found,
+            expected=error.expected,
+            hint=error.hint,
+        ) from None

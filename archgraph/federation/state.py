@@ -1,0 +1,44 @@
+"""What the server holds between rounds: tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from archgraph.plain import Json as Json
+from archgraph.states.state import State as State
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that changes between rounds on the server: tensors and plain values.
+
+    Tensor names are paths; the part before the first slash is a group, e.g.
+    ``global/layer1.0.conv1.weight``. Tensors are never changed in place: a checkpoint writes only
+    the groups that have other tensors than before.
+    """
+
+    tensors: State = field(default_factory=dict)
+    values: Mapping[str, Json] = field(default_factory=dict)
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """Tensors below a path, without it.
+
+        >>> import torch
+        >>> ServerState({"global/w": torch.ones(1), "h/w": torch.zeros(1)}).group("global")
+        {'w': tensor([1.])}
+        """
+        prefix = f"{name}/"
+        return {k[len(prefix) :]: v for k, v in self.tensors.items() if k.startswith(prefix)}
+
+    def with_group(self, name: str, tensors: State) -> ServerState:
+        """The state with all tensors below a path replaced."""
+        prefix = f"{name}/"
+        others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
+        return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
+
+    def with_values(self, **values: Json) -> ServerState:
+        """The state with some plain values replaced."""
+        return ServerState(self.tensors, {**self.values, **values})

@@ -1,0 +1,179 @@
+"""What travels between server and client: data, work, outcomes, tasks, results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from archgraph.graph.ir import ArchGraph
+from archgraph.language.local import LocalOptions as LocalOptions
+from archgraph.plain import Json
+from archgraph.states.state import State
+
+
+class Examples(NamedTuple):
+    """A minibatch.
+
+    Attributes:
+        inputs: Arguments of the model in its order; batch axis first.
+        targets: Classes ``[batch]`` or ``[batch, position]``; ``-100`` counts for nothing.
+        ids: Position of each example in the client's data ``[batch]``: stable over rounds.
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+    ids: Tensor
+
+
+class ClientData(Protocol):
+    """A client's training data."""
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """Examples per class (words per vocabulary entry)."""
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        """One pass in an order drawn from the generator; None: in the order of the data.
+
+        A remainder of one example joins the batch before it: batch statistics need two.
+        """
+
+
+class Model(NamedTuple):
+    """An architecture with weights."""
+
+    graph: ArchGraph
+    state: State
+
+
+class Progress(Protocol):
+    """Told after every step of local training."""
+
+    def __call__(self, *, epoch: int, step: int, loss: float) -> None:
+        """Take note; epochs and steps count from 0, steps over all epochs."""
+
+
+def silent(*, epoch: int, step: int, loss: float) -> None:
+    """A :class:`Progress` that takes no note."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a program works on: a task as it arrived at a client, with what is there.
+
+    Attributes:
+        client: Whose it is.
+        round: Counted from 1; 0 for the survey before the first.
+        rounds: Number of rounds.
+        graph: Architecture of the client's model.
+        state: Full state of it: what was sent, overlaid with what this client kept of it.
+        data: The client's training data.
+        local: How to train.
+        generator: Source of all randomness of this client in this round. The engine seeds torch's
+            own generator (dropout) from it before it calls the program.
+        keep: What this client kept beside its state.
+        others: Further models by name.
+        extras: Tensors that the server sent.
+        values: Plain values that the server sent.
+        device: Where to compute.
+        progress: Called after every step.
+    """
+
+    client: int
+    round: int
+    rounds: int
+    graph: ArchGraph
+    state: State
+    data: ClientData
+    local: LocalOptions
+    generator: torch.Generator
+    keep: State = field(default_factory=dict)
+    others: Mapping[str, Model] = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
+    values: Mapping[str, Json] = field(default_factory=dict)
+    device: str = "cpu"
+    progress: Progress = silent
+
+    @property
+    def present(self) -> Tensor:
+        """Which classes this client has examples of, bool ``[classes]``."""
+        return torch.tensor([n > 0 for n in self.data.histogram])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program leaves behind.
+
+    Attributes:
+        state: Full state of the model after the work. The engine takes ``Task.kept`` out of it.
+        keep: Replaces what the client keeps beside its state.
+        others: States of the further models.
+        extras: Tensors for the server.
+        metrics: Numbers for the record.
+    """
+
+    state: State
+    keep: State = field(default_factory=dict)
+    others: Mapping[str, State] = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Program(Protocol):
+    """What a client does with its work: a frozen dataclass, so that it pickles and prints."""
+
+    def __call__(self, work: Work) -> Outcome:
+        """Do it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server sends to a client.
+
+    Attributes:
+        client: To whom.
+        graph: Architecture of the model.
+        state: Its weights. Entries of ``kept`` may be left out where the client has them.
+        program: What to do.
+        kept: Entries that stay with the client from round to round and are never returned. A later
+            task that keeps one of them gives it the same shape. :func:`frozen` ones are not held
+            for a client, since nothing changes them: every task brings them.
+        others: Further models by name; all of their state is sent and returned.
+        extras: Tensors that are no weights.
+        values: Plain values.
+        tier: Which architecture this is, for the record; empty: the client's own.
+    """
+
+    client: int
+    graph: ArchGraph
+    state: State
+    program: Program
+    kept: frozenset[str] = frozenset()
+    others: Mapping[str, Model] = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
+    values: Mapping[str, Json] = field(default_factory=dict)
+    tier: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the server sees of a client's work, validated by the engine.
+
+    ``state`` holds all entries of the task's graph except ``Task.kept``; floating point tensors,
+    those of ``extras`` too, are finite.
+    """
+
+    client: int
+    state: State
+    examples: int
+    others: Mapping[str, State] = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)

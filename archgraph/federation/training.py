@@ -1,0 +1,196 @@
+"""Local training: options, gradient descent, the program of most methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from archgraph.errors import RejectedUpdate
+from archgraph.federation.objectives import CrossEntropy, Objective, Penalty
+from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
+from archgraph.language.local import LocalOptions
+from archgraph.module.build import build
+from archgraph.module.build import state_of as detached_state
+
+
+def optimiser(
+    local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
+) -> torch.optim.Optimizer:
+    """The optimiser for one round; its state does not outlive the round."""
+    lr = local.lr_at(round, rounds)
+    if local.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=local.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
+    )
+
+
+def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
+    """The model as a module with a copy of its state; on the work's device, or the given one."""
+    module: nn.Module = build(model.graph, model.state)
+    return module.to(model.device if isinstance(model, Work) else device)
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """State of a module as it travels: on the CPU, detached, contiguous."""
+    return {k: v.cpu().contiguous() for k, v in detached_state(module).items()}
+
+
+def descend(
+    work: Work,
+    parameters: Mapping[str, nn.Parameter],
+    loss: Callable[[Examples], Tensor],
+    *,
+    revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
+) -> dict[str, float]:
+    """Local training: minimise a loss over the client's data with its options.
+
+    Args:
+        work: Data, options, randomness, progress.
+        parameters: What is trained, by name.
+        loss: Mean loss of a minibatch (already on ``work.device``).
+        revise: Changes gradients between the backward pass and the step (momentum distillation).
+
+    Returns:
+        Metrics: ``loss`` (mean over the last epoch's examples), ``steps``, ``seen`` (examples).
+
+    Raises:
+        RejectedUpdate: If the loss or a gradient is not finite; names the first such parameter.
+    """
+    trained = [p for p in parameters.values() if p.requires_grad]
+    steps = optimiser(work.local, trained, work.round, work.rounds)
+    data = work.data
+    if work.local.fraction < 1:
+        data = _Part.of(work.data, math.ceil(work.local.fraction * data.examples), work.generator)
+    step = seen = 0
+    total, count = 0.0, 0
+    for epoch in range(work.local.epochs):
+        total, count = 0.0, 0
+        for batch in data.batches(work.generator, work.local.batch):
+            examples = Examples(
+                tuple(x.to(work.device) for x in batch.inputs),
+                batch.targets.to(work.device),
+                batch.ids,
+            )
+            steps.zero_grad(set_to_none=True)
+            value = loss(examples)
+            value.backward()
+            if revise is not None:
+                revise(parameters)
+            gradients = [p.grad for p in trained if p.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
+            number = float(value.detach())
+            if not (math.isfinite(number) and math.isfinite(float(norm))):
+                raise _not_finite(work, parameters, number)
+            if work.local.clip is not None:
+                nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
+            steps.step()
+            size = len(batch.ids)
+            total, count, seen = total + number * size, count + size, seen + size
+            work.progress(epoch=epoch, step=step, loss=number)
+            step += 1
+    return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of a client's examples, the same ones in every pass.
+
+    Attributes:
+        whole: All of them together.
+        histogram: Of all the client's examples.
+    """
+
+    whole: Examples
+    histogram: tuple[int, ...]
+
+    @staticmethod
+    def of(data: ClientData, count: int, generator: torch.Generator) -> _Part:
+        """So many, drawn from the generator."""
+        batch = next(iter(data.batches(generator, data.examples)))
+        inputs = tuple(x[:count] for x in batch.inputs)
+        return _Part(Examples(inputs, batch.targets[:count], batch.ids[:count]), data.histogram)
+
+    @property
+    def examples(self) -> int:
+        return len(self.whole.ids)
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        count = self.examples
+        order = (
+            torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+        )
+        for at in cut(order, size):
+            there = at.to(self.whole.targets.device)
+            yield Examples(
+                tuple(x.index_select(0, there) for x in self.whole.inputs),
+                self.whole.targets.index_select(0, there),
+                self.whole.ids[at],
+            )
+
+
+def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Consecutive pieces of a size; a remainder of one joins the piece before it.
+
+    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
+    ([3, 4], [3, 3, 2])
+    """
+    sizes = [size] * (len(order) // size)
+    rest = len(order) - sum(sizes)
+    if rest == 1 and sizes:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return order.split(sizes)
+
+
+def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:
+    bad = [
+        name
+        for name, p in parameters.items()
+        if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+    ]
+    return RejectedUpdate(
+        f"gradient of {bad[0]} is not finite" if bad else "loss is not finite",
+        where=f"client {work.client}",
+        found=f"loss {loss:g}",
+        expected="finite numbers",
+        hint="lower the learning rate or set clip",
+    )
+
+
+@dataclass(frozen=True)
+class Train:
+    """The program of most methods: supervised training of one model on the client's data.
+
+    Attributes:
+        objective: What it minimises.
+        penalty: A further term that sees the parameters.
+        epochs: Passes over the data, where they are not those of the experiment (fine-tuning).
+    """
+
+    objective: Objective = field(default_factory=CrossEntropy)
+    penalty: Penalty | None = None
+    epochs: int | None = None
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train, and return the state and the metrics of :func:`descend`."""
+        if self.epochs is not None:
+            local = work.local.model_copy(update={"epochs": self.epochs})
+            work = dataclasses.replace(work, local=local)
+        module = module_of(work).train()
+        parameters = dict(module.named_parameters())
+
+        def loss(examples: Examples) -> Tensor:
+            value = self.objective(module(*examples.inputs), examples, work)
+            if self.penalty is not None:
+                value = value + self.penalty(parameters, work)
+            return value
+
+        metrics = descend(work, parameters, loss)
+        return Outcome(state=state_of(module), keep=work.keep, metrics=metrics)

@@ -1,0 +1,113 @@
+"""Who takes part in a run: tiers, clients, the world; and where its randomness comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import torch
+
+from archgraph.errors import RunError
+from archgraph.graph.ir import ArchGraph
+from archgraph.hints import nearest
+from archgraph.states.state import State
+from archgraph.states.transfer import Transfer
+
+
+def seeded(seed: int, *labels: int | str) -> torch.Generator:
+    """A generator that depends on the seed and the labels only, not on what was drawn before.
+
+    A run that is resumed at round 7 therefore draws what the uninterrupted run drew there.
+
+    >>> a, b = seeded(0, "sample", 7), seeded(0, "sample", 7)
+    >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
+    True
+    """
+    digest = hashlib.sha256(json.dumps([seed, *labels]).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """An architecture that clients may run.
+
+    Attributes:
+        name: Its name in the family.
+        graph: The architecture.
+        transfer: Linear map from the global state to this architecture's.
+        source: Where its first weights come from: the global state, or its own model's weights.
+        own: Whether ``source`` is a state of this architecture already.
+    """
+
+    name: str
+    graph: ArchGraph
+    transfer: Transfer
+    source: State = field(default_factory=dict, repr=False, compare=False)
+    own: bool = False
+
+    @property
+    def state(self) -> State:
+        """Weights before the first round, made anew at each look: the memory of one, not of all."""
+        return self.source if self.own else self.transfer.pull(self.source)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the server knows of a client.
+
+    Attributes:
+        id: Position in ``World.clients``.
+        name: Name of the tier that the family gives it.
+        graph: That tier's architecture.
+        transfer: Linear map from the global state to this client's.
+        examples: Number of training examples.
+        histogram: Training examples per class; over the vocabulary for text.
+    """
+
+    id: int
+    name: str
+    graph: ArchGraph
+    transfer: Transfer
+    examples: int
+    histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """All that stays the same during a run.
+
+    Attributes:
+        graph: The global architecture; empty where clients have only models of their own (see
+            ``Strategy.needs_global``).
+        state: Its initial weights.
+        clients: The clients, by id.
+        tiers: The architectures that are offered, in the family's order.
+        classes: Number of classes (of words, for text).
+        rounds: Number of rounds.
+        seed: Seed of the run; see :func:`seeded`.
+        device: Where server-side computation runs.
+    """
+
+    graph: ArchGraph
+    state: State
+    clients: tuple[Client, ...]
+    tiers: tuple[Tier, ...]
+    classes: int
+    rounds: int
+    seed: int
+    device: str = "cpu"
+
+    def tier(self, name: str) -> Tier:
+        """Tier by name.
+
+        Raises:
+            RunError: If there is none of that name.
+        """
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        names = [t.name for t in self.tiers]
+        raise RunError(
+            "unknown tier", found=name, expected=", ".join(names), hint=nearest(name, names)
+        )

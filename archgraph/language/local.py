@@ -1,0 +1,86 @@
+"""How clients train, as a spec says it and as local training reads it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.language.base import Base, Count, Share
+from archgraph.language.document import Mistake
+
+
+class LocalOptions(Base):
+    """How clients train.
+
+    Source of the cosine: Loshchilov and Hutter, *SGDR*, ICLR 2017, Eq. 5.
+
+    Example:
+        >>> options = LocalOptions(lr=0.1, milestones=(0.5, 75))
+        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51, 76)]
+        [0.1, 0.1, 0.01, 0.001]
+        >>> options = LocalOptions(lr=0.1, schedule="cosine", warmup=2)
+        >>> [round(options.lr_at(t, 10), 6) for t in (1, 2, 3, 7, 10)]
+        [0.05, 0.1, 0.1, 0.05, 0.003806]
+    """
+
+    epochs: Count = Field(default=1, description="passes over the local data in one round")
+    batch: Count = Field(default=32, description="examples in a minibatch")
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = Field(
+        default=0.1, description="learning rate in the first round"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of SGD")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="L2 coefficient")
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(),
+        description="rounds (≥ 1) or fractions of all rounds (< 1) after which the rate falls",
+    )
+    decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
+    schedule: Literal["steps", "cosine"] = Field(
+        default="steps",
+        description="the rate falls at the milestones, or along half a cosine towards 0",
+    )
+    warmup: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="rounds (≥ 1) or a fraction of all rounds (< 1) in which the rate rises in "
+        "equal steps to what it then falls from",
+    )
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="largest norm of the gradient; left out: any"
+    )
+    fraction: Share = Field(
+        default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _one_schedule(self) -> LocalOptions:
+        if self.schedule == "cosine" and self.milestones:
+            raise Mistake(
+                "has milestones that a cosine does not know",
+                place=("milestones",),
+                hint="leave them out, or write schedule: steps",
+            )
+        return self
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """Learning rate in a round (counted from 1)."""
+        rise = rounds_of(self.warmup, rounds)
+        if round <= rise:
+            return self.lr * round / math.ceil(rise)
+        if self.schedule == "cosine":
+            done = (round - 1 - math.floor(rise)) / max(rounds - math.floor(rise), 1)
+            return self.lr * (1 + math.cos(math.pi * done)) / 2
+        passed = sum(round > rounds_of(m, rounds) for m in self.milestones)
+        return self.lr * self.decay**passed
+
+
+def rounds_of(span: float, rounds: int) -> float:
+    """A number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999….
+
+    >>> rounds_of(0.29, 100), rounds_of(7, 100)
+    (29.0, 7)
+    """
+    return round(span * rounds, 9) if span < 1 else span
