@@ -1,31 +1,24 @@
-"""Who owns which examples: partitions of a train split among clients.
-
-The splitting itself is flwr-datasets', so that a partition means here what it means on Flower.
-"""
+"""Who owns which examples: partitions of a train split among clients."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import os
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from archgraph.engine.schemes import SCHEMES
 from archgraph.errors import DataError
-
-Scheme: TypeAlias = Literal["iid", "dirichlet", "equal_dirichlet", "classes"]
 
 
 def partition(
     targets: torch.Tensor | np.ndarray,
     *,
     clients: int,
-    scheme: Scheme | str = "iid",
+    scheme: str = "iid",
     seed: int = 0,
     **params: Any,
 ) -> tuple[np.ndarray, ...]:
@@ -34,8 +27,8 @@ def partition(
     Schemes and their parameters:
         * `iid(min_size=1)`: a random order cut into shards whose sizes differ by one at most.
         * `dirichlet(alpha=0.5, min_size=10, balanced=False)`: of each class the clients get shares
-          drawn from a Dirichlet distribution of concentration `alpha`, drawn again until everyone
-          has `min_size` examples; `balanced` gives nothing more to clients above the average.
+          drawn from a Dirichlet distribution of concentration `alpha`, drawn again until each
+          client has `min_size` examples; `balanced` gives no more to clients above the average.
         * `equal_dirichlet(alpha=0.5, min_size=1)`: every client draws its own mixture of classes
           from a Dirichlet distribution and takes as many examples as any other, out of what they
           leave (Hsu, Qi, Brown, 2019; RecipFL); below 0.1 mixtures may want one class only,
@@ -43,7 +36,7 @@ def partition(
         * `classes(per_client=2, assignment="first-deterministic", min_size=1)`: each client owns
           so many classes, a class is shared equally among its owners. `first-deterministic` gives
           client i the class i modulo their number and draws the others; `random` draws all;
-          `deterministic` counts on from i. A class that nobody owns is left out.
+          `deterministic` counts on from i. A class without an owner is left out.
 
     Text, whose targets are `[window, position]`, is cut into contiguous shards (`iid` only): its
     windows follow one another.
@@ -77,7 +70,7 @@ def allot(
     *,
     tiers: Sequence[str],
     shares: Mapping[str, float] | None = None,
-    scheme: Scheme | str = "iid",
+    scheme: str = "iid",
     seed: int = 0,
     **params: Any,
 ) -> tuple[np.ndarray, ...]:
@@ -99,8 +92,8 @@ def allot(
         For each client the positions of its examples, int64, ascending.
 
     Raises:
-        DataError: A share is of nobody, is no share, leaves nothing to the others or something that
-            nobody owns; or the rest cannot be partitioned so.
+        DataError: A share is of an unknown kind, is not in (0, 1], leaves nothing to the others or
+            something without an owner; or the rest cannot be partitioned so.
 
     Example:
         >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
@@ -141,18 +134,21 @@ def allot(
 
 
 def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
-    """Raise unless every share is somebody's, and all examples are."""
+    """Raise unless every share has an owner, and so has every example."""
     for name, share in shares.items():
         if name not in tiers:
             raise DataError(
-                "a share of nobody",
+                "share of an unknown kind of client",
                 where="partition shares",
                 found=repr(name),
                 expected=_list(dict.fromkeys(tiers)),
             )
         if not 0 < share <= 1:
             raise DataError(
-                "no share", where=f"partition shares.{name}", found=share, expected="in (0, 1]"
+                "share out of range",
+                where=f"partition shares.{name}",
+                found=share,
+                expected="in (0, 1]",
             )
     total, all_shared = sum(shares.values()), set(tiers) <= set(shares)
     whole = math.isclose(total, 1)
@@ -161,7 +157,7 @@ def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
             "shares do not add up",
             where="partition shares",
             found=f"{total:g}",
-            expected="1, since everybody has one"
+            expected="1, since every kind of client has one"
             if all_shared
             else "less than 1, since others share the rest",
         )
@@ -186,11 +182,11 @@ def _cut(
     """The parts of some clients, who are called by their ids where one goes wrong."""
     count = len(clients)
     where = f"partition {scheme}"
-    if scheme not in _SCHEMES:
+    if scheme not in SCHEMES:
         raise DataError(
-            "unknown scheme", where="partition", found=repr(scheme), expected=_list(_SCHEMES)
+            "unknown scheme", where="partition", found=repr(scheme), expected=_list(SCHEMES)
         )
-    assign = _SCHEMES[scheme]
+    assign = SCHEMES[scheme]
     known = list(inspect.signature(assign).parameters)[3:]
     for key in params:
         if key not in known:
@@ -219,7 +215,7 @@ def _cut(
         )
     try:
         parts = assign(labels, count, seed, **params)
-    except ValueError as error:  # how flwr-datasets says no
+    except ValueError as error:
         raise DataError(
             "no such partition",
             where=where,
@@ -278,115 +274,6 @@ def local_test_indices(
             expected=f"0…{len(owned) - 1}",
         )
     return np.flatnonzero(owned[labels])
-
-
-def _iid(labels: np.ndarray, clients: int, seed: int, min_size: int = 1) -> tuple[np.ndarray, ...]:
-    with _quiet():
-        from flwr_datasets.partitioner import IidPartitioner
-
-        # The partitioner cuts in order: what makes it iid is the shuffling before. Text stays.
-        order = np.arange(len(labels))
-        if labels.ndim == 1:
-            order = np.random.default_rng(seed).permutation(order)
-        return _collect(IidPartitioner(num_partitions=clients), np.zeros_like(order), order)
-
-
-def _dirichlet(
-    labels: np.ndarray,
-    clients: int,
-    seed: int,
-    alpha: float = 0.5,
-    min_size: int = 10,
-    balanced: bool = False,
-) -> tuple[np.ndarray, ...]:
-    with _quiet():
-        from flwr_datasets.partitioner import DirichletPartitioner
-
-        partitioner = DirichletPartitioner(
-            num_partitions=clients,
-            partition_by="label",
-            alpha=float(alpha),
-            min_partition_size=min_size,
-            self_balancing=balanced,
-            seed=seed,
-        )
-        return _collect(partitioner, labels, np.arange(len(labels)))
-
-
-def _equal_dirichlet(
-    labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1
-) -> tuple[np.ndarray, ...]:
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha} should be greater than 0")
-    # The partitioner counts classes from 0, without gaps.
-    _, labels = np.unique(labels, return_inverse=True)
-    each, more = divmod(len(labels), clients)
-    with _quiet():
-        from flwr_datasets.partitioner import InnerDirichletPartitioner
-
-        partitioner = InnerDirichletPartitioner(
-            partition_sizes=[each + (client < more) for client in range(clients)],
-            partition_by="label",
-            alpha=float(alpha),
-            seed=seed,
-        )
-        return _collect(partitioner, labels, np.arange(len(labels)))
-
-
-def _classes(
-    labels: np.ndarray,
-    clients: int,
-    seed: int,
-    per_client: int = 2,
-    assignment: str = "first-deterministic",
-    min_size: int = 1,
-) -> tuple[np.ndarray, ...]:
-    if per_client < 1:
-        raise ValueError(f"per_client={per_client} gives no client any class")
-    with _quiet():
-        from flwr_datasets.partitioner import PathologicalPartitioner
-
-        partitioner = PathologicalPartitioner(
-            num_partitions=clients,
-            partition_by="label",
-            num_classes_per_partition=per_client,
-            class_assignment_mode=assignment,
-            seed=seed,
-        )
-        return _collect(partitioner, labels, np.arange(len(labels)))
-
-
-_SCHEMES: Mapping[str, Callable[..., tuple[np.ndarray, ...]]] = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-    "equal_dirichlet": _equal_dirichlet,
-    "classes": _classes,
-}
-
-
-def _collect(partitioner: Any, labels: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Run a partitioner over the labels; `order` is the position of each row."""
-    import datasets
-
-    partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "position": order})
-    # `[:]` reads a shard at once; a column would be read example by example.
-    shards = (
-        partitioner.load_partition(client).with_format("numpy")[:]["position"]
-        for client in range(partitioner.num_partitions)
-    )
-    return tuple(np.sort(shard.astype(np.int64)) for shard in shards)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep flwr-datasets from reporting home and from warning.
-
-    What it warns of (repeated draws, classes that nobody owns) is either resolved or documented.
-    """
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _list(names: Iterable[str]) -> str:

@@ -345,9 +345,17 @@ def test_impossible_partitions_are_refused(options, message):
 @pytest.mark.parametrize(
     ("shares", "options", "message"),
     [
-        ({"storng": 0.5}, {}, r"partition shares: a share of nobody; found 'storng'; expected one"),
-        ({"strong": 0.0}, {}, r"shares.strong: no share; found 0.0; expected in \(0, 1\]"),
-        ({"strong": 1.5}, {}, r"shares.strong: no share; found 1.5"),
+        (
+            {"storng": 0.5},
+            {},
+            r"partition shares: share of an unknown kind of client; found 'storng'",
+        ),
+        (
+            {"strong": 0.0},
+            {},
+            r"share out of range; found 0.0; expected in \(0, 1\]",
+        ),
+        ({"strong": 1.5}, {}, r"shares.strong: share out of range; found 1.5"),
         ({"strong": 0.7, "middle": 0.7}, {}, r"do not add up; found 1.4; expected less than 1"),
         ({"strong": 1.0}, {}, r"do not add up; found 1; expected less than 1, since others"),
         ({"strong": 0.2, "middle": 0.2, "weak": 0.2}, {}, r"found 0.6; expected 1, since every"),
