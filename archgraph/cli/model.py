@@ -94,7 +94,7 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
         raise SpecError(
-            "is not a input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
+            "is not an input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
         )
     given: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
     return name, {**given, "dtype": dtype} if dtype else given

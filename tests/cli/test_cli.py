@@ -209,7 +209,7 @@ def test_draw_a_family_with_its_weak_points(here: Path):
     assert "share of clients" in (here / "global.dot").read_text()
     assert call("draw", "model.yaml", "-o", "m.dot", "--cover", "family.yaml").exit_code == 0
     assert "share of clients" in (here / "m.dot").read_text()
-    refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is no family")
+    refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is not a family")
     deeper = call("draw", "model.yaml", "--choose", "depth=3", "--cover", "family.yaml")
     refused(deeper, "model.yaml: is another model than the family's", "archgraph draw family.yaml")
 
@@ -273,7 +273,7 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
         (["--take", "two"], ["--take", "'two'", "0.5, 32 or 0,2,5"]),
         (["--take", "8"], ["--take", "needs an axis"]),
         (["--shorten", "body"], ["'body'", "key=value"]),
-        (["--shorten", "body=0.5"], ["is no number"]),
+        (["--shorten", "body=0.5"], ["is not a number"]),
         (["--take", "0.0"], ["--take", "0"]),
         (["--take", "1.5"], ["--take", "1.5"]),
         (["--widen", "0.5"], ["--widen", "0.5"]),
@@ -338,8 +338,8 @@ def test_trace_says_what_cannot_be_captured(here: Path):
     (here / "made_here.py").write_text(MODULE)
     given = ["--input", "x=2,3", "-o", "net.yaml"]
     for target, words in (
-        ("made_here:Net", ["is no model", "python:package.module:callable"]),
-        ("python:made_here", ["is no model"]),
+        ("made_here:Net", ["is not a model", "python:package.module:callable"]),
+        ("python:made_here", ["is not a model"]),
         ("python:nowhere:Net", ["error: python:nowhere:Net: cannot be imported", "nowhere"]),
         ("python:made_here:Nett", ["cannot be imported", "Nett"]),
         ("python:made_here:broken", ["cannot be constructed", "ValueError: no way"]),
@@ -433,7 +433,7 @@ def test_settings_are_checked_like_the_file(here: Path):
         ("rounds", ["'rounds'", "key=value"]),
         ("name.first=1", ["--set name.first", "cannot be set"]),
         ("family.name=x", ["--set family.name", "cannot be set"]),
-        ("local={", ["is no value"]),
+        ("local={", ["is not a value"]),
         ("strategy.heterofl.weight=1", ["weight", "did you mean"]),
     ):
         refused(call("run", "experiment.yaml", "--out", "run", "--set", wrong), *words)
