@@ -1,0 +1,41 @@
+"""Sphinx configuration of the documentation; `make docs` builds it, warnings are errors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "archgraph"
+author = "archgraph developers"
+project_copyright = "archgraph developers"
+release = version = importlib.metadata.version("archgraph")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+exclude_patterns = ["_build"]
+default_role = "code"
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+autodoc_default_options = {"members": True, "undoc-members": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+toc_object_entries = False
+
+html_theme = "furo"
+html_title = "archgraph"
+html_static_path = ["_static"]
+html_css_files = ["archgraph.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"

@@ -1,0 +1,103 @@
+"""Pages that are written from the code when the documentation is built: language and reference.
+
+Written into `docs/_generated/`, before Sphinx reads the pages that include them. Nothing here is
+typed by hand: public names come from the stubs, keys and operators from schemas and registries.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections import defaultdict
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import archgraph
+
+HERE = Path(__file__).parent
+OUT = HERE / "_generated"
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Write the pages when a build begins."""
+    app.connect("builder-inited", lambda app: write())
+    return {"parallel_read_safe": True}
+
+
+def write() -> None:
+    """Write every generated page; files that would not change are left alone."""
+    pages = reference()
+    OUT.mkdir(exist_ok=True)
+    for old in OUT.glob("*.md"):
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        file = OUT / name
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+
+
+# ------------------------------------------------------------------------------- reference
+
+
+def reference() -> dict[str, str]:
+    """One page per room with its public names; the first page has those of `archgraph` itself."""
+    pages = {"archgraph.md": _page("archgraph", _stub_names("archgraph"), own=False)}
+    for room in _rooms():
+        names = _stub_names(room) or list(getattr(importlib.import_module(room), "__all__", ()))
+        if names:
+            pages[f"{room}.md"] = _page(room, names)
+    return pages
+
+
+def _rooms() -> list[str]:
+    """Import names of the rooms, in alphabetical order."""
+    found = pkgutil.iter_modules(archgraph.__path__, "archgraph.")
+    return [module.name for module in found if module.ispkg]
+
+
+def _stub_names(package: str) -> list[str]:
+    """Names that a package's stub re-exports, in its order."""
+    stub = Path(importlib.import_module(package).__path__[0]) / "__init__.pyi"
+    if not stub.exists():
+        return []
+    tree = ast.parse(stub.read_text())
+    return [
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+
+
+def _page(package: str, names: list[str], *, own: bool = True) -> str:
+    """The page of a package: its docstring, then every public name under the room it is from."""
+    module = importlib.import_module(package)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        value = getattr(module, name)
+        home = getattr(value, "__module__", package) or package
+        groups[home if own else ".".join(home.split(".")[:2])].append(name)
+    lines = [f"# `{package}`", "", (module.__doc__ or "").strip(), ""]
+    for group, members in groups.items():
+        if not own:
+            lines += [f"## {group.removeprefix('archgraph.').capitalize()}", ""]
+        for name in members:
+            value = getattr(module, name)
+            kind = _directive(value)
+            if kind is None:
+                continue
+            lines += ["```{eval-rst}", f".. {kind}:: {package}.{name}"]
+            lines += ["   :no-index:", "```", ""] if own else ["```", ""]
+    return "\n".join(lines)
+
+
+def _directive(value: object) -> str | None:
+    """The autodoc directive that documents a value, if it has a docstring of its own."""
+    if isinstance(value, type):
+        return "autoexception" if issubclass(value, BaseException) else "autoclass"
+    if callable(value) and getattr(value, "__doc__", None):
+        return "autofunction"
+    return None

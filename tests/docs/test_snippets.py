@@ -1,0 +1,190 @@
+"""Every snippet of the README and of the documentation is true: it runs, or the library reads it.
+
+Blocks of a page share one namespace and one scratch folder, in which `specs` and `docs` are those
+of the repository. Python is executed, with the output of doctests compared. YAML is read as a
+model, a family or an experiment; what is only a part of one completes a small whole one first.
+Lines `$ archgraph …` are executed where that is quick or where output is shown, else their
+arguments are parsed; lines `$ make …` name targets that exist.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+from sybil import Example
+from sybil.document import Document
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+from sybil.typing import Parser
+
+from archgraph.cli import app
+from archgraph.language import load, load_experiment, load_family
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(file for file in (ROOT / "docs").rglob("*.md") if "_" not in file.parts[-2][:1]),
+    ]
+)
+SNIPPETS = [page for page in PAGES if "```" in page.read_text()]
+FOLDERS = ("archgraph", "benchmarks", "docs", "specs", "strategies", "tests")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+# Commands that take seconds at most; the arguments of the others are only parsed.
+QUICK = {"align", "check", "diff", "draw", "explain", "help", "init", "rewrite", "schema", "show"}
+# What completes a part of a file; a part is what names some keys of one of them and nothing else.
+WHOLE: dict[str, dict[str, Any]] = {
+    "model": {
+        "archgraph": 1,
+        "name": "part",
+        "inputs": {"image": [1, 8, 8]},
+        "sections": [
+            {"name": "stem", "steps": [{"conv": {"out": 8}}]},
+            {"name": "head", "steps": ["relu", "global_avg_pool", "flatten", {"linear": 10}]},
+        ],
+    },
+    "family": {
+        "archgraph": 1,
+        "name": "part",
+        "model": "specs/models/digits_cnn.yaml",
+        "clients": [{"name": "all", "count": 2}],
+    },
+    "experiment": {
+        "archgraph": 1,
+        "name": "part",
+        "family": "specs/families/fedfa_digits.yaml",
+        "data": {"dataset": "digits"},
+        "strategy": {"fedfa": {}},
+        "rounds": 1,
+    },
+}
+# By which keys a file is known.
+KEYS = {
+    "experiment": {
+        "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate", "engine",
+        "seed", "out",
+    },
+    "family": {"clients", "choose", "change", "args"},
+    "model": {"inputs", "params", "blocks", "sections", "choices"},
+}  # fmt: skip
+READ: dict[str, Callable[[Path], Any]] = {
+    "model": load,
+    "family": load_family,
+    "experiment": load_experiment,
+}
+
+
+def read_yaml(example: Example) -> str | None:
+    """Let the library read a block as what its keys say it is."""
+    text = example.parsed.text if hasattr(example.parsed, "text") else str(example.parsed)
+    names = re.match(r"# (?P<name>[\w/]+\.yaml)\b", text)
+    data = YAML(typ="safe").load(text)
+    if not isinstance(data, Mapping):
+        return "a block of YAML is a mapping"
+    kind = next((kind for kind, keys in KEYS.items() if keys & set(data)), None)
+    if kind is None:
+        return f"keys of no kind of file: {', '.join(data)}"
+    file = Path(names["name"]) if names else Path(f"{kind}.yaml")
+    file.parent.mkdir(exist_ok=True, parents=True)
+    if "archgraph" in data:
+        file.write_text(text)
+    else:
+        YAML().dump({**WHOLE[kind], **data}, buffer := StringIO())
+        file.write_text(buffer.getvalue())
+    READ[kind](file)
+    return None
+
+
+def run_console(example: Example) -> str | None:
+    """Execute or parse the commands of a block, and compare output that it shows."""
+    for part in re.split(r"^\$ ", str(example.parsed), flags=re.M)[1:]:
+        line, _, shown = part.replace("\\\n", " ").partition("\n")
+        words = shlex.split(line, comments=True)
+        problem = _command(words, shown) if words else None
+        if problem:
+            return f"$ {line}\n{problem}"
+    return None
+
+
+def _command(words: list[str], shown: str) -> str | None:
+    """What is wrong with a command, if anything."""
+    match words:
+        case ["archgraph", *arguments]:
+            return _archgraph(arguments, shown)
+        case ["make", target, *_]:
+            known = f"\n{target}:" in (ROOT / "Makefile").read_text()
+            return None if known else f"the Makefile has no target {target}"
+        case [("pip" | "git" | "pytest" | "python" | "cd"), *_]:
+            return None
+    return "a command that this test does not know"
+
+
+def _archgraph(arguments: list[str], shown: str) -> str | None:
+    """Run the command line, or parse its arguments only."""
+    if shown.strip() or arguments[0] in QUICK:
+        result = CliRunner().invoke(typer.main.get_command(app), arguments)
+        if result.exit_code != 0 and not shown.startswith("error"):
+            return f"exit code {result.exit_code}: {result.output}"
+        if shown.strip() and not doctest.OutputChecker().check_output(shown, result.output, FLAGS):
+            return f"expected:\n{shown}\nprinted:\n{result.output}"
+        return None
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    with click.Context(group) as context:
+        name, command, rest = group.resolve_command(context, arguments)
+        assert command is not None
+        command.make_context(name, list(rest), parent=context)
+    return None
+
+
+def plain(example: Example) -> None:
+    """Text that nothing reads."""
+
+
+PARSERS: list[Parser] = [
+    SkipParser(),
+    PythonCodeBlockParser(doctest_optionflags=FLAGS),
+    CodeBlockParser("yaml", read_yaml),
+    CodeBlockParser("console", run_console),
+    CodeBlockParser("text", plain),
+]
+
+
+@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("specs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    document = Document.parse(str(page), *PARSERS)
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_is_of_a_language_that_is_checked(page: Path) -> None:
+    fences = re.findall(r"^\s*```([^\n`]+)$", page.read_text(), re.M)
+    assert {word for word in fences if not word.startswith("{")} <= {
+        "python",
+        "yaml",
+        "console",
+        "text",
+    }
+
+
+def test_files_that_pages_name_exist() -> None:
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:specs|docs|strategies|archgraph|tests)/[\w/.-]+)`", page.read_text()
+        ):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
