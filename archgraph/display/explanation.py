@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from archgraph.display import explanation_tables as tables
+from archgraph.display.collect import facts
 from archgraph.display.facts import (
     AxisFact,
     BlockFact,
@@ -18,7 +19,6 @@ from archgraph.display.facts import (
     LeafFact,
     OperatorFact,
     Saving,
-    facts,
     plain,
 )
 from archgraph.display.scene import count
@@ -158,7 +158,7 @@ class Explanation:
         )
 
     def _together(self, chosen: Sequence[AxisFact]) -> Saving | None:
-        return chosen[0].saving if len(chosen) == 1 else self.about.bill.halving(chosen)
+        return chosen[0].saving if len(chosen) == 1 else self.about.pricing.halving(chosen)
 
 
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:

@@ -10,10 +10,10 @@ from typing import Any
 
 from archgraph.display.facts import (
     AxisFact,
+    AxisMember,
     BlockFact,
     Facts,
     LeafFact,
-    Member,
     OperatorFact,
     Saving,
 )
@@ -235,16 +235,16 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 def leaves_with_axis(axis: AxisFact) -> Table:
     """Leaves that are cut with an axis."""
     whole = f"{axis.name}[{axis.size}]"
-    dims: dict[str, list[Member]] = {}
+    dims: dict[str, list[AxisMember]] = {}
     for member in axis.members:
         dims.setdefault(member.leaf, []).append(member)
 
-    def shape(members: Sequence[Member]) -> str:
+    def shape(members: Sequence[AxisMember]) -> str:
         cut = {m.dimension for m in members}
         sizes = enumerate(members[0].shape)
         return "×".join(f"[{size}]" if i in cut else str(size) for i, size in sizes)
 
-    def made_of(members: Sequence[Member]) -> str:
+    def made_of(members: Sequence[AxisMember]) -> str:
         found = []
         for layout in dict.fromkeys(m.layout for m in members if m.layout != whole):
             several = layout.count(" + ") > 1

@@ -1,0 +1,241 @@
+"""Collect the facts about a graph from its axes, structure and costs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+
+from archgraph.analysis.axes import Axis
+from archgraph.analysis.structure import Block, Structure, structure
+from archgraph.display.facts import (
+    AxisFact,
+    AxisMember,
+    BlockFact,
+    Facts,
+    GroupFact,
+    LeafFact,
+    OperatorFact,
+    Pin,
+)
+from archgraph.display.pricing import Pricing, axis_names, halved
+from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, walk
+from archgraph.layout.layouts import Layout, Prod, Sum
+
+
+@per_graph
+def facts(graph: ArchGraph) -> Facts:
+    """Collect the facts about a graph; cached with it.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> found = facts(trace(net, torch.zeros(1, 3)).graph)
+        >>> found.parameters, found.halving.parameters, found.axes["2.out"].pin.place
+        (50, 24, '2')
+    """
+    return _Collector(graph).facts()
+
+
+class _Collector:
+    """Collects the facts about one graph from its analyses."""
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.pricing = Pricing(graph)
+        self.solved = self.pricing.solved
+        self.found: Structure = structure(graph)
+        self.home = {name: block for block in self.found.blocks for name in block.nodes}
+        self.returned: dict[str, str] = {}  # the operator that returns an axis
+        for name in {i.name: None for i in walk(graph.outputs) if isinstance(i, Ref)}:
+            for layout in (d for dims in self.solved.value[name] for d in dims):
+                for axis in self.pricing.names(layout):
+                    self.returned.setdefault(axis, name)
+        self.maker: dict[str, str] = {}  # the first operator with a leaf that has an axis
+        for node in graph.nodes:
+            for leaf in node.leaves():
+                for layout in self.solved.leaf[leaf]:
+                    for axis in self.pricing.names(layout):
+                        self.maker.setdefault(axis, node.name)
+
+    def facts(self) -> Facts:
+        pricing, graph = self.pricing, self.graph
+        every = {a.name: self._axis(a) for a in self.solved.all}
+        made: dict[str, list[str]] = {}
+        for axis in every.values():
+            made.setdefault(axis.block, []).append(axis.name)
+        on_free = {leaf for a in self.solved.free for leaf in pricing.leaves_of[a.name]}
+        reached = sum(map(pricing.numel, on_free))
+        order = {a.name: i for i, a in enumerate(self.solved.all)}
+        return Facts(
+            pricing.whole.parameters,
+            pricing.whole.macs,
+            reached / pricing.whole.parameters if pricing.whole.parameters else 0.0,
+            pricing.halving(self.solved.free),
+            every,
+            self._groups((a, a.role) for a in self.solved.free),
+            self._groups(
+                [(a, every[a.name].section) for a in self.solved.free],
+                [s.name for s in self.found.sections],
+            ),
+            {b.name: self._block(b, tuple(made.get(b.name, ()))) for b in self.found.blocks},
+            {
+                p.name: LeafFact(
+                    p.name,
+                    p.role,
+                    p.shape,
+                    tuple(map(layout_text, self.solved.leaf[p.name])),
+                    tuple(n for d in self.solved.leaf[p.name] for n in axis_names(d)),
+                    graph.leaf_users[p.name],
+                )
+                for p in graph.params
+            },
+            {n.name: self._operator(n, order) for n in graph.nodes},
+            pricing,
+        )
+
+    def _axis(self, axis: Axis) -> AxisFact:
+        home = self.home.get(self.maker.get(axis.name, ""))
+        members = tuple(
+            AxisMember(leaf, self.graph.param[leaf].shape, i, layout_text(layout, axis.name))
+            for leaf in self.pricing.leaves_of[axis.name]
+            for i, layout in enumerate(self.solved.leaf[leaf])
+            if axis.name in self.pricing.names(layout)
+        )
+        return AxisFact(
+            axis.name,
+            axis.size,
+            axis.role,
+            axis.free,
+            home.section if home else "",
+            home.name if home else "",
+            axis.spans,
+            members,
+            tuple(self.pricing.nodes_of[axis.name]),
+            halved(axis.size),
+            self.pricing.halving([axis]) if axis.free else None,
+            None if axis.free else self._pin(axis),
+        )
+
+    def _groups(
+        self, pairs: Iterable[tuple[Axis, str]], names: Iterable[str] = ()
+    ) -> dict[str, GroupFact]:
+        groups: dict[str, list[Axis]] = {name: [] for name in names}
+        for axis, name in pairs:
+            groups.setdefault(name, []).append(axis)
+        return {
+            name: GroupFact(name, tuple(a.name for a in members), self.pricing.halving(members))
+            for name, members in groups.items()
+        }
+
+    def _block(self, block: Block, made: tuple[str, ...]) -> BlockFact:
+        return BlockFact(
+            block.name,
+            block.section,
+            block.kind,
+            block.removable,
+            block.reason,
+            block.entry,
+            block.exit,
+            block.nodes,
+            made,
+            self.pricing.skipping(block) if block.removable else None,
+        )
+
+    def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:
+        home = self.home.get(node.name)
+        return OperatorFact(
+            node.name,
+            node.op,
+            node.scope,
+            node.source or None,
+            home.section if home else "",
+            home.name if home else "",
+            tuple(map(str, node.types)),
+            tuple(tuple(map(layout_text, dims)) for dims in self.solved.value[node.name]),
+            tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
+            tuple(dict.fromkeys(node.leaves())),
+            self.pricing.whole.nodes[node.name].macs,
+        )
+
+    def _pin(self, axis: Axis) -> Pin:
+        """The reason taken apart: what, which operator, where in the model and in its source."""
+        why, node, said = axis.reason, None, None
+        found = _PLACE.fullmatch(axis.reason)
+        if found is not None and found["node"] in self.graph.node:
+            why, said, node = found["why"], found["remedy"], self.graph.node[found["node"]]
+        if node is None:
+            name = self.returned.get(axis.name) or self.maker.get(axis.name)
+            node = self.graph.node[name] if name else None
+        if node is None:
+            place = self.pricing.leaves_of[axis.name][0]
+            return Pin(why, None, None, place, None, _remedy(why, said, False))
+        first = next(iter(node.leaves()), "").rpartition(".")[0]
+        given = any(self.graph.node[used].op == "input" for used in node.uses())
+        return Pin(
+            why,
+            node.op,
+            node.name,
+            node.scope or first or "the model itself",
+            node.source or None,
+            _remedy(why, said, given),
+        )
+
+
+# Terms of a concatenation that are told; a dense network has one of hundreds in every leaf.
+TERMS = 8
+
+
+def layout_text(layout: Layout, axis: str = "") -> str:
+    """A layout in words; of a long concatenation its ends and the terms with an axis.
+
+    >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")), "d")
+    'a[2] + … + d[2] + … + i[2]'
+    """
+    match layout:
+        case Prod(factors):
+            texts = ((f, layout_text(f, axis)) for f in factors)
+            return " × ".join(f"({text})" if isinstance(f, Sum) else text for f, text in texts)
+        case Sum(terms) if len(terms) > TERMS:
+            told = {0, len(terms) - 1}
+            told |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
+            parts = [layout_text(t, axis) if i in told else "…" for i, t in enumerate(terms)]
+            return " + ".join(text for text, _ in itertools.groupby(parts))
+        case Sum(terms):
+            return " + ".join(layout_text(term, axis) for term in terms)
+        case _:
+            return str(layout)
+
+
+# The reason of an operator: `indexed by values (aten.index.Tensor %index in net at net.py:12)`,
+# and what would free the axis, if anything.
+_PLACE = re.compile(
+    r"(?P<why>.*?) \((?P<op>\S+) %(?P<node>\S+?)(?: in (?P<scope>.*?))?(?: at (?P<source>.*?))?\)"
+    r"(?:; (?P<remedy>.*))?",
+    re.DOTALL,
+)
+
+
+# What would free an axis where no operator says it, by how the reason begins.
+_REMEDIES = (
+    ("kernel size", "nothing: it is the extent of a kernel, not a width"),
+    ("dimension ", "a layer after it: what callers receive keeps its size"),
+    ("no operator uses it", "an operator that uses it"),
+    ("a single position", "nothing: one position cannot be cut"),
+    (
+        "meets a dimension that is no channel axis",
+        "nothing where that counts pixels or tokens; else a layer with weights between",
+    ),
+)
+
+
+def _remedy(why: str, said: str | None, given: bool) -> str:
+    if said:
+        return said.removesuffix(" would free it")
+    if given and why.startswith("meets a dimension"):
+        return "another input: its size comes from outside"
+    for beginning, remedy in _REMEDIES:
+        if why.startswith(beginning):
+            return remedy
+    return "nothing: its positions are no channels"

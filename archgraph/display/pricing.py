@@ -1,0 +1,268 @@
+"""What cutting axes or leaving out blocks would save, without rewriting the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from archgraph.analysis.axes import Axes, Axis, Kept, axes, size_after, sizes_after
+from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import Block
+from archgraph.display.facts import AxisFact, Saving
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Node,
+    Param,
+    Ref,
+    TensorType,
+    Value,
+    specialise,
+    walk,
+)
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.ops.equations import Sizes
+from archgraph.ops.table import macs as node_macs
+from archgraph.ops.table import row
+
+
+class Pricing:
+    """What a graph costs, and what it would cost with other sizes or without some operators.
+
+    Savings are exact: sizes after a cut come from the solved layouts, multiply–accumulates from the
+    operator table, and only operators that have the axis are counted again. No graph is rewritten,
+    so pricing every axis and block takes about as long as one rewrite.
+    """
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.solved: Axes = axes(graph)
+        self.evaluated = specialise(graph, training=False)
+        self.whole = cost(graph)
+        self._names: dict[int, frozenset[str]] = {}
+        self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
+        self.nodes_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
+        leaf_names = {
+            leaf: frozenset[str]().union(*map(self.names, dims))
+            for leaf, dims in self.solved.leaf.items()
+        }
+        for leaf, held in leaf_names.items():
+            for name in held:
+                self.leaves_of[name].append(leaf)
+        value_names = {
+            node: frozenset[str]().union(*(self.names(d) for dims in results for d in dims))
+            for node, results in self.solved.value.items()
+        }
+        stated: dict[str, set[str]] = {}
+        for (node_name, _), sizes in self.solved.attributes.items():
+            stated.setdefault(node_name, set()).update(*map(self.names, _layouts(sizes)))
+        self.met: dict[str, frozenset[str]] = {}
+        for node in graph.nodes:
+            held = value_names[node.name].union(stated.get(node.name, ()))
+            held = held.union(*(value_names[used] for used in node.uses()))
+            held = held.union(*(leaf_names[leaf] for leaf in node.leaves()))
+            self.met[node.name] = held
+            for name in held:
+                self.nodes_of[name].append(node.name)
+        self.counting = frozenset(n.name for n in self.evaluated.nodes if row(n.op).macs)
+        self._trained = Liveness(graph)
+        self._evaluated = Liveness(self.evaluated)
+        self._silent: dict[str, list[str]] = {}
+        for param in graph.params:
+            if not graph.leaf_users[param.name]:
+                self._silent.setdefault(param.name.rpartition(".")[0], []).append(param.name)
+
+    def names(self, layout: Layout) -> frozenset[str]:
+        """Axes in a layout."""
+        key = id(layout)
+        if key not in self._names:
+            self._names[key] = frozenset(axis_names(layout))
+        return self._names[key]
+
+    def numel(self, leaf: str) -> int:
+        """Elements of a leaf that count as parameters."""
+        param = self.graph.param[leaf]
+        return math.prod(param.shape) if param.role == "parameter" else 0
+
+    def halving(self, chosen: Iterable[Axis | AxisFact]) -> Saving:
+        """What halving some axes at once saves; halves are rounded up."""
+        return self.cutting({a.name: np.arange(halved(a.size)) for a in chosen})
+
+    def cutting(
+        self, kept: Kept, nodes: Collection[str] = (), leaves: Collection[str] = ()
+    ) -> Saving:
+        """What keeping some positions of some axes saves, some operators and leaves gone."""
+        parameters = sum(map(self.numel, leaves))
+        macs = sum(self.whole.nodes[name].macs for name in nodes)
+        touched = dict.fromkeys(leaf for name in kept for leaf in self.leaves_of[name])
+        sizes = {leaf: self._leaf_after(leaf, kept) for leaf in touched}
+        for leaf, param in sizes.items():
+            if leaf not in leaves and param.role == "parameter":
+                parameters += self.numel(leaf) - math.prod(param.shape)
+        counted = [
+            name
+            for name in dict.fromkeys(n for axis in kept for n in self.nodes_of[axis])
+            if name in self.counting and name not in nodes
+        ]
+        if counted:
+            small = self._resized(counted, sizes, kept)
+            macs += sum(
+                self.whole.nodes[name].macs - node_macs(small, small.node[name]) for name in counted
+            )
+        return self.saving(parameters, macs)
+
+    def skipping(self, block: Block) -> Saving:
+        """What leaving a block out saves, with all that only it needs."""
+        merge = self.graph.node.get(block.merge)
+        terms: list[str] = []
+        if block.kind == "dense" and merge is not None:
+            inside = set(block.nodes)
+            terms = [name for name in _listed(merge) if name in inside]
+        # a dense block takes the width that it appends away from all that reads it
+        none = np.zeros(0, dtype=np.int64)
+        kept = {
+            name: none
+            for term in terms
+            for layout in self.solved.value[term][0]
+            for name in self.names(layout)
+        }
+        gone = self._trained.without(block.exit, block.entry, terms)
+        leaves = self._trained.unused(gone)
+        for module in {leaf.rpartition(".")[0] for leaf in leaves} & self._silent.keys():
+            used = self._trained.leaves_under.get(module, frozenset())
+            if used <= leaves:
+                leaves = leaves.union(self._silent[module])
+        return self.cutting(kept, self._evaluated.without(block.exit, block.entry, terms), leaves)
+
+    def saving(self, parameters: int, macs: int) -> Saving:
+        """A saving with its shares."""
+        return Saving(
+            parameters,
+            macs,
+            parameters / self.whole.parameters if self.whole.parameters else 0.0,
+            macs / self.whole.macs if self.whole.macs else 0.0,
+        )
+
+    def _leaf_after(self, leaf: str, kept: Kept) -> Param:
+        param = self.graph.param[leaf]
+        shape = tuple(
+            size if self.names(layout).isdisjoint(kept) else size_after(layout, kept)
+            for size, layout in zip(param.shape, self.solved.leaf[leaf], strict=True)
+        )
+        return Param(leaf, TensorType(shape, param.dtype), param.role)
+
+    def _node_after(self, node: Node, kept: Kept) -> Node:
+        """The operator with the sizes after a cut, as far as costs depend on them."""
+        layouts = self.solved.value[node.name]
+        args = {
+            key: sizes_after(sizes, kept)
+            for key, _ in node.args
+            if (sizes := self.solved.attributes.get((node.name, key), ())) != ()
+        }
+        if args:
+            node = node.with_args(**args)
+        if node.op == "input":
+            return node
+        types = tuple(
+            TensorType(tuple(size_after(d, kept) for d in dims), t.dtype)
+            if not frozenset[str]().union(*map(self.names, dims)).isdisjoint(kept)
+            else t
+            for t, dims in zip(node.types, layouts, strict=True)
+        )
+        return dataclasses.replace(node, type=types if isinstance(node.type, tuple) else types[0])
+
+    def _resized(self, names: Iterable[str], sizes: Mapping[str, Param], kept: Kept) -> ArchGraph:
+        """Some operators and all that they use, with the sizes after a cut."""
+        nodes: dict[str, Node] = {}
+        params: dict[str, Param] = {}
+        for name in names:
+            node = self.evaluated.node[name]
+            for used in (name, *node.uses()):
+                if used not in nodes:
+                    nodes[used] = self._node_after(self.evaluated.node[used], kept)
+            for leaf in node.leaves():
+                params[leaf] = sizes.get(leaf) or self.graph.param[leaf]
+        return ArchGraph((), tuple(params.values()), tuple(nodes.values()), None)
+
+
+class Liveness:
+    """What the outputs of a graph need, and what becomes unused when a part is removed."""
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        outputs = list(walk(graph.outputs))
+        self.roots = {i.name for i in outputs if isinstance(i, Ref)}
+        self.returned = {i.name for i in outputs if isinstance(i, Leaf)}
+        live: set[str] = set()
+        pending = list(self.roots)
+        while pending:
+            name = pending.pop()
+            if name not in live:
+                live.add(name)
+                pending.extend(graph.node[name].uses())
+        self.users = {n: [u for u in graph.users[n] if u in live] for n in live}
+        self.leaf_users = {
+            leaf: [u for u in users if u in live] for leaf, users in graph.leaf_users.items()
+        }
+        under: dict[str, set[str]] = {}
+        for leaf, users in graph.leaf_users.items():
+            if users:
+                under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
+        self.leaves_under = {module: frozenset(held) for module, held in under.items()}
+
+    def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
+        """Operators that are gone when a value stands in for another and lists lose terms."""
+        starts = {end, *terms}
+        gone: set[str] = set()
+        pending = [name for name in starts if name in self.users]
+        while pending:
+            name = pending.pop()
+            if name in gone or name == entry or self.graph.node[name].op == "input":
+                continue
+            needed = name in self.roots or any(u not in gone for u in self.users[name])
+            if needed and name not in starts:
+                continue
+            gone.add(name)
+            pending.extend(self.graph.node[name].uses())
+        return frozenset(gone)
+
+    def unused(self, gone: Collection[str]) -> frozenset[str]:
+        """Leaves that only these operators use."""
+        held = {leaf for name in gone for leaf in self.graph.node[name].leaves()}
+        return frozenset(
+            leaf
+            for leaf in held - self.returned
+            if all(user in gone for user in self.leaf_users[leaf])
+        )
+
+
+def halved(size: int) -> int:
+    """Positions that stay of an axis when half of them go, as :func:`archgraph.take` rounds."""
+    return -(-size // 2)
+
+
+def axis_names(layout: Layout) -> Iterator[str]:
+    """Names of the axes in a layout, left to right."""
+    match layout:
+        case AxisRef(name):
+            yield name
+        case Prod(parts) | Sum(parts):
+            for part in parts:
+                yield from axis_names(part)
+
+
+def _layouts(sizes: Sizes) -> Iterator[Layout]:
+    if isinstance(sizes, tuple):
+        for item in sizes:
+            yield from _layouts(item)
+    elif sizes is not None and not isinstance(sizes, int):
+        yield sizes
+
+
+def _listed(node: Node) -> list[str]:
+    """Operands that an operator takes in lists."""
+    lists: Iterable[tuple[Value, ...]] = (v for _, v in node.args if isinstance(v, tuple))
+    return [i.name for v in lists for i in v if isinstance(i, Ref)]
