@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
 from archgraph.cli.arguments import Output
 from archgraph.cli.output import message, say, show_item, wrote
-
-
-class Kind(enum.StrEnum):
-    """Kinds of files."""
-
-    model = "model"
-    family = "family"
-    experiment = "experiment"
-    figures = "figures"
 
 
 @command()
@@ -66,7 +56,9 @@ def check(
 
 @command()
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="Kind of file.")],
+    kind: Annotated[
+        Literal["model", "family", "experiment", "figures"], typer.Argument(help="Kind of file.")
+    ],
     output: Output = None,
 ) -> None:
     """Print the JSON schema of a kind of file.
@@ -78,7 +70,7 @@ def schema(
     from archgraph.files import write
     from archgraph.language import schema as described
 
-    text = json.dumps(described(kind.value), indent=2, ensure_ascii=False)
+    text = json.dumps(described(kind), indent=2, ensure_ascii=False)
     if output is None:
         say(text)
     else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,20 +21,6 @@ from archgraph.cli.arguments import (
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
-
-
-class Detail(enum.StrEnum):
-    """How much a picture shows."""
-
-    block = "block"
-    node = "node"
-
-
-class Direction(enum.StrEnum):
-    """Where a picture runs to."""
-
-    down = "TB"
-    right = "LR"
 
 
 @command()
@@ -143,10 +128,12 @@ def draw(
         Path | None,
         typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),
     ] = None,
-    detail: Annotated[Detail, typer.Option(help="Blocks, or every operator.")] = Detail.block,
+    detail: Annotated[
+        Literal["block", "node"], typer.Option(help="Blocks, or every operator.")
+    ] = "block",
     direction: Annotated[
-        Direction, typer.Option(help="From top to bottom or left to right.")
-    ] = Direction.down,
+        Literal["TB", "LR"], typer.Option(help="From top to bottom or left to right.")
+    ] = "TB",
     choose: Choose = None,
 ) -> None:
     """Draw a model, or every model of a family.
@@ -158,7 +145,7 @@ def draw(
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
 
-    look: dict[str, Any] = {"detail": detail.value, "direction": direction.value}
+    look: dict[str, Any] = {"detail": detail, "direction": direction}
     family = family_of(file) if cover is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)

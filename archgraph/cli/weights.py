@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,14 +12,6 @@ from archgraph.cli.app import command
 from archgraph.cli.arguments import Output
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
-
-
-class Matching(enum.StrEnum):
-    """How weight maps are matched."""
-
-    greedy = "greedy"
-    assignment = "assignment"
-
 
 Weighted = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model (YAML), a run folder, or RUN:MODEL.")
@@ -44,8 +35,9 @@ def similarity(
         list[str] | None, typer.Option(metavar="NAME", help="Only this section. Repeatable.")
     ] = None,
     matching: Annotated[
-        Matching, typer.Option(help="How maps and filters are matched: as published, or at best.")
-    ] = Matching.greedy,
+        Literal["greedy", "assignment"],
+        typer.Option(help="How maps and filters are matched: as published, or at best."),
+    ] = "greedy",
     filters: Annotated[
         int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
     ] = 32,
@@ -68,7 +60,7 @@ def similarity(
         graph,
         weights,
         second[0] if second else None,
-        matching=matching.value,
+        matching=matching,
         filters=filters or None,
         sections=section or (),
     )

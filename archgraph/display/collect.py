@@ -190,6 +190,7 @@ TERMS = 8
 def layout_text(layout: Layout, axis: str = "") -> str:
     """A layout in words; of a long concatenation its ends and the terms with an axis.
 
+    >>> from archgraph.layout.layouts import AxisRef
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")), "d")
     'a[2] + … + d[2] + … + i[2]'
     """
