@@ -35,7 +35,7 @@ from archgraph.ops.schema import canonical_args
 
 
 @dataclass
-class Draft:
+class GraphDraft:
     """Nodes and leaves so far.
 
     Attributes:

@@ -14,7 +14,7 @@ from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, Size, TensorType, 
 from archgraph.hints import nearest
 from archgraph.language import steps as table
 from archgraph.language.document import Document, Mistake, Place, shorten
-from archgraph.language.draft import Draft
+from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import Scalar, is_expression, resolve
 from archgraph.language.model import (
     AuthoredModel,
@@ -24,10 +24,10 @@ from archgraph.language.model import (
     ShortcutSpec,
     Step,
 )
-from archgraph.language.steps import Options, Site
+from archgraph.language.steps import Site, StepOptions
 from archgraph.limits import LIMITS
 
-Kind = TypeVar("Kind", bound=Options)
+Kind = TypeVar("Kind", bound=StepOptions)
 
 SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 
@@ -37,7 +37,7 @@ CHANNELS = "in_channels"
 FEATURES = "in_features"
 
 
-class BlockOptions(BlockBody, Options):
+class BlockOptions(BlockBody, StepOptions):
     """A block written in place."""
 
 
@@ -176,7 +176,7 @@ class _Lowering:
     def __init__(self, document: Document, model: AuthoredModel) -> None:
         self.document = document
         self.model = model
-        self.draft = Draft()
+        self.draft = GraphDraft()
         self.places: dict[str, Place] = {}  # node → the step that made it
         self.nesting: list[str] = []
         self._check_names()
@@ -245,7 +245,7 @@ class _Lowering:
                 row = self._row(step.name, here)
                 self._options(row.options, step, row.main, here, None)
 
-    def _row(self, name: str, place: Place) -> table.Row:
+    def _row(self, name: str, place: Place) -> table.StepRow:
         row = table.find(name)
         if row is None and name.startswith("aten."):
             try:
@@ -316,7 +316,7 @@ class _Lowering:
 
     def _block_arguments(
         self, step: Step, place: Place, params: Mapping[str, Scalar] | None
-    ) -> tuple[Options, dict[str, Scalar]]:
+    ) -> tuple[StepOptions, dict[str, Scalar]]:
         """Common options and parameters of a step that uses a block."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
@@ -325,7 +325,7 @@ class _Lowering:
             self.document.fail(
                 inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
             )
-        common = {f.alias or n for n, f in Options.model_fields.items()}
+        common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         given: dict[str, Scalar] = {}
         for key, value in data.items():
             if key in common:
@@ -343,7 +343,7 @@ class _Lowering:
                 value = self._resolve(value, params, (*inner, key))
             given[key] = value
         rest = Step(step.name, {k: v for k, v in data.items() if k in common})
-        return self._options(Options, rest, "", place, params), given
+        return self._options(StepOptions, rest, "", place, params), given
 
     def _resolve(self, value: Any, params: Mapping[str, Scalar], place: Place) -> Any:
         try:
@@ -690,8 +690,8 @@ class _Lowering:
         block: BlockBody | None = self.model.blocks.get(step.name)
         where: Place = ("blocks", step.name)
         given: dict[str, Scalar] = {}
-        row: table.Row | None = None
-        options: Options
+        row: table.StepRow | None = None
+        options: StepOptions
         if block is not None:
             options, given = self._block_arguments(step, place, scope.params)
         elif step.name == "block":

@@ -14,7 +14,7 @@ from archgraph.language.figures import FiguresSpec
 from archgraph.language.flat import FlatModel
 from archgraph.language.lower import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.steps import STEPS, Options, RawOptions
+from archgraph.language.steps import STEPS, RawOptions, StepOptions
 
 Kind = Literal["model", "family", "experiment", "figures"]
 KINDS: tuple[Kind, ...] = ("model", "family", "experiment", "figures")
@@ -59,12 +59,12 @@ def schema(kind: Kind) -> dict[str, Any]:
 
 def _add_steps(definitions: dict[str, Any]) -> None:
     """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
-    models: list[type[Options]] = list(dict.fromkeys(row.options for row in STEPS.values()))
+    models: list[type[StepOptions]] = list(dict.fromkeys(row.options for row in STEPS.values()))
     own = [(m, "validation") for m in (*models, RawOptions, BlockOptions)]
     models_and_kinds: Any = own
     names, made = models_json_schema(models_and_kinds, ref_template="#/$defs/{model}")
     definitions |= {k: v for k, v in made.get("$defs", {}).items() if k not in definitions}
-    everywhere: list[type[Options]] = [*models, RawOptions]
+    everywhere: list[type[StepOptions]] = [*models, RawOptions]
     for options in everywhere:
         properties = definitions[options.__name__]["properties"]
         for key, value in properties.items():

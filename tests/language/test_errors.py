@@ -424,7 +424,7 @@ attack: {fraction: 0.2, intensity: 20}
          "expected one of a, b"),
         ("alpha: 0.5", "shares: {a: 1.5}",
          "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
-         "expected less than or equal to 1 or a mapping"),
+         "expected less than or equal to 1"),
         ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
          "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
          "expected at most 1"),

@@ -1,0 +1,137 @@
+"""What every step has: a place where it appends operators, its options, its row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from archgraph.graph.ir import Leaf, Ref, Size, Value
+from archgraph.language.base import Base, Count, Name, Natural
+from archgraph.language.document import Mistake
+from archgraph.language.draft import GraphDraft
+
+Pair = Count | tuple[Count, ...]
+Padding = Literal["same", "valid"] | Natural | tuple[Natural, ...]
+Axis = Annotated[int, Field(ge=-8, le=8)]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a step stands: what it appends to, its module path, and the names that it sees.
+
+    Attributes:
+        draft: The graph so far.
+        scope: Module path of the step.
+        lookup: The value of a name that ``as:`` gave.
+        normalised: Whether a batch norm stands in the same list of steps.
+    """
+
+    draft: GraphDraft
+    scope: str
+    lookup: Callable[[str], Ref]
+    normalised: bool = False
+
+    def call(self, op: str, /, **args: Value) -> Ref:
+        """Append an operator."""
+        return self.draft.call(op, args, self.scope)
+
+    def parameter(self, name: str, shape: Sequence[int]) -> Leaf:
+        """Append a parameter of this step."""
+        return self.draft.leaf(f"{self.scope}.{name}", tuple(shape))
+
+    def buffer(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Leaf:
+        """Append a buffer of this step."""
+        return self.draft.leaf(f"{self.scope}.{name}", tuple(shape), role="buffer", dtype=dtype)
+
+    def shape(self, value: Value) -> tuple[Size, ...]:
+        """Shape of a value."""
+        return self.draft.shape(value)
+
+    def size(self, value: Value, dim: int) -> int:
+        """One size of a value, which must not depend on the batch."""
+        shape = self.shape(value)
+        if not -len(shape) <= dim < len(shape):
+            raise Mistake("has too few axes", found=shown(shape), expected=f"an axis {dim}")
+        size = shape[dim]
+        if not isinstance(size, int):
+            raise Mistake("needs another axis", found=f"axis {dim} of {shown(shape)}, the batch")
+        return size
+
+    def within(self, name: str) -> Site:
+        """The same place one module deeper."""
+        return Site(self.draft, f"{self.scope}.{name}", self.lookup, self.normalised)
+
+
+def shown(shape: Sequence[Size]) -> str:
+    """A shape as messages print it.
+
+    >>> shown((2, 3))
+    '[2, 3]'
+    """
+    return f"[{', '.join(map(str, shape))}]"
+
+
+class StepOptions(Base):
+    """What every step takes."""
+
+    source: Name | tuple[Name, ...] | None = Field(
+        default=None, alias="from", description="name of the value that it takes; default: the last"
+    )
+    label: Name | None = Field(default=None, alias="as", description="name for its result")
+    name: Name | None = Field(default=None, description="its place in the state's keys")
+
+
+Emit = Callable[[Site, Any, tuple[Ref, ...]], Ref]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One kind of step.
+
+    Attributes:
+        options: Its options.
+        emit: Appends its operators and returns its result.
+        stem: Module name; the n-th of several in one list of steps gets n appended.
+        main: Option that a bare value gives: ``linear: 10`` is ``linear: {out: 10}``.
+        several: Whether ``from`` may name several values.
+        batch_norm: Whether convolutions beside it need no bias.
+        sentence: What it does.
+        example: A step of this kind, as YAML.
+    """
+
+    options: type[StepOptions]
+    emit: Emit
+    stem: str
+    main: str = ""
+    several: bool = False
+    batch_norm: bool = False
+    sentence: str = ""
+    example: str = ""
+
+
+STEPS: dict[str, StepRow] = {}
+
+
+def step(
+    name: str,
+    options: type[StepOptions],
+    stem: str = "",
+    main: str = "",
+    *,
+    example: str,
+    several: bool = False,
+    batch_norm: bool = False,
+) -> Callable[[Emit], Emit]:
+    """Put a step into the table: its emitter's docstring is what ``archgraph help`` says."""
+
+    def add(emit: Emit) -> Emit:
+        sentence = " ".join((emit.__doc__ or "").split())
+        STEPS[name] = StepRow(
+            options, emit, stem or name, main, several, batch_norm, sentence, example
+        )
+        return emit
+
+    return add

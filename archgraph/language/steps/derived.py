@@ -1,0 +1,220 @@
+"""Steps that are one ATen operator on one value: rows of data, types and defaults from its schema.
+
+A row says which arguments of the operator are options, what they are called in a file, and where
+their default differs from the operator's. Everything else is read off the schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.graph.ir import TRAINING, Ref, Value
+from archgraph.language.base import Count
+from archgraph.language.steps.base import STEPS, Axis, Site, StepOptions, StepRow
+from archgraph.ops.schema import Argument, schema
+
+# Arguments that count axes, whose range is that of a tensor's rank.
+_AXES = frozenset({"dim", "dims", "start_dim", "end_dim"})
+_PLAIN: dict[str, Any] = {"float": float, "int": int, "bool": bool, "str": str, "number": float}
+_OF_SCHEMA = object()
+
+
+@dataclass(frozen=True)
+class SchemaOption:
+    """An option that sets one argument of an operator.
+
+    Attributes:
+        text: What it says.
+        argument: The operator's argument; default: that of the option's name.
+        default: Where a file leaves it out; default: as the operator has it.
+        type: What a file may write; default: the argument's type.
+    """
+
+    text: str
+    argument: str = ""
+    default: Any = _OF_SCHEMA
+    type: Any = None
+
+    def field(self, argument: Argument) -> tuple[Any, Any]:
+        """The option as a field of a pydantic model."""
+        kind = self.type
+        if kind is None:
+            axis = argument.name in _AXES
+            inner = argument.type.removeprefix("List[").removesuffix("]")
+            kind = Axis if axis and inner == "int" else _PLAIN[inner]
+            kind = tuple[kind, ...] if inner != argument.type else kind
+        default = self.default
+        if default is _OF_SCHEMA:
+            default = ... if argument.required else argument.default
+            default = float(default) if kind is float and isinstance(default, int) else default
+        return kind, Field(default, description=self.text)
+
+
+def derive(
+    name: str,
+    op: str,
+    sentence: str,
+    example: str = "",
+    *,
+    main: str = "",
+    stem: str = "",
+    fixed: dict[str, Value] | None = None,
+    unless: str = "",
+    **options: SchemaOption,
+) -> None:
+    """Put a step that is one operator into the table.
+
+    Args:
+        name: Name of the step.
+        op: The operator; its first argument is the step's input.
+        sentence: What it does.
+        example: A step of this kind; default: its name.
+        main: Option that a bare value gives.
+        stem: Module name; default: the step's.
+        fixed: Arguments that are always the same.
+        unless: Option that at 0 leaves the value as it is.
+        options: Its options by name.
+    """
+    known = schema(op).by_name
+    first = next(iter(known))
+    arguments = {key: option.argument or key for key, option in options.items()}
+    fields: dict[str, Any] = {k: o.field(known[arguments[k]]) for k, o in options.items()}
+    model = (
+        pydantic.create_model(f"{_title(name)}Options", __base__=StepOptions, **fields)
+        if fields
+        else StepOptions
+    )
+
+    def emit(site: Site, o: Any, xs: tuple[Ref, ...]) -> Ref:
+        if unless and not getattr(o, unless):
+            return xs[0]
+        given: dict[str, Value] = {first: xs[0], **(fixed or {})}
+        for key, argument in arguments.items():
+            value = getattr(o, key)
+            listed = "List[" in known[argument].type and not isinstance(value, tuple)
+            given[argument] = (value,) if listed else value
+        return site.call(op, **given)
+
+    STEPS[name] = StepRow(
+        model, emit, stem or name, main, sentence=sentence, example=example or name
+    )
+
+
+def _title(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+_ACTIVATIONS = {
+    "relu": "Negative numbers become 0.",
+    "silu": "x · sigmoid(x), also called swish.",
+    "hardswish": "x · relu6(x + 3) / 6, a swish of straight pieces.",
+    "hardsigmoid": "relu6(x + 3) / 6, a sigmoid of straight pieces.",
+    "sigmoid": "1 / (1 + exp(-x)): numbers between 0 and 1.",
+    "tanh": "Hyperbolic tangent: numbers between -1 and 1.",
+    "softplus": "log(1 + exp(x)), a smooth relu.",
+    "mish": "x · tanh(softplus(x)).",
+}
+for _name, _sentence in _ACTIVATIONS.items():
+    derive(_name, f"aten.{_name}", _sentence)
+
+derive(
+    "relu6",
+    "aten.hardtanh",
+    "Numbers are cut off at 0 and at 6.",
+    stem="hardtanh",
+    fixed={"min_val": 0.0, "max_val": 6.0},
+)
+derive(
+    "gelu",
+    "aten.gelu",
+    "x · Φ(x), the Gaussian error linear unit.",
+    "gelu: {approximate: tanh}",
+    approximate=SchemaOption(
+        "tanh: the approximation by a hyperbolic tangent", type=Literal["none", "tanh"]
+    ),
+)
+derive(
+    "leaky_relu",
+    "aten.leaky_relu",
+    "Negative numbers are multiplied by a small slope.",
+    "leaky_relu: {negative_slope: 0.2}",
+    negative_slope=SchemaOption("factor of negative numbers"),
+)
+derive(
+    "elu",
+    "aten.elu",
+    "Negative numbers become alpha · (exp(x) - 1).",
+    "elu: {alpha: 0.5}",
+    alpha=SchemaOption("the limit of very negative numbers is -alpha"),
+)
+derive(
+    "softmax",
+    "aten.softmax.int",
+    "Numbers along an axis become positive with sum 1.",
+    "softmax: {dim: 1}",
+    dim=SchemaOption("the axis", default=-1),
+)
+derive(
+    "log_softmax",
+    "aten.log_softmax.int",
+    "The logarithm of softmax.",
+    "log_softmax: {dim: 1}",
+    dim=SchemaOption("the axis", default=-1),
+)
+derive(
+    "dropout",
+    "aten.dropout",
+    "In training each number becomes 0 with probability p; the others are scaled up.",
+    "dropout: 0.1",
+    main="p",
+    fixed={"train": TRAINING},
+    unless="p",
+    p=SchemaOption("the probability", default=0.5, type=Annotated[float, Field(ge=0, lt=1)]),
+)
+derive(
+    "flatten",
+    "aten.flatten.using_ints",
+    "Several neighbouring axes become one.",
+    "flatten: {start: 2}",
+    start=SchemaOption("the first of the axes", "start_dim", 1),
+    end=SchemaOption("the last of the axes", "end_dim"),
+)
+derive(
+    "permute",
+    "aten.permute",
+    "Axes in another order, the batch axis 0 included.",
+    "permute: [0, 2, 3, 1]",
+    main="dims",
+    dims=SchemaOption("for each axis of the result, which axis of the input it is"),
+)
+derive(
+    "mean",
+    "aten.mean.dim",
+    "The mean over one or several axes.",
+    "mean: {dim: 1, keep: true}",
+    main="dim",
+    dim=SchemaOption("the axes", type=Axis | tuple[Axis, ...], default=...),
+    keep=SchemaOption("whether the axes stay, with size 1", "keepdim"),
+)
+derive(
+    "select",
+    "aten.select.int",
+    "One position of an axis, which disappears.",
+    "select: {dim: 1, index: 0}",
+    main="index",
+    dim=SchemaOption("the axis", default=1),
+    index=SchemaOption("the position; negative: from the end", default=0),
+)
+derive(
+    "split",
+    "aten.split_with_sizes",
+    "Cuts a value along an axis into several, which get picks from.",
+    "split: {sizes: [2, 3], as: parts}",
+    main="sizes",
+    sizes=SchemaOption("size of each part", "split_sizes", type=tuple[Count, ...]),
+    dim=SchemaOption("the axis", default=1),
+)

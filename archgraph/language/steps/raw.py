@@ -1,0 +1,100 @@
+"""Any other operator: an ATen operator written by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pydantic
+import torch
+from pydantic import Field
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import Atom, Ref, Value
+from archgraph.language.base import Base, Count
+from archgraph.language.document import Mistake
+from archgraph.language.steps.base import STEPS, Site, StepOptions, StepRow
+from archgraph.ops.schema import schema
+from archgraph.plain import Json
+
+
+class RawOptions(StepOptions):
+    """Arguments of an ATen operator by name, beside what every step takes."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+
+class ParameterOptions(Base):
+    """A learned tensor as an argument."""
+
+    parameter: tuple[Count, ...] = Field(description="its shape")
+
+
+def raw_row(op: str) -> StepRow:
+    """The row of an ATen operator written by its own name.
+
+    Its arguments are those of the schema; ``%name`` is a value that ``as:`` named, ``:float32`` a
+    dtype, ``{parameter: [64]}`` a learned tensor. Tensor arguments that are left out take the
+    step's values, in order; all others their defaults.
+
+    Raises:
+        GraphError: If there is no such functional operator.
+    """
+    known = schema(op)
+
+    def emit(site: Site, o: RawOptions, xs: tuple[Ref, ...]) -> Ref:
+        given = {k: _argument(site, k, v) for k, v in (o.model_extra or {}).items()}
+        waiting: list[Value] = list(xs)
+        for argument in known.args:
+            kind = argument.type.removeprefix("Optional[")
+            if argument.name in given or not kind.startswith(("Tensor", "List[Tensor]")):
+                continue
+            if argument.type.startswith("List[Tensor]"):
+                given[argument.name], waiting = tuple(waiting), []
+            elif waiting:
+                given[argument.name] = waiting.pop(0)
+            elif argument.required and argument.type.startswith("Optional"):
+                given[argument.name] = None
+        return site.call(op, **given)
+
+    return StepRow(RawOptions, emit, op.split(".")[1], several=True)
+
+
+def _argument(site: Site, name: str, value: Json) -> Value:
+    """A YAML value as an argument of an operator."""
+    match value:
+        case str() if value.startswith("%"):
+            return site.lookup(value[1:])
+        case str() if value.startswith(":"):
+            return Atom(value[1:])
+        case tuple():
+            return tuple(_argument(site, name, v) for v in value)
+        case Mapping():
+            try:
+                return site.parameter(name, ParameterOptions.model_validate(value).parameter)
+            except pydantic.ValidationError:
+                raise Mistake(
+                    "is not an argument",
+                    place=(name,),
+                    found="a mapping",
+                    expected="{parameter: [sizes]}, a value, or %name",
+                ) from None
+        case None | bool() | int() | float() | str():
+            return value
+    raise Mistake("is not an argument", place=(name,), found=repr(value))
+
+
+def aten_names() -> list[str]:
+    """Names of the ATen operators that change nothing in place, for advice."""
+    names = torch._C._dispatch_get_all_op_names()
+    functional = (n for n in names if n.startswith("aten::") and not n.endswith("_"))
+    return [n.replace("::", ".") for n in functional]
+
+
+def find(name: str) -> StepRow | None:
+    """The row of a step, ATen operators included; None where there is none."""
+    if name in STEPS or not name.startswith("aten."):
+        return STEPS.get(name)
+    try:
+        return raw_row(name)
+    except GraphError:
+        return None
