@@ -87,8 +87,8 @@ from .rewrite.train_only import train_only as train_only
 from .rewrite.widen import narrow as narrow
 from .rewrite.widen import widen as widen
 from .rewrite.width import take as take
-from .states.carry import carry as carry
 from .states.merge import Merger as Merger
-from .states.transfer import Rewritten as Rewritten
+from .states.optimisers import carry as carry
+from .states.rewritten import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer
 from .states.widths import widths as widths

@@ -22,9 +22,7 @@ import numpy as np
 import torch
 
 from archgraph.graph.ir import ArchGraph, Param, TensorType
-from archgraph.states.merge import Merger
-from archgraph.states.state import State
-from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Entry, Merger, Rewritten, State, Transfer, signature
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 Choose = Callable[[int, float], DimMap | None]

@@ -134,7 +134,7 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
     from archgraph.engine.trained import trained
     from archgraph.language import load_model
     from archgraph.language.document import read_document
-    from archgraph.states.merge import check_update
+    from archgraph.states import check_update
 
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")
     if Path(folder or name).is_dir():

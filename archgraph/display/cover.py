@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from archgraph.errors import ArchGraphError
 
 if TYPE_CHECKING:
-    from archgraph.states.transfer import Transfer
+    from archgraph.states import Transfer
 
 
 class Member(Protocol):
@@ -49,7 +49,7 @@ def coverage(federation: Federation) -> dict[str, float]:
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, Param, TensorType
-        >>> from archgraph.states.transfer import Transfer
+        >>> from archgraph.states import Transfer
         >>> fc = Param("fc.weight", TensorType((10, 4), "float32"))
         >>> all_of_it = Transfer.identity(ArchGraph(inputs=(), params=(fc,), nodes=(), outputs=()))
         >>> coverage([(all_of_it, 3)])

@@ -42,7 +42,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
-from archgraph.states.merge import check_update
+from archgraph.states import check_update
 
 
 @dataclass(frozen=True, eq=False)

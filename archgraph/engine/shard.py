@@ -12,7 +12,7 @@ from torch import Tensor
 from archgraph.engine.data import Indices, Split
 from archgraph.engine.partition import class_histogram
 from archgraph.federation import Examples, cut
-from archgraph.states.state import State
+from archgraph.states import State
 
 
 def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:

@@ -25,8 +25,7 @@ from archgraph.rewrite.step_sizes import add_step_sizes
 from archgraph.rewrite.train_only import train_only
 from archgraph.rewrite.widen import narrow, widen
 from archgraph.rewrite.width import take
-from archgraph.states.state import State
-from archgraph.states.transfer import Rewritten, Transfer
+from archgraph.states import Rewritten, State, Transfer
 
 if TYPE_CHECKING:
     pass

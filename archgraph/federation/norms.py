@@ -9,8 +9,7 @@ import torch
 
 from archgraph.graph.ir import ArchGraph
 from archgraph.ops.table import normalisation, statistics
-from archgraph.states.state import State
-from archgraph.states.transfer import signature
+from archgraph.states import State, signature
 
 NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel", "per_width_stats"]
 

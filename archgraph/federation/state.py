@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from archgraph.plain import Json as Json
-from archgraph.states.state import State as State
+from archgraph.states import State as State
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from archgraph.federation.tasks import Program, Result, Task
 from archgraph.federation.world import World
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
-from archgraph.states.state import State
+from archgraph.states import State
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
-from archgraph.states.state import State
+from archgraph.states import State
 
 
 class Examples(NamedTuple):

@@ -11,8 +11,7 @@ import torch
 from archgraph.errors import RunError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
-from archgraph.states.state import State
-from archgraph.states.transfer import Transfer
+from archgraph.states import State, Transfer
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:

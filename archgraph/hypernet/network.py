@@ -30,7 +30,7 @@ from archgraph.hypernet.graphs import (
 from archgraph.ops.table import row
 
 if TYPE_CHECKING:
-    from archgraph.states.state import State
+    from archgraph.states import State
 
 
 Key = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel

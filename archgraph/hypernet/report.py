@@ -13,7 +13,7 @@ from archgraph.hypernet.decoders import Tiled, stretch
 from archgraph.hypernet.network import GraphHypernetwork
 
 if TYPE_CHECKING:
-    from archgraph.states.state import State
+    from archgraph.states import State
 
 
 def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> dict[str, float]:

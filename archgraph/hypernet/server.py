@@ -14,7 +14,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.network import GraphHypernetwork
 
 if TYPE_CHECKING:
-    from archgraph.states.state import State
+    from archgraph.states import State
 
 
 def update(

@@ -15,7 +15,7 @@ from torch import Tensor
 from archgraph.errors import RunError
 
 if TYPE_CHECKING:
-    from archgraph.states.state import State
+    from archgraph.states import State
 
 
 def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ from archgraph.graph.ir import (
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import Initialiser, initialiser
-from archgraph.states.state import State
+from archgraph.states import State
 
 
 class Output(dict[str, Any]):

@@ -26,7 +26,7 @@ from archgraph.analysis.structure import structure
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.ops.table import row
-from archgraph.states.state import State
+from archgraph.states import State
 
 Matching = Literal["greedy", "assignment"]
 # Correlations held at a time.

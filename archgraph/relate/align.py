@@ -30,7 +30,7 @@ from archgraph.analysis.widths import Pairs, Widths, alike, axes_of, flat, state
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
-from archgraph.states.transfer import DimMap, Entry, Transfer, signature
+from archgraph.states import DimMap, Entry, Transfer, signature
 
 Side: TypeAlias = Literal["client", "whole"]
 # Blocks of both graphs that belong together, as ranges.

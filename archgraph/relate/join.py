@@ -25,7 +25,7 @@ from archgraph.relate.align import Alignment, Unmatched, align
 from archgraph.rewrite.depth import graft, skip
 from archgraph.rewrite.insert import last_leaf, with_leaves
 from archgraph.rewrite.width import cut
-from archgraph.states.transfer import Transfer
+from archgraph.states import Transfer
 
 Found: TypeAlias = "tuple[ArchGraph, Mapping[ArchGraph, Transfer]]"
 

@@ -12,7 +12,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.growth import Start, growth, multiplied, offset
 from archgraph.rewrite.depth import grafted, skip, whole
 from archgraph.rewrite.insert import initialised
-from archgraph.states.transfer import Entry, Rewritten, Transfer
+from archgraph.states import Entry, Rewritten, Transfer
 
 
 def deepen(

@@ -37,7 +37,7 @@ from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.check import check
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import row
-from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
 

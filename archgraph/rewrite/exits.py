@@ -22,7 +22,7 @@ from archgraph.graph.ir import (
 )
 from archgraph.ops.check import check
 from archgraph.rewrite.insert import channels, fresh, initialised
-from archgraph.states.transfer import Rewritten
+from archgraph.states import Rewritten
 
 PREFIX = "exits"
 

@@ -12,7 +12,7 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
-from archgraph.states.transfer import Entry, Rewritten, Slot, Transfer, signature
+from archgraph.states import Entry, Rewritten, Slot, Transfer, signature
 
 
 def before(

@@ -28,8 +28,7 @@ from archgraph.graph.ir import (
 from archgraph.module.build import ArchModule, build
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
-from archgraph.states.state import State
-from archgraph.states.transfer import Rewritten, Transfer
+from archgraph.states import Rewritten, State, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
 _FLOATS = ("float32", "float16", "bfloat16")

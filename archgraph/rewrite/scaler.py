@@ -5,7 +5,7 @@ from __future__ import annotations
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, renumber, replace
 from archgraph.ops.table import row
-from archgraph.states.transfer import Rewritten, Transfer
+from archgraph.states import Rewritten, Transfer
 
 
 def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:

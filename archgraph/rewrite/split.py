@@ -21,7 +21,7 @@ from archgraph.graph.ir import (
 )
 from archgraph.ops.check import check
 from archgraph.rewrite.insert import refs
-from archgraph.states.transfer import Entry, Rewritten, Transfer, signature
+from archgraph.states import Entry, Rewritten, Transfer, signature
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from archgraph.rewrite.insert import (
     residuals,
     with_leaves,
 )
-from archgraph.states.transfer import Rewritten
+from archgraph.states import Rewritten
 
 NAME = "step_size"
 

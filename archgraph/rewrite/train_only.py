@@ -12,7 +12,7 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
-from archgraph.states.transfer import Rewritten
+from archgraph.states import Rewritten
 
 
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:

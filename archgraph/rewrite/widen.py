@@ -23,7 +23,7 @@ from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.growth import growth, offset
 from archgraph.ops.schema import schema
 from archgraph.rewrite.width import cut
-from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 # A factor, a number of positions, or which old position each new one copies.
 Growth: TypeAlias = "float | int | Sequence[int] | np.ndarray"

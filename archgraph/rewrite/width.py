@@ -23,7 +23,7 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Constant, Node, Param, TensorType
 from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import canonical_args
-from archgraph.states.transfer import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 # How many positions of an axis stay: a share (ceil), a number, or the positions themselves.
 Choice: TypeAlias = "float | int | Sequence[int] | np.ndarray"

@@ -1,1 +1,33 @@
-"""Weights and the linear maps between the states of two architectures: transfer, merge, carry."""
+"""Weights and the linear maps between the states of architectures."""
+
+from archgraph.states.coverage import Coverage, Term
+from archgraph.states.dimension_map import DimMap, chain
+from archgraph.states.entry import Entry
+from archgraph.states.initial import INITIALISERS, Initial
+from archgraph.states.merge import Merger, check_update
+from archgraph.states.moments import pull_moments
+from archgraph.states.optimisers import carry
+from archgraph.states.rewritten import Rewritten
+from archgraph.states.state import Signature, Slot, State, accumulator, signature
+from archgraph.states.transfer import Transfer
+
+__all__ = [
+    "INITIALISERS",
+    "Coverage",
+    "DimMap",
+    "Entry",
+    "Initial",
+    "Merger",
+    "Rewritten",
+    "Signature",
+    "Slot",
+    "State",
+    "Term",
+    "Transfer",
+    "accumulator",
+    "carry",
+    "chain",
+    "check_update",
+    "pull_moments",
+    "signature",
+]

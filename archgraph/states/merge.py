@@ -21,18 +21,11 @@ from torch import Tensor
 from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError, RejectedUpdate
 from archgraph.graph.ir import ArchGraph
-from archgraph.states.dimmap import Vector
-from archgraph.states.state import State
-from archgraph.states.transfer import (
-    Coverage,
-    Entry,
-    Signature,
-    Slot,
-    Term,
-    Transfer,
-    accumulator,
-    signature,
-)
+from archgraph.states.coverage import Coverage, Term
+from archgraph.states.dimension_map import Vector
+from archgraph.states.entry import Entry
+from archgraph.states.state import Signature, Slot, State, accumulator, signature
+from archgraph.states.transfer import Transfer
 
 # More cells of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_CELLS = 64
@@ -186,7 +179,7 @@ class Merger:
     Raises:
         RejectedUpdate: If the state is not one of the graph.
 
-    >>> from archgraph.states.transfer import DimMap
+    >>> from archgraph.states import DimMap, Entry, Slot
     >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
     >>> half = Transfer(slots, small, {"w": Entry("w", (DimMap.of([0, 1], 3),))})
     >>> merger = Merger(slots, {"w": torch.tensor([7.0, 8.0, 9.0])})

@@ -1,12 +1,76 @@
-"""What weights are: tensors by leaf name."""
+"""What weights are: tensors by leaf name, and the signature that says which ones."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+
+from archgraph.graph.ir import ArchGraph, Role, per_graph
 
 #: Tensors by the names of an architecture's parameters and buffers, as in a state dict.
-State: TypeAlias = "Mapping[str, Tensor]"
+State: TypeAlias = Mapping[str, Tensor]
+
+
+class Slot(NamedTuple):
+    """One entry of a signature: what a state must have under this name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role = "parameter"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's object."""
+        return cast(torch.dtype, getattr(torch, self.dtype))
+
+    @property
+    def averaged(self) -> bool:
+        """Whether values of this dtype can be scaled and averaged (not integers or bools)."""
+        return self.torch_dtype.is_floating_point or self.torch_dtype.is_complex
+
+
+Signature: TypeAlias = tuple[Slot, ...]
+
+
+@per_graph
+def _signature(graph: ArchGraph) -> Signature:
+    return tuple(
+        Slot(p.name, p.shape, p.dtype, p.role) for p in graph.params if p.role != "constant"
+    )
+
+
+def signature(graph: ArchGraph | Signature) -> Signature:
+    """Names, shapes, dtypes and roles of an architecture's state, in its order.
+
+    >>> from archgraph.graph.ir import ArchGraph, Param, TensorType
+    >>> fc = Param("fc.weight", TensorType((10, 4), "float32"))
+    >>> print(*signature(ArchGraph(inputs=(), params=(fc,), nodes=(), outputs=())))
+    fc.weight: float32[10, 4]
+    """
+    return cast(Signature, _signature(graph)) if isinstance(graph, ArchGraph) else graph
+
+
+def first_difference(found: Signature, expected: Signature) -> dict[str, Any]:
+    """Where two signatures first differ, as parts of an error; empty where they are equal."""
+    for a, b in itertools.zip_longest(found, expected):
+        if a != b:
+            return {"where": (a or b).name, "found": a or "nothing", "expected": b or "nothing"}
+    return {}
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that values of this dtype are summed in: float32 for half precision, else itself.
+
+    >>> accumulator(torch.bfloat16), accumulator(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    short = dtype.is_floating_point and dtype.itemsize < 4
+    return torch.float32 if short else dtype

@@ -31,8 +31,7 @@ from archgraph.federation import (
 )
 from archgraph.graph.ir import ArchGraph
 from archgraph.module.build import initial_state
-from archgraph.states.merge import Merger
-from archgraph.states.transfer import Transfer
+from archgraph.states import Merger, Transfer
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from archgraph.engine.world import as_resolved, fits, fitted, matched
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.federation.family import Family, Member
 from archgraph.module.build import build, initial_state
-from archgraph.states.transfer import Transfer
+from archgraph.states import Transfer
 from tests.engine.test_data import publish, store
 
 LENGTH, WORDS, CLASSES = 6, 11, 3

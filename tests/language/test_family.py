@@ -14,7 +14,7 @@ from archgraph.federation.family import Family, resolve
 from archgraph.language import load, load_family
 from archgraph.module.build import build, initial_state
 from archgraph.rewrite.train_only import train_only
-from archgraph.states.transfer import signature
+from archgraph.states import signature
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -22,7 +22,7 @@ from archgraph.federation import (
 from archgraph.hypernet.graphs import local
 from archgraph.module.build import build, initial_state
 from archgraph.rewrite.train_only import train_only
-from archgraph.states.transfer import Transfer
+from archgraph.states import Transfer
 from tests.strategies.conftest import CLASSES, Net, toy
 
 

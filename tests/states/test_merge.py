@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.errors import ArchGraphError, RejectedUpdate
-from archgraph.states.dimmap import DimMap
-from archgraph.states.merge import Merger, check_update
-from archgraph.states.transfer import Entry, Signature, Slot, Transfer
+from archgraph.states import DimMap, Entry, Merger, Signature, Slot, Transfer, check_update
 
 Tensors = dict[str, torch.Tensor]
 

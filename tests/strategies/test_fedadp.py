@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import archgraph as ag
 from archgraph.federation import Result, ServerState, Tier, World, configure, seeded
 from archgraph.rewrite import laws
-from archgraph.states.transfer import signature
+from archgraph.states import signature
 from archgraph.strategies.fedadp import FedADP, Mode, copies, fit
 from archgraph.strategies.fedavg import FedAvg
 

@@ -25,9 +25,8 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.laws import difference, in_float64, to_float64
 from archgraph.rewrite.widen import refusals
-from archgraph.states.state import State
-from archgraph.states.transfer import DimMap
-from archgraph.states.transfer import Entry as Source
+from archgraph.states import DimMap, State
+from archgraph.states import Entry as Source
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors

@@ -19,7 +19,7 @@ import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import GraphHypernetwork, Slot
-from archgraph.states.state import State
+from archgraph.states import State
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors

@@ -1,4 +1,4 @@
-"""Training goes on after a rewrite: what an optimiser keeps is mapped as gradients are."""
+"""Training goes on after a rewrite: an optimiser's state is mapped as gradients are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.errors import RewriteError
-from archgraph.states.transfer import Rewritten, Signature, Transfer
+from archgraph.states.moments import pull_moments, repeated
+from archgraph.states.rewritten import Rewritten
+from archgraph.states.state import Signature
+from archgraph.states.transfer import Transfer
 
 #: What an optimiser calls its state, and how that follows a gradient that is multiplied by c:
 #: 1: multiplied by c (averages of gradients); 2: by c² (averages of squares); 0: not at all
@@ -31,21 +34,20 @@ ORDERS: Mapping[str, int] = {
     "sum": 2,
 }
 
-Training = tuple[nn.Module, torch.optim.Optimizer]
-
 
 def carry(
     transfer: Transfer | Rewritten,
-    old: Training,
-    new: Training,
+    old: tuple[nn.Module, torch.optim.Optimizer],
+    new: tuple[nn.Module, torch.optim.Optimizer],
     *,
     orders: Mapping[str, int] | None = None,
 ) -> None:
-    """Give the optimiser of a rewritten network what the old network's optimiser kept.
+    """Give the optimiser of a rewritten network the state of the old network's optimiser.
 
     Momentum and Adam's moments are averages of gradients and of their squares, so they go where
-    gradients go (:meth:`Transfer.pull_moments`); counters are copied; a parameter that the rewrite
-    initialises or repeats (``deepen``, ``graft``) starts without state, as in a new optimiser.
+    gradients go (:func:`archgraph.states.moments.pull_moments`); counters are copied; a parameter
+    that the rewrite initialises or repeats (``deepen``, ``graft``) starts without state, as in a
+    new optimiser.
     Learning rates and other settings are the new optimiser's own. What then holds, for an optimiser
     without weight decay:
 
@@ -71,7 +73,7 @@ def carry(
 
     Raises:
         RewriteError: For optimisers of two kinds or of other parameters, or a kind of state that is
-            not known; the new optimiser is then as it was.
+            not known; the new optimiser then stays unchanged.
 
     Example:
         >>> from archgraph import build, trace, widen
@@ -87,36 +89,37 @@ def carry(
         >>> again.state[wide.get_parameter("2.weight")]["momentum_buffer"].shape
         torch.Size([2, 6])
     """
-    map_ = transfer.transfer if isinstance(transfer, Rewritten) else transfer
+    if isinstance(transfer, Rewritten):
+        transfer = transfer.transfer
     if type(old[1]) is not type(new[1]):
         raise RewriteError(
             "optimisers of two kinds keep different state",
             found=type(new[1]).__name__,
             expected=type(old[1]).__name__,
         )
-    kept: dict[str, dict[str, Any]] = {}
-    for name, parameter in _named(*old, map_.source):
+    stored: dict[str, dict[str, Any]] = {}
+    for name, parameter in _named(*old, transfer.source):
         for kind, value in old[1].state.get(parameter, {}).items():
-            kept.setdefault(kind, {})[name] = value
+            stored.setdefault(kind, {})[name] = value
     # RMSprop's momentum is one of normalised steps.
-    steps = {"momentum_buffer": 0} if "square_avg" in kept else {}
+    steps = {"momentum_buffer": 0} if "square_avg" in stored else {}
     known = {**ORDERS, **steps, **(orders or {})}
-    repeated = map_.repeated
-    targets = [(n, p) for n, p in _named(*new, map_.target) if n not in repeated]
-    given: list[tuple[nn.Parameter, str, Any]] = []
-    for kind, values in kept.items():
+    without = repeated(transfer)
+    targets = [(n, p) for n, p in _named(*new, transfer.target) if n not in without]
+    updates: list[tuple[nn.Parameter, str, Any]] = []
+    for kind, values in stored.items():
         moments = {k: v for k, v in values.items() if isinstance(v, Tensor)}
         plain = {k: v for k, v in values.items() if k not in moments}
         order = _order(kind, moments, old[0], known)
-        mapped = map_.pull_moments(moments, order=order)
+        mapped = pull_moments(transfer, moments, order=order)
         for name, parameter in targets:
-            source = map_.entries[name].source
+            source = transfer.entries[name].source
             if source in moments:
                 place = parameter.device if order else moments[source].device
-                given.append((parameter, kind, mapped[name].to(place)))
+                updates.append((parameter, kind, mapped[name].to(place)))
             elif source in plain:
-                given.append((parameter, kind, plain[source]))
-    for parameter, kind, value in given:
+                updates.append((parameter, kind, plain[source]))
+    for parameter, kind, value in updates:
         new[1].state[parameter][kind] = value
 
 

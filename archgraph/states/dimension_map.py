@@ -20,7 +20,7 @@ from archgraph.errors import RewriteError
 
 Positions: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
 Vector: TypeAlias = npt.NDArray[np.float64]
-Run: TypeAlias = tuple[int, int, int]
+Segment: TypeAlias = tuple[int, int, int]  # start, stop, step
 
 # A selection of more contiguous runs than this, or of shorter ones, is gathered by index.
 MAX_RUNS = 64
@@ -44,7 +44,7 @@ class DimMap:
         size: Extent of the source dimension.
         length: Extent of the target dimension.
         runs: The positions as few slices ``(start, stop, step)``, in order; else empty.
-        index: The positions as packed int64 where they are no few slices; else empty.
+        index: The positions as packed int64 where few slices do not suffice; else empty.
         weights: Packed float64, one per position; empty when all are one.
         offsets: Packed int64 of ``length + 1`` bounds into the positions; empty when every target
             position has exactly one.
@@ -52,7 +52,7 @@ class DimMap:
 
     size: int
     length: int
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Segment, ...] = ()
     index: bytes = b""
     weights: bytes = b""
     offsets: bytes = b""
@@ -114,8 +114,8 @@ class DimMap:
         if len(row):
             first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(column) != 0)])
             row, column, weight = row[first], column[first], np.add.reduceat(weight, first)
-        kept = weight != 0
-        row, column, weight = row[kept], column[kept], weight[kept]
+        stays = weight != 0
+        row, column, weight = row[stays], column[stays], weight[stays]
         counts = np.bincount(row, minlength=length)
         offsets = None if (counts == 1).all() else np.r_[0, np.cumsum(counts)]
         return DimMap._make(column, size, length, weight, offsets)
@@ -191,7 +191,11 @@ class DimMap:
         2:4
         """
         if self.length != other.size:
-            raise RewriteError("maps do not meet", found=other.size, expected=self.length)
+            raise RewriteError(
+                "size of the second map is not the length of the first",
+                found=other.size,
+                expected=self.length,
+            )
         if self.selects and other.selects:
             if len(self.runs) == len(other.runs) == 1:
                 (start, _, step), (first, stop, stride) = self.runs[0], other.runs[0]
@@ -208,14 +212,14 @@ class DimMap:
             rows, factors = np.repeat(other.targets, counts), np.repeat(outer, counts)
         else:
             picked, rows, factors = via, other.targets, outer
-        made = DimMap.sparse(
+        product = DimMap.sparse(
             rows,
             self.positions[picked],
             self.values[picked] * factors,
             size=self.size,
             length=other.length,
         )
-        return made if made is None else made._rounded()
+        return None if product is None else product._rounded()
 
     def _rounded(self) -> DimMap | None:
         """The map with weights that are whole but for rounding made whole (thirds of thrice)."""
@@ -232,9 +236,9 @@ class DimMap:
         [2.0, 0.0, 1.0, 0.0]
         """
         if window := self.window:
-            taken = np.zeros(self.size)
-            taken[window] = 1 if rows is None else rows
-            return taken
+            covered = np.zeros(self.size)
+            covered[window] = 1 if rows is None else rows
+            return covered
         weights, targets = np.abs(self.values), self.targets
         sums: Vector = np.bincount(targets, weights, minlength=self.length).astype(np.float64)
         if rows is not None:
@@ -338,6 +342,9 @@ class DimMap:
     def _tensor(positions: npt.NDArray[np.int64], like: Tensor) -> Tensor:
         return torch.from_numpy(positions).to(like.device)
 
+    def __repr__(self) -> str:
+        return f"<DimMap {self.size} → {self.length}: {self}>"
+
     def __str__(self) -> str:
         if self.offsets:
             return f"fold {self.size} → {self.length}"
@@ -354,7 +361,7 @@ class DimMap:
         return f"weighted {text}" if self.weights else text
 
 
-def _runs(where: npt.NDArray[np.int64]) -> tuple[Run, ...]:
+def _runs(where: npt.NDArray[np.int64]) -> tuple[Segment, ...]:
     """Few slices that list these positions in order; empty when there are none or too many."""
     count = len(where)
     if count == 0:
@@ -369,7 +376,7 @@ def _runs(where: npt.NDArray[np.int64]) -> tuple[Run, ...]:
     return tuple((int(a), int(b), 1) for a, b in zip(starts, stops, strict=True))
 
 
-def _at(dim: int, run: Run) -> tuple[slice, ...]:
+def _at(dim: int, run: Segment) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(*run))
 
 

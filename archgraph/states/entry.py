@@ -1,0 +1,139 @@
+"""Where one entry of a target state comes from: a source, a map per dimension, a scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import RewriteError
+from archgraph.graph.ir import Constant, Value
+from archgraph.states.dimension_map import DimMap, chain
+from archgraph.states.initial import Initial
+from archgraph.states.state import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one entry of the target state comes from.
+
+    Attributes:
+        source: Name in the source state; ``None``: initialised.
+        dims: One map per dimension, ``None`` for the identity.
+        scale: Factor on every value.
+        init: The initialiser, if and only if ``source`` is ``None``.
+
+    >>> Entry("fc.weight", (DimMap.of(range(2), 4), None), scale=0.5)
+    <Entry 0.5 · fc.weight[:2, :]>
+    """
+
+    source: str | None
+    dims: tuple[DimMap | None, ...]
+    scale: float = 1.0
+    init: Initial | None = None
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != (self.init is not None):
+            raise RewriteError("an entry has either a source or an initialiser", where=self.source)
+
+    @staticmethod
+    def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
+        """An entry of this slot's shape that is initialised.
+
+        >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+        """
+        init = Initial(name, tuple(sorted(args.items())), slot.shape, slot.name)
+        return Entry(None, (None,) * len(slot.shape), init=init)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is a plain copy of its source."""
+        return self.source is not None and self.scale == 1 and not any(self.dims)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it is one :meth:`view` of its source, apart from its scale."""
+        return self.source is not None and not self._rest()
+
+    @property
+    def selects(self) -> bool:
+        """Whether every value is one source value, unscaled."""
+        return self.scale == 1 and all(m is None or m.selects for m in self.dims)
+
+    def then(self, other: Entry) -> Entry:
+        """This entry, then ``other``, whose source it is."""
+        dims = tuple(itertools.starmap(chain, zip(self.dims, other.dims, strict=True)))
+        return Entry(self.source, dims, self.scale * other.scale, self.init)
+
+    def magnitude(self) -> Entry:
+        """The entry with the absolute values of its weights."""
+        dims = tuple(None if m is None else m.magnitude() for m in self.dims)
+        return dataclasses.replace(self, dims=dims, scale=abs(self.scale))
+
+    def pull(
+        self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> Tensor:
+        """The target's values from the source's, a contiguous copy.
+
+        Args:
+            x: The source entry; not used when initialised.
+            dtype: Element type of an initialised entry.
+            seed: Of an initialised entry.
+        """
+        if self.init is not None:
+            x = self.init.make(dtype, seed)
+        assert x is not None
+        y = self.view(x)
+        # Maps that shrink go first, the strongest before others, which then touch less; those that
+        # lengthen go from the last dimension on, so that the largest copy is one of whole rows.
+        rest = sorted(
+            self._rest(),
+            key=lambda item: (
+                (-item[0], 1)
+                if item[1].length >= item[1].size
+                else (-math.inf, item[1].length / item[1].size)
+            ),
+        )
+        for dim, map_ in rest:
+            y = map_.gather(y, dim)
+        y = y.contiguous() if rest else y.clone(memory_format=torch.contiguous_format)
+        return y if self.scale == 1 else y.mul_(self.scale)
+
+    def push(self, y: Tensor, into: Tensor, alpha: float = 1.0) -> None:
+        """Add ``alpha · Aᵀ y`` to ``into``, of the source's shape, in place."""
+        view, alpha = self.view(into), alpha * self.scale
+        alpha = 1 if alpha == 1 else alpha  # integers take no floating-point factor
+        rest = self._rest()
+        if not rest:
+            view.add_(y, alpha=alpha)
+            return
+        # The first dimension comes last: its slices are contiguous, so they add into place well.
+        y = y.to(into.dtype)
+        for dim, map_ in reversed(rest[1:]):
+            y = map_.expand(y, dim)
+        dim, map_ = rest[0]
+        map_.scatter(y, dim, view, alpha)
+
+    def view(self, x: Tensor) -> Tensor:
+        """The part of a source tensor that the single slices select."""
+        if not any(self.dims):
+            return x
+        return x[tuple((m and m.window) or slice(None) for m in self.dims)]
+
+    def _rest(self) -> list[tuple[int, DimMap]]:
+        """Dimensions whose map is not a single slice."""
+        return [(d, m) for d, m in enumerate(self.dims) if m and not m.window]
+
+    def __repr__(self) -> str:
+        return f"<Entry {self}>"
+
+    def __str__(self) -> str:
+        origin = self.source if self.init is None else str(self.init)
+        index = f"[{', '.join(':' if m is None else str(m) for m in self.dims)}]"
+        factor = "" if self.scale == 1 else f"{self.scale:g} · "
+        return f"{factor}{origin}{index if any(self.dims) else ''}"

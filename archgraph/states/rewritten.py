@@ -1,0 +1,55 @@
+"""What every rewrite returns: the new graph, and the map to its states from the old one's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from archgraph.errors import RewriteError
+from archgraph.graph.ir import ArchGraph
+from archgraph.states.state import first_difference, signature
+from archgraph.states.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What every rewrite returns: the new graph, and the map to its states from the old one's.
+
+    Unpacks as ``graph, transfer``; ``a >> b`` composes, where ``b`` is a rewrite of ``a.graph`` or
+    a function from a graph to one.
+
+    Raises:
+        RewriteError: If the transfer does not end at the graph.
+    """
+
+    graph: ArchGraph
+    transfer: Transfer
+
+    def __post_init__(self) -> None:
+        expected = signature(self.graph)
+        if self.transfer.target != expected:
+            raise RewriteError(
+                "the transfer does not end at the graph",
+                **first_difference(self.transfer.target, expected),
+            )
+
+    @staticmethod
+    def identity(graph: ArchGraph) -> Rewritten:
+        """The rewrite that changes nothing, the start of a chain."""
+        return Rewritten(graph, Transfer.identity(graph))
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        size = f"{len(graph.nodes)} operators, {len(graph.params)} leaves"
+        return f"<Rewritten {graph.name or 'graph'}: {size}; {self.transfer.summary()}>"
+
+    def _repr_html_(self) -> str:
+        return self.transfer._repr_html_()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.graph, self.transfer))
+
+    def __rshift__(self, other: Rewritten | Callable[[ArchGraph], Rewritten]) -> Rewritten:
+        after = other if isinstance(other, Rewritten) else other(self.graph)
+        return Rewritten(after.graph, self.transfer.then(after.transfer))
