@@ -16,16 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine import data
-from archgraph.engine.data import (
-    DATASETS,
-    Split,
-    channel_statistics,
-    load_dataset,
-    read_cifar_batch,
-    read_idx,
-    read_tokens,
-)
+from archgraph.engine.data import DATASETS, Dataset, Split, files, load, load_dataset
+from archgraph.engine.data.cifar import read_cifar_batch
+from archgraph.engine.data.idx import read_idx
+from archgraph.engine.data.source import Published, source
+from archgraph.engine.data.values import channel_statistics
+from archgraph.engine.data.words import read_tokens
 from archgraph.errors import DataError
 
 # ---------------------------------------------------------------- small files in the real formats
@@ -59,14 +55,17 @@ def cifar_batch(count: int = 4, *, classes: int = 10, labels: bytes = b"labels")
     return pickle.dumps({b"data": pixels, labels: [i % classes for i in range(count)]}, protocol=4)
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: dict[str, bytes]) -> None:
     """Make these files the published ones of the data set."""
     published = {
-        file: data._Published(len(content), hashlib.md5(content).hexdigest())
-        for file, content in files.items()
+        file: Published(len(content), hashlib.md5(content).hexdigest())
+        for file, content in contents.items()
     }
-    source = dataclasses.replace(data._SOURCES[name], files=published)
-    monkeypatch.setattr(data, "_SOURCES", {**data._SOURCES, name: source})
+    known = source(name)
+    train = {file: published[file] for file in known.train}
+    test = {file: published[file] for file in known.test}
+    changed = dataclasses.replace(known, train=train, test=test)
+    monkeypatch.setattr(load, "source", lambda _: changed)
 
 
 @pytest.fixture
@@ -150,10 +149,10 @@ def test_inputs_and_targets_must_agree_in_number():
 # ---------------------------------------------------------------- digits
 
 
-_digits: data.Dataset | None = None
+_digits: Dataset | None = None
 
 
-def load_digits() -> data.Dataset:
+def load_digits() -> Dataset:
     global _digits
     _digits = _digits or load_dataset("digits")
     return _digits
@@ -175,13 +174,14 @@ def test_digits_are_complete_stratified_and_the_same_every_time():
     assert torch.all((test - whole / 5).abs() < 1)
 
 
-def test_digits_are_the_librarys_and_no_example_is_in_both_splits():
-    from sklearn.datasets import load_digits as original
-
+def test_digits_are_those_of_scikit_learn_in_its_stratified_split():
+    original = pytest.importorskip("sklearn.datasets").load_digits()
+    split = pytest.importorskip("sklearn.model_selection").train_test_split
+    orders = split(np.arange(1797), test_size=0.2, random_state=0, stratify=original.target)
     digits = load_digits()
-    ours = torch.cat([digits.train.inputs, digits.test.inputs]).flatten(1).numpy()
-    theirs = original().data.astype(np.uint8)
-    assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs))
+    for part, order in zip((digits.train, digits.test), orders, strict=True):
+        assert np.array_equal(part.inputs.squeeze(1).numpy(), original.images[order])
+        assert np.array_equal(part.targets.numpy(), original.target[order])
 
 
 def test_limit_keeps_the_first_examples():
@@ -320,7 +320,7 @@ def test_a_decompression_bomb_stops_at_the_published_size(mnist):
 
 
 def test_unverified_files_stop_at_a_bound_too(mnist, monkeypatch):
-    monkeypatch.setattr(data, "_MOST_BYTES", 100)
+    monkeypatch.setattr(files, "MOST_BYTES", 100)
     with pytest.raises(DataError, match=r"found more than 100 bytes; expected at most 100"):
         load_dataset("mnist", mnist, verify=False)
 
@@ -356,8 +356,14 @@ def test_an_unreadable_file_is_an_error_of_ours(mnist, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(DataError, match=r"'fashion-mnist'.*did you mean 'fashion_mnist'"):
         load_dataset("fashion-mnist")
-    images = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
-    assert DATASETS == (*images, "wikitext2", "mnli", "snli", "sick")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_what_is_known_of_a_data_set_can_be_read(name):
+    known = source(name)
+    assert known.format in load.FORMATS
+    assert len(known.files) == len(known.train) + len(known.test) > 0
+    assert known.labels or known.format not in load.IMAGES
 
 
 @pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": -3}, {"bptt": 0}])
@@ -517,7 +523,7 @@ def test_text_that_is_not_utf8_is_refused():
         read_tokens(b"caf\xe9", "text")
 
 
-def wikitext(root: Path, train: str, test: str, **options: object) -> data.Dataset:
+def wikitext(root: Path, train: str, test: str, **options: object) -> Dataset:
     store(root / "wikitext-2" / "wiki.train.tokens", train.encode())
     store(root / "wikitext-2" / "wiki.test.tokens", test.encode())
     return load_dataset("wikitext2", root, verify=False, **options)  # type: ignore[arg-type]
@@ -569,12 +575,12 @@ IDX_MD5 = {  # as published, of the .gz files
 
 @pytest.mark.parametrize("folder", list(IDX_MD5))
 def test_our_idx_checksums_are_those_of_the_published_archives(data_root, folder):
-    source = data._SOURCES[folder.replace("-", "_")]
+    known = source(folder.replace("-", "_"))
     for name, md5 in IDX_MD5[folder].items():
         stored = (data_root / folder / name).read_bytes()
         assert hashlib.md5(stored).hexdigest() == md5
         content = gzip.decompress(stored)
-        assert source.files[name.removesuffix(".gz")] == (
+        assert known.files[name.removesuffix(".gz")] == Published(
             len(content),
             hashlib.md5(content).hexdigest(),
         )

@@ -16,7 +16,7 @@ import archgraph as ag
 from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.data import Dataset, Split
-from archgraph.engine.sentences import INPUTS
+from archgraph.engine.data.sentences import INPUTS
 from archgraph.engine.shard import Shard
 from archgraph.engine.world import as_resolved, fits, fitted, matched
 from archgraph.errors import DataError, RunError, SpecError

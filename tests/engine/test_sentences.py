@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.data import load_dataset, read_pairs, read_sick
-from archgraph.engine.sentences import (
+from archgraph.engine.data import load_dataset
+from archgraph.engine.data.pairs import read_pairs, read_sick
+from archgraph.engine.data.sentences import (
     INPUTS,
     MARKS,
     Pair,
@@ -108,13 +109,13 @@ def line(premise: object = "a", hypothesis: object = "b", label: object = "neutr
         ("[]", "TypeError"),
         (line(label="-"), "ValueError: label '-'"),
         (line(label=["neutral"]), "ValueError"),
-        (line(premise=3), "TypeError: a sentence is no text"),
+        (line(premise=3), "TypeError: a sentence is not a text"),
         (line(hypothesis="\ud800"), "UnicodeEncodeError"),
         ('{"premise": "a", "hypothesis": "b"}', "KeyError: 'label'"),
     ],
 )
 def test_a_line_that_is_no_pair_is_named(bad, found):
-    with pytest.raises(DataError, match=rf"^pairs:2: no pair of sentences; found {found}"):
+    with pytest.raises(DataError, match=rf"^pairs:2: not a pair of sentences; found {found}"):
         read_pairs(f"{line()}\n{bad}\n".encode(), "pairs")
     with pytest.raises(DataError, match="not a UTF-8 text"):
         read_pairs(b"\xff", "pairs")
@@ -134,7 +135,7 @@ def test_sick_is_read_by_its_header():
     with pytest.raises(DataError, match=r"sick:1: columns missing; .* expected SemEval_set"):
         read_sick(SICK.replace("SemEval_set", "set").encode(), "sick")
     for bad in ("1\ta", "1\ta\tb\tMAYBE\tTRAIN", "1\ta\tb\tNEUTRAL\tDEV"):
-        with pytest.raises(DataError, match="sick:2: no pair of sentences"):
+        with pytest.raises(DataError, match="sick:2: not a pair of sentences"):
             read_sick((SICK + bad).encode(), "sick")
 
 

@@ -1,0 +1,13 @@
+"""Data sets as values: read from local files, checked byte for byte, kept compact.
+
+Nothing is ever downloaded. `digits` comes with archgraph and works on a bare machine; the other
+sets are read from their original files, plain, `.gz` or `.xz`, below one root folder. Each set is
+one file in `sets/`; each format is one module.
+"""
+
+from archgraph.engine.data.files import ROOT_VARIABLE as ROOT_VARIABLE
+from archgraph.engine.data.load import load_dataset as load_dataset
+from archgraph.engine.data.source import DATASETS as DATASETS
+from archgraph.engine.data.values import Dataset as Dataset
+from archgraph.engine.data.values import Indices as Indices
+from archgraph.engine.data.values import Split as Split

@@ -1,0 +1,159 @@
+"""Data files: found below a root folder, decompressed, compared with what was published."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from archgraph.engine.data.source import SETS, Published, Source
+from archgraph.errors import DataError
+
+ROOT_VARIABLE = "ARCHGRAPH_DATA"
+
+# No file of any data set here is larger; a compressed file that is was made to fill the memory.
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class File:
+    """A data file on disk, and what it has to contain."""
+
+    path: Path
+    published: Published | None
+
+    def read(self) -> bytes:
+        """The decompressed content, complete and verified."""
+        most = MOST_BYTES if self.published is None else self.published.bytes
+        try:
+            with _open(self.path) as stream:
+                content = stream.read(most + 1)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise DataError(
+                "data file cannot be read",
+                where=str(self.path),
+                found=str(error) or type(error).__name__,
+                expected="a complete file" if self.published is None else f"{most} bytes",
+                hint="fetch the file again",
+            ) from error
+        if len(content) > most:
+            raise DataError(
+                "data file too long",
+                where=str(self.path),
+                found=f"more than {most} bytes",
+                expected=f"{most} bytes" if self.published else f"at most {most} bytes",
+                hint="fetch the file again",
+            )
+        if self.published is not None:
+            self._verify(content, self.published)
+        return content
+
+    def _verify(self, content: bytes, published: Published) -> None:
+        if len(content) < published.bytes:
+            raise DataError(
+                "data file truncated",
+                where=str(self.path),
+                found=f"{len(content)} bytes",
+                expected=f"{published.bytes} bytes",
+                hint="fetch the file again",
+            )
+        checked = self.path.read_bytes() if published.gz else content
+        md5 = hashlib.md5(checked, usedforsecurity=False).hexdigest()
+        if md5 != published.md5:
+            raise DataError(
+                "wrong checksum",
+                where=str(self.path),
+                found=f"MD5 {md5} of the {'stored' if published.gz else 'decompressed'} content",
+                expected=published.md5,
+                hint="fetch the file again, or pass verify=False for a file of your own",
+            )
+
+
+def _open(path: Path) -> io.BufferedIOBase:
+    """The decompressed stream of a plain, `.gz` or `.xz` file."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return path.open("rb")
+
+
+def located(source: Source, root: str | Path | None, *, verify: bool = True) -> dict[str, File]:
+    """The files of a data set, all from one folder; of several the one that has most of them.
+
+    Args:
+        source: The data set.
+        root: Folder below which it is looked for; None: what `ARCHGRAPH_DATA` names.
+        verify: Whether to compare the files with the published ones.
+
+    Raises:
+        DataError: The folder or a file is missing.
+    """
+    root = _root(source, root)
+    best: tuple[Path, dict[str, File]] = (root / source.folders[0], {})
+    for place in (*(root / folder for folder in source.folders), root):
+        files = {
+            name: File(path, published if verify else None)
+            for name, published in source.files.items()
+            if (path := _stored(place / name, published)) is not None
+        }
+        if len(files) > len(best[1]):
+            best = place, files
+    place, files = best
+    missing = [name for name in source.files if name not in files]
+    if missing:
+        raise DataError(
+            "data file missing",
+            where=str(place),
+            found=f"{len(files)} of {len(source.files)} files of {source.name}",
+            expected=f"{', '.join(missing)} (plain, .gz or .xz)",
+            hint=f"put the original files there; nothing is downloaded (searched below {root})",
+        )
+    return files
+
+
+def _root(source: Source, root: str | Path | None) -> Path:
+    if source.shipped:
+        return SETS
+    chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    expected = "the folder that holds " + " or ".join(f"{f}/" for f in source.folders)
+    if chosen is None:
+        raise DataError(
+            "no data folder given",
+            where=source.name,
+            expected=expected,
+            hint=f"set data.root or the environment variable {ROOT_VARIABLE}; "
+            "`digits` needs no files",
+        )
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            "data folder missing",
+            where=source.name,
+            found=f"no folder {folder}",
+            expected=expected,
+            hint=f"correct data.root or {ROOT_VARIABLE}",
+        )
+    return folder
+
+
+def _stored(path: Path, published: Published) -> Path | None:
+    """The file as it is stored: plain, `.gz` or `.xz`; as published where that is compared."""
+    endings = (".gz",) if published.gz else ("", ".gz", ".xz")
+    candidates = (path.with_name(path.name + ending) for ending in endings)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def decoded(content: bytes, where: str) -> str:
+    """Bytes as UTF-8 text; an error names the file."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            "not a UTF-8 text", where=where, found=str(error), hint="fetch the file again"
+        ) from error

@@ -1,0 +1,112 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from archgraph.engine.data import cifar, idx, pairs, words
+from archgraph.engine.data.files import located
+from archgraph.engine.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
+from archgraph.engine.data.source import DATASETS, Source, source
+from archgraph.engine.data.values import Dataset
+from archgraph.errors import DataError
+from archgraph.hints import nearest
+
+IMAGES = {"idx": idx.read, "cifar": cifar.read}
+PAIRS = {"pairs": pairs.halves, "sick": pairs.sick}
+FORMATS = (*IMAGES, "words", *PAIRS)
+"""Formats that a data set may be in; see :class:`archgraph.engine.data.source.Source`."""
+
+
+def load_dataset(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    limit: int | None = None,
+    bptt: int = 64,
+    length: int | None = None,
+    vocabulary: int | None = None,
+    tokenizer: str | Path | None = None,
+    verify: bool = True,
+) -> Dataset:
+    """Load a data set by name from local files.
+
+    Args:
+        name: One of `DATASETS`.
+        root: Folder below which the files are looked for; by default what the environment variable
+            `ARCHGRAPH_DATA` names. `digits` needs none.
+        limit: Keep at most the first so many examples of each split; the normalisation is that of
+            the kept train examples.
+        bptt: Length of a text window, in tokens.
+        length: Tokens of a pair of sentences, its three marks and padding among them; None: 128.
+        vocabulary: Most tokens of the vocabulary that is learned from the train pairs; None: 8192.
+        tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
+        verify: Compare sizes and MD5 checksums with the published files. False reads your own files
+            in the same format; everything else is still checked.
+
+    Returns:
+        The data set, its two splits normalised by the statistics of its train split.
+
+    Raises:
+        DataError: The name is unknown, a file is missing, damaged or not the published one, or an
+            option is not one of this data set.
+
+    Example:
+        >>> load_dataset("digits")
+        Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
+    """
+    if name not in DATASETS:
+        raise DataError(
+            "unknown data set",
+            where="data",
+            found=repr(name),
+            expected=f"one of {', '.join(DATASETS)}",
+            hint=nearest(name, DATASETS),
+        )
+    if limit is not None and limit < 1:
+        raise DataError("limit too small", where=name, found=limit, expected="at least 1")
+    if bptt < 1:
+        raise DataError("window too short", where=name, found=f"bptt={bptt}", expected="at least 1")
+    chosen = source(name)
+    _check_encoding(chosen, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
+    files = located(chosen, root, verify=verify)
+    if chosen.format in IMAGES:
+        return IMAGES[chosen.format](chosen, files, limit)
+    if chosen.format == "words":
+        return words.read(chosen, files, limit, bptt)
+    train, test = PAIRS[chosen.format](chosen, files)
+    if not (train and test):
+        raise DataError(
+            "too few pairs of sentences",
+            where=name,
+            found=f"{len(train)} to train on, {len(test)} to test on",
+            expected="at least one each",
+        )
+    length = LENGTH if length is None else length
+    encode = (
+        encoder(learned(train, VOCABULARY if vocabulary is None else vocabulary), length)
+        if tokenizer is None
+        else pretrained(tokenizer, length)
+    )
+    return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
+
+
+def _check_encoding(chosen: Source, **options: object) -> None:
+    """Raise if options of pairs are for another data set, or name two vocabularies."""
+    for option, value in options.items():
+        if value is not None and chosen.format not in PAIRS:
+            paired = [name for name in DATASETS if source(name).format in PAIRS]
+            raise DataError(
+                f"has no option {option}",
+                where=chosen.name,
+                found=value,
+                expected="it with pairs of sentences: " + ", ".join(paired),
+            )
+    if options["tokenizer"] is not None and options["vocabulary"] is not None:
+        raise DataError(
+            "has two vocabularies",
+            where=chosen.name,
+            found=f"a learned one of {options['vocabulary']} tokens "
+            f"and that of {options['tokenizer']}",
+            expected="one of them",
+        )

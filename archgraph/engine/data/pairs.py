@@ -1,0 +1,131 @@
+"""Labelled pairs of sentences (natural language inference) from their original files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from archgraph.engine.data.files import File, decoded
+from archgraph.engine.data.sentences import INPUTS, Encode, Pair
+from archgraph.engine.data.source import Source
+from archgraph.engine.data.values import Dataset, Split
+from archgraph.errors import DataError
+
+LABELS = ("entailment", "neutral", "contradiction")
+"""Classes of a pair, in the order of GLUE."""
+
+Parts = tuple[list[Pair], list[Pair]]
+
+
+def halves(source: Source, files: Mapping[str, File]) -> Parts:
+    """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
+
+    The training pairs of both corpora are not among the files that are read here. About four in
+    five pairs are for training, the others for testing; which, the premise alone decides (its
+    SHA-256), so that no premise is in both: three hypotheses share each. Accuracies are therefore
+    not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
+    """
+    (file,) = files.values()
+    parts: Parts = ([], [])
+    for pair in read_pairs(file.read(), str(file.path)):
+        digest = hashlib.sha256(pair.premise.encode()).digest()
+        parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
+    return parts
+
+
+def sick(source: Source, files: Mapping[str, File]) -> Parts:
+    """SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
+    (file,) = files.values()
+    parts = read_sick(file.read(), str(file.path))
+    return parts["TRAIN"], parts["TEST"]
+
+
+def pair_dataset(
+    source: Source, parts: Parts, limit: int | None, length: int, encode: Encode
+) -> Dataset:
+    """A data set of encoded pairs, at most `limit` of each part."""
+
+    def split(pairs: Sequence[Pair]) -> Split:
+        arrays = encode(pairs)
+        first = next(iter(arrays))
+        targets = torch.tensor([pair.target for pair in pairs], dtype=torch.int64)
+        return Split(arrays.pop(first), targets, beside=arrays)
+
+    train, test = (split(pairs[:limit]) for pairs in parts)
+    return Dataset(source.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS)
+
+
+def read_pairs(content: bytes, where: str) -> list[Pair]:
+    """Decode pairs of sentences: a JSON object a line, `premise`, `hypothesis`, `label`.
+
+    Raises:
+        DataError: A line is something else; names it.
+
+    Example:
+        >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
+        [Pair(premise='a', hypothesis='b', target=1)]
+    """
+    pairs = []
+    for number, line in enumerate(_lines(content, where), 1):
+        try:
+            found = json.loads(line)
+            pairs.append(_pair(found["premise"], found["hypothesis"], found["label"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                "not a pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected="premise, hypothesis and a label of " + ", ".join(LABELS),
+            ) from error
+    return pairs
+
+
+def read_sick(content: bytes, where: str) -> dict[str, list[Pair]]:
+    """Decode SICK, columns between tabs, as pairs by part: TRAIN, TRIAL, TEST.
+
+    Raises:
+        DataError: A column is missing, or a line is something else; names it.
+    """
+    columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
+    lines = _lines(content, where)
+    header = [name.strip() for name in lines[0].split("\t")] if lines else []
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise DataError(
+            "columns missing", where=f"{where}:1", found=", ".join(header[:4]), expected=missing[0]
+        )
+    places = [header.index(name) for name in columns]
+    parts: dict[str, list[Pair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            fields = line.split("\t")
+            premise, hypothesis, label, part = (fields[place].strip() for place in places)
+            parts[part].append(_pair(premise, hypothesis, label.lower()))
+        except (ValueError, KeyError, IndexError) as error:
+            raise DataError(
+                "not a pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected=f"{', '.join(columns)}",
+            ) from error
+    return parts
+
+
+def _lines(content: bytes, where: str) -> list[str]:
+    """Lines of a UTF-8 text."""
+    text = decoded(content, where)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _pair(premise: object, hypothesis: object, label: object) -> Pair:
+    if not (isinstance(premise, str) and isinstance(hypothesis, str)):
+        raise TypeError("a sentence is not a text")
+    if label not in LABELS:
+        raise ValueError(f"label {label!r}")
+    # Half of a surrogate pair is a string in JSON, but not a text; UnicodeEncodeError is a
+    # ValueError.
+    (premise + hypothesis).encode()
+    return Pair(premise, hypothesis, LABELS.index(str(label)))
