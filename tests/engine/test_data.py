@@ -55,10 +55,19 @@ def cifar_batch(count: int = 4, *, classes: int = 10, labels: bytes = b"labels")
     return pickle.dumps({b"data": pixels, labels: [i % classes for i in range(count)]}, protocol=4)
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: dict[str, bytes]) -> None:
-    """Make these files the published ones of the data set."""
+def publish(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    contents: dict[str, bytes],
+    gz: Path | None = None,
+) -> None:
+    """Make these files the published ones of the data set, or the archives in a folder."""
     published = {
-        file: Published(len(content), hashlib.md5(content).hexdigest())
+        file: Published(
+            len(content),
+            hashlib.md5((gz / f"{file}.gz").read_bytes() if gz else content).hexdigest(),
+            gz is not None,
+        )
         for file, content in contents.items()
     }
     known = source(name)
@@ -229,6 +238,21 @@ def test_mnist_reads_alike_however_it_is_stored(tmp_path, monkeypatch, packing, 
     assert np.array_equal(mnist.train.inputs.numpy(), pixels.reshape(30, 1, 28, 28))
     assert mnist.test.targets.tolist() == list(range(10))
     assert mnist.shape == (1, 28, 28)
+
+
+def test_a_checksum_of_the_archive_asks_for_the_archive(tmp_path, monkeypatch):
+    contents = mnist_files()
+    for file, content in contents.items():
+        store(tmp_path / "kmnist" / file, content, ".gz")
+    publish(monkeypatch, "kmnist", contents, gz=tmp_path / "kmnist")
+    assert load_dataset("kmnist", tmp_path).labels[:3] == ("o", "ki", "su")
+    labels = tmp_path / "kmnist" / "t10k-labels-idx1-ubyte"
+    store(labels, contents[labels.name][:-1] + b"\x00", ".gz")
+    with pytest.raises(DataError, match=r"wrong checksum; found MD5 .* of the stored content"):
+        load_dataset("kmnist", tmp_path)
+    labels.with_name(labels.name + ".gz").rename(labels)
+    with pytest.raises(DataError, match="3 of 4 files of kmnist"):
+        load_dataset("kmnist", tmp_path)
 
 
 def test_root_comes_from_the_environment_unless_given(mnist, monkeypatch, tmp_path):
