@@ -147,6 +147,21 @@ class Table:
         return "\n" if sum(least) + len(least) > width else " "
 
 
+def count(number: float) -> str:
+    """A count in at most four characters.
+
+    >>> count(999), count(1000), count(73856), count(11_689_512), count(1.8e9)
+    ('999', '1k', '73.9k', '11.7M', '1.8G')
+    """
+    if number < 1000:
+        return f"{number:g}"
+    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
+        scaled = number / factor
+        if scaled < 999.95 or unit == "T":
+            break
+    return f"{scaled:.1f}".removesuffix(".0") + unit
+
+
 def console() -> Console:
     """A console of rich on standard output; a file or a pipe has as many columns as ``COLUMNS``."""
     from rich.console import Console

@@ -38,7 +38,7 @@ def check(
         if not all(finding.good for finding in found):
             raise typer.Exit(DIFFERENT)
         return
-    from archgraph.display.verdicts import verdicts
+    from archgraph.engine.verdicts import verdicts
 
     bad = total = 0
     for verdict in verdicts(paths, python=python):

@@ -84,7 +84,7 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
 def _sizes(family: Family) -> str:
     """How many parameters each kind of client has."""
     import archgraph
-    from archgraph.display.scene import count
+    from archgraph.tables import count
 
     return ", ".join(
         f"{member.count} × {member.name} {count(archgraph.cost(member.graph).parameters)}"

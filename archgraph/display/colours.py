@@ -21,7 +21,7 @@ OUTPUT = "#e9e0f3"
 # Lines of plots, in the order in which tiers take them.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 
-# Share of clients, from nobody to everybody. Dark text stays readable on every one of them.
+# Share of clients, from none to all. Dark text stays readable on every one of them.
 SCALE = ("#e8743b", "#f5ad6e", "#fbe3c5", "#d3e4f1", "#9cc4e2", "#6ba6d3")
 
 
@@ -40,26 +40,3 @@ def blend(colours: Sequence[str], share: float) -> str:
     low, high = _channels(colours[index]), _channels(colours[index + 1])
     mixed = (round(a + (b - a) * (place - index)) for a, b in zip(low, high, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of a colour, 0 black to 1 white (WCAG 2.2).
-
-    >>> luminance("#ffffff"), luminance("#000000")
-    (1.0, 0.0)
-    """
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (channel / 255 for channel in _channels(colour))
-    ]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(a: str, b: str) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2).
-
-    >>> round(contrast("#000000", "#ffffff"), 1)
-    21.0
-    """
-    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archgraph.display.runs import Line, Log, read_run, seconds, submodels
+from archgraph.display.runs import Log, RoundLine, read_run, seconds, submodels
 from archgraph.errors import RunError
 from archgraph.tables import Table
 
@@ -28,7 +28,7 @@ TOLD = 2
 NOTHING = "–"
 
 Test = Mapping[str, Any]  # the evaluation of a round
-Read = Callable[[Sequence[Line], Sequence[Test]], float | None]
+Read = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ in the seed only.
 
     Attributes:
@@ -112,7 +112,7 @@ class Comparison:
             examples of its classes; None: tiers are no columns.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RunGroup, ...]
     measures: tuple[Measure, ...]
     last: float | None = None
     mixed: bool | None = None
@@ -314,7 +314,7 @@ class _Chosen:
     def at(self) -> int:
         return self.tests[-1]
 
-    def rounds(self, log: Log) -> list[Line]:
+    def rounds(self, log: Log) -> list[RoundLine]:
         return [line for line in log.rounds if line["round"] <= self.at]
 
     def of(self, log: Log) -> list[Test]:
@@ -352,7 +352,7 @@ def _chosen(runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None)
     )
 
 
-def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> Group:
+def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> RunGroup:
     figures = {}
     for measure in measures:
         values = [measure.read(chosen.rounds(log), chosen.of(log)) for log in chosen.runs]
@@ -361,7 +361,7 @@ def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> Group:
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             figures[measure.key] = Figure(tuple(known))
-    return Group(
+    return RunGroup(
         label=label,
         strategy=_strategy(chosen.settings),
         settings=chosen.settings,
@@ -374,7 +374,7 @@ def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> Group:
     )
 
 
-def _tested(log: Log) -> Iterator[Line]:
+def _tested(log: Log) -> Iterator[RoundLine]:
     return (line for line in log.rounds if (line.get("evaluation") or {}).get("models"))
 
 
@@ -466,7 +466,7 @@ def _digest(value: Any) -> str:
 def _averaged(read: Callable[[Test], float | None]) -> Read:
     """The mean of a figure over tests that all have it."""
 
-    def average(_: Sequence[Line], tests: Sequence[Test]) -> float | None:
+    def average(_: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
         values = [read(test) for test in tests]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
@@ -507,7 +507,7 @@ def _best_local(test: Test) -> float | None:
 
 
 def _spent(*purposes: str) -> Read:
-    def read(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
+    def read(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
         parts = seconds(rounds)
         return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
 
@@ -526,7 +526,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _lost(rounds: Sequence[Line], _: Sequence[Test]) -> float | None:
+def _lost(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
     """Clients whose update was refused or never came; None: nobody's."""
     many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
     return float(many) or None

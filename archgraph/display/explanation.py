@@ -21,11 +21,10 @@ from archgraph.display.facts import (
     Saving,
     plain,
 )
-from archgraph.display.scene import count
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
-from archgraph.tables import Table
+from archgraph.tables import Table, count
 
 # Names of parts, by kind.
 NamesByKind: TypeAlias = Mapping[str, Sequence[str]]

@@ -17,8 +17,7 @@ from archgraph.display.facts import (
     OperatorFact,
     Saving,
 )
-from archgraph.display.scene import count
-from archgraph.tables import Table
+from archgraph.tables import Table, count
 
 # Runs of axes pinned for one reason that are named one by one.
 EACH = 3

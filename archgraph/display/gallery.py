@@ -4,40 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-from archgraph.display.cover import Member, coverage
+from archgraph.display.cover import coverage
 from archgraph.display.picture import Direction, draw
 from archgraph.display.scene import Detail
-
-if TYPE_CHECKING:
-    from archgraph.graph.ir import ArchGraph
-
-
-class Kind(Member, Protocol):
-    """A kind of client that can be drawn."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the family."""
-
-    @property
-    def graph(self) -> ArchGraph:
-        """Its architecture."""
-
-
-class Family(Protocol):
-    """A global graph and its kinds of clients; see :func:`archgraph.federation.family.resolve`."""
-
-    @property
-    def graph(self) -> ArchGraph:
-        """The global architecture."""
-
-    @property
-    def clients(self) -> Iterable[Kind]:
-        """The kinds."""
+from archgraph.federation.family import Family
 
 
 def draw_family(

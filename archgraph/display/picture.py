@@ -13,10 +13,11 @@ from typing import Literal
 import graphviz
 
 from archgraph.display import colours
-from archgraph.display.scene import Box, Detail, Group, Scene, count, parameters, scene
+from archgraph.display.scene import Box, Cluster, Detail, Scene, parameters, scene
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
+from archgraph.tables import count
 
 Direction = Literal["TB", "LR"]
 FORMATS = ("dot", "svg", "png", "pdf")
@@ -197,7 +198,7 @@ def _box_label(box: Box, share: float | None, quiet: str) -> str:
     return f"<{'<BR/>'.join(rows)}>"
 
 
-def _group_label(group: Group, share: float | None, within: str = "") -> str:
+def _group_label(group: Cluster, share: float | None, within: str = "") -> str:
     """A frame's title: its name, the block's if it holds one only, and its share or size."""
     size = 10 if within else 12
     text = _text(_short(group.name, within), size=size, bold=True)
@@ -210,7 +211,7 @@ def _group_label(group: Group, share: float | None, within: str = "") -> str:
     return f"<{text}>"
 
 
-def _single(group: Group) -> bool:
+def _single(group: Cluster) -> bool:
     """Whether a section is one block: it needs one frame only."""
     return len(group.groups) == 1
 
@@ -309,7 +310,7 @@ def _dot(
         )
         target.node(ids[box.name], label, tooltip="\n".join(_tips(graph, box)), **look)
 
-    def group_of(target: graphviz.Digraph, group: Group, within: str) -> None:
+    def group_of(target: graphviz.Digraph, group: Cluster, within: str) -> None:
         block = group.groups[0] if _single(group) else group
         with target.subgraph(name=f"cluster_{next(frames)}") as frame:
             share = None if shares is None else shares.get(f"group {block.name}")

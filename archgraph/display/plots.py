@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.display import colours
-from archgraph.display.runs import Line, figure_of, models, seconds, series, submodels
+from archgraph.display.runs import RoundLine, figure_of, models, seconds, series, submodels
 from archgraph.errors import RunError
 from archgraph.files import write
 
@@ -35,7 +35,7 @@ PURPOSES = {
 }
 
 
-def curves(rounds: Sequence[Line], *, title: str = "") -> Figure:
+def curves(rounds: Sequence[RoundLine], *, title: str = "") -> Figure:
     """Accuracy (for text: perplexity) of every model over the rounds, and the time split.
 
     Args:
@@ -55,7 +55,7 @@ def curves(rounds: Sequence[Line], *, title: str = "") -> Figure:
     return figure
 
 
-def compare(runs: Mapping[str, Sequence[Line]], *, title: str = "") -> Figure:
+def compare(runs: Mapping[str, Sequence[RoundLine]], *, title: str = "") -> Figure:
     """Several runs in one picture, e.g. clean and attacked: all models, the worst tier, the time.
 
     Args:
@@ -83,7 +83,7 @@ def compare(runs: Mapping[str, Sequence[Line]], *, title: str = "") -> Figure:
     return figure
 
 
-def spread(groups: Mapping[str, Sequence[Sequence[Line]]], *, title: str = "") -> Figure:
+def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = "") -> Figure:
     """Groups of runs that differ in the seed only: means as lines, standard deviations as bands.
 
     Args:
@@ -186,7 +186,7 @@ def _line(
 
 
 def _reduced(
-    rounds: Sequence[Line], what: str, reduce: Callable[[Iterable[float]], float]
+    rounds: Sequence[RoundLine], what: str, reduce: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
     """One figure of all submodels together, by round."""
     found = {}
@@ -229,7 +229,7 @@ def _scale(panel: Axes, what: str, title: str) -> None:
         panel.set_yscale("log")
 
 
-def _tiers(panel: Axes, rounds: Sequence[Line]) -> None:
+def _tiers(panel: Axes, rounds: Sequence[RoundLine]) -> None:
     what = figure_of(rounds)
     names = models(rounds)
     others = [name for name in names if name != "global"]
@@ -247,7 +247,7 @@ def _tiers(panel: Axes, rounds: Sequence[Line]) -> None:
         )
 
 
-def _time(panel: Axes, runs: Mapping[str, Sequence[Line]]) -> None:
+def _time(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
     """Seconds per round by purpose, a bar per run."""
     names = list(runs)
     left = [0.0] * len(names)

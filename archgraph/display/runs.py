@@ -13,7 +13,7 @@ from typing import Any
 from archgraph.errors import RunError
 from archgraph.tables import Table
 
-Line = Mapping[str, Any]
+RoundLine = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Log:
 
     folder: Path
     config: str
-    rounds: tuple[Line, ...]
+    rounds: tuple[RoundLine, ...]
 
     @property
     def name(self) -> str:
@@ -66,13 +66,13 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     return Log(place, config, tuple(rounds))
 
 
-def figure_of(rounds: Sequence[Line]) -> str:
+def figure_of(rounds: Sequence[RoundLine]) -> str:
     """The figure by which the run's models are judged: `perplexity` for text, else `accuracy`."""
     models = (m for line in rounds for m in _evaluation(line).get("models", {}).values())
     return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
 
 
-def series(rounds: Sequence[Line], *path: str) -> tuple[list[int], list[float]]:
+def series(rounds: Sequence[RoundLine], *path: str) -> tuple[list[int], list[float]]:
     """Rounds and values of one figure of the evaluation, where it was measured.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
@@ -90,19 +90,19 @@ def series(rounds: Sequence[Line], *path: str) -> tuple[list[int], list[float]]:
     return numbers, values
 
 
-def models(rounds: Sequence[Line]) -> tuple[str, ...]:
+def models(rounds: Sequence[RoundLine]) -> tuple[str, ...]:
     """Names of the models that were tested, in the order of their first test."""
     names = (name for line in rounds for name in _evaluation(line).get("models", {}))
     return tuple(dict.fromkeys(names))
 
 
-def submodels(line: Line) -> list[Mapping[str, Any]]:
+def submodels(line: RoundLine) -> list[Mapping[str, Any]]:
     """Figures of what the clients use; of the global model where there is nothing else."""
     named = _evaluation(line).get("models", {})
     return [row for name, row in named.items() if name != "global"] or list(named.values())
 
 
-def seconds(rounds: Sequence[Line]) -> dict[str, float]:
+def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
     """Seconds of all rounds together, by purpose; `other` is what is left of their total.
 
     >>> seconds([{"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}])
@@ -166,12 +166,12 @@ def shown(figure: str, value: float) -> str:
     return f"{100 * value:.2f} %" if figure == "accuracy" else f"{value:.4g}"
 
 
-def _incidents(rounds: Sequence[Line]) -> Iterator[str]:
+def _incidents(rounds: Sequence[RoundLine]) -> Iterator[str]:
     for key, word in (("rejected", "update"), ("failed", "client")):
         many = sum(len(line.get(key) or ()) for line in rounds)
         if many:
             yield f", {many} {word}{'s' * (many != 1)} {key}"
 
 
-def _evaluation(line: Line) -> Mapping[str, Any]:
+def _evaluation(line: RoundLine) -> Mapping[str, Any]:
     return line.get("evaluation") or {}

@@ -6,6 +6,7 @@ looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,9 +24,10 @@ from archgraph.graph.ir import (
     walk,
 )
 from archgraph.ops import row
+from archgraph.tables import count
 
 Detail = Literal["block", "node"]
-Kind = Literal["operator", "input", "output"]
+BoxKind = Literal["operator", "input", "output"]
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
 # for the same thing everywhere, so no operator has to be known.
@@ -35,7 +37,7 @@ WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LabelLine:
     """One line of a box's label; a strong line is an operator with a weight matrix or kernel."""
 
     text: str
@@ -57,9 +59,9 @@ class Box:
     """
 
     name: str
-    kind: Kind
+    kind: BoxKind
     nodes: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[LabelLine, ...]
     leaves: tuple[str, ...] = ()
     parameters: int = 0
     training: bool = False
@@ -76,11 +78,11 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Cluster:
     """A cluster: a section (holding blocks) or a block (holding boxes)."""
 
     name: str
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Cluster, ...] = ()
     boxes: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     note: str = ""
@@ -93,27 +95,12 @@ class Scene:
     name: str
     boxes: tuple[Box, ...]
     links: tuple[Link, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[Cluster, ...]
 
     @property
     def box(self) -> Mapping[str, Box]:
         """Boxes by name."""
         return {b.name: b for b in self.boxes}
-
-
-def count(number: float) -> str:
-    """A count in at most four signs.
-
-    >>> count(999), count(1000), count(73856), count(11_689_512), count(1.8e9)
-    ('999', '1k', '73.9k', '11.7M', '1.8G')
-    """
-    if number < 1000:
-        return f"{number:g}"
-    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
-        scaled = number / factor
-        if scaled < 999.95 or unit == "T":
-            break
-    return f"{scaled:.1f}".removesuffix(".0") + unit
 
 
 def dimensions(shape: Sequence[Size]) -> str:
@@ -170,7 +157,7 @@ def is_parameter(graph: ArchGraph, name: str) -> bool:
     return graph.param[name].role == "parameter"
 
 
-def describe(graph: ArchGraph, node: Node) -> Line:
+def describe(graph: ArchGraph, node: Node) -> LabelLine:
     """An operator's label: its name, kernel, result channels, and what differs from one."""
     kernel = kernel_of(graph, node)
     words = [plain(node.op)]
@@ -188,7 +175,7 @@ def describe(graph: ArchGraph, node: Node) -> Line:
         if value not in (None, ()) and not _ones(value):
             same = isinstance(value, tuple) and len(set(value)) == 1
             text += f", {name} {value[0] if same and isinstance(value, tuple) else _repeat(value)}"
-    return Line(text, strong=bool(kernel))
+    return LabelLine(text, strong=bool(kernel))
 
 
 def _shorten(words: Sequence[str]) -> str:
@@ -198,20 +185,20 @@ def _shorten(words: Sequence[str]) -> str:
     return " · ".join(kept)
 
 
-def _label(graph: ArchGraph, names: Sequence[str]) -> tuple[Line, ...]:
+def _label(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """Lines of a box: mixing operators one to a line, the rest joined."""
-    lines: list[Line] = []
+    lines: list[LabelLine] = []
     words: list[str] = []
     for line in (describe(graph, graph.node[name]) for name in names):
         if not line.strong:
             words.append(line.text)
             continue
         if words:
-            lines.append(Line(_shorten(words)))
+            lines.append(LabelLine(_shorten(words)))
         lines.append(line)
         words = []
     if words:
-        lines.append(Line(_shorten(words)))
+        lines.append(LabelLine(_shorten(words)))
     return tuple(lines)
 
 
@@ -414,7 +401,7 @@ def scene(
         while name in taken:
             name = f"{name} (output)"
         taken.add(name)
-        boxes.append(Box(name, "output", (), (Line(label, strong=True),), training=aside))
+        boxes.append(Box(name, "output", (), (LabelLine(label, strong=True),), training=aside))
         kind = shape_label(graph.node[source].types[0])
         links[holder[source], name] = Link(holder[source], name, kind, aside)
     return Scene(
@@ -429,7 +416,7 @@ def _box(graph: ArchGraph, names: Sequence[str], training: Collection[str]) -> B
         name=names[0],
         kind="input" if entry else "operator",
         nodes=tuple(names),
-        lines=(Line(names[0], strong=True),) if entry else _label(graph, names),
+        lines=(LabelLine(names[0], strong=True),) if entry else _label(graph, names),
         leaves=leaves,
         parameters=parameters(graph, leaves),
         training=names[0] in training,
@@ -438,14 +425,7 @@ def _box(graph: ArchGraph, names: Sequence[str], training: Collection[str]) -> B
 
 def parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
     """Number of parameter elements in some leaves."""
-    total = 0
-    for name in leaves:
-        if is_parameter(graph, name):
-            size = 1
-            for length in graph.param[name].shape:
-                size *= length
-            total += size
-    return total
+    return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
 
 
 def _groups(
@@ -453,7 +433,7 @@ def _groups(
     sections: Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]],
     boxes: Sequence[Box],
     owner: Mapping[str, int],
-) -> tuple[Group, ...]:
+) -> tuple[Cluster, ...]:
     members: dict[int, list[Box]] = {}
     for box in boxes:
         if box.nodes and box.nodes[0] in owner:
@@ -469,10 +449,10 @@ def _groups(
             index += 1
             if mine:
                 note = count(parameters(graph, leaves))
-                inner.append(Group(block, (), tuple(b.name for b in mine), leaves, note))
+                inner.append(Cluster(block, (), tuple(b.name for b in mine), leaves, note))
         leaves = tuple(dict.fromkeys(k for group in inner for k in group.leaves))
         if inner:
             groups.append(
-                Group(section, tuple(inner), (), leaves, count(parameters(graph, leaves)))
+                Cluster(section, tuple(inner), (), leaves, count(parameters(graph, leaves)))
             )
     return tuple(groups)

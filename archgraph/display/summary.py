@@ -7,9 +7,9 @@ from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.scene import count, dimensions, parameters, shape_label
+from archgraph.display.scene import dimensions, parameters, shape_label
 from archgraph.graph.ir import ArchGraph, Node
-from archgraph.tables import Table
+from archgraph.tables import Table, count
 
 
 def summary(graph: ArchGraph) -> Table:

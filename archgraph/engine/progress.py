@@ -22,6 +22,7 @@ from rich.table import Table
 from archgraph.analysis.cost import cost
 from archgraph.federation import World
 from archgraph.plain import Json
+from archgraph.tables import count
 
 # rich numbers the bars of a display in the order in which they are added.
 ROUNDS, CLIENTS = TaskID(0), TaskID(1)
@@ -124,8 +125,8 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
         result.add_row(
             name,
             str(len(world.clients) if name == "global" else members or "-"),
-            "-" if size is None else short(size.parameters),
-            "-" if size is None else short(size.macs),
+            "-" if size is None else count(size.parameters),
+            "-" if size is None else count(size.macs),
             _perplexity(figures) if text else f"{figures['accuracy']:.2%}",
             f"{figures['local']['accuracy']:.2%}" if figures.get("local") else "-",
             style="bold" if name == "global" else "red" if name == worst else None,
@@ -136,15 +137,3 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
 def _perplexity(figures: Mapping[str, Json]) -> str:
     value = figures.get("perplexity")
     return "-" if value is None else f"{value:.1f}"
-
-
-def short(number: float) -> str:
-    """A count in three digits.
-
-    >>> short(11_173_962), short(450), short(44_426)
-    ('11.2M', '450', '44.4K')
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archgraph.display.verdicts import files, names_code, written_in_python
+from archgraph.engine.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import nearest
 from archgraph.language.document import Document, Place, read_document

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +9,8 @@ from hypothesis import strategies as st
 
 from archgraph import Transfer, take, trace
 from archgraph.display import coverage, draw_family
-from archgraph.display.cover import coverage as from_module
 from archgraph.errors import ArchGraphError
+from archgraph.federation.family import Family, Member
 from archgraph.graph.ir import ArchGraph
 
 
@@ -39,15 +37,11 @@ def test_the_share_is_the_mean_over_positions_and_clients(
 
 
 def test_a_family_counts_its_members(graph: ArchGraph):
-    small = take(graph, 0.5).transfer
-    family = SimpleNamespace(
-        clients=(
-            SimpleNamespace(count=3, transfer=small),
-            SimpleNamespace(count=1, transfer=Transfer.identity(graph)),
-        )
-    )
-    assert coverage(family) == coverage([small, small, small, Transfer.identity(graph)])
-    assert coverage is from_module
+    small = take(graph, 0.5)
+    whole = Transfer.identity(graph)
+    weak, strong = Member("weak", 3, small.graph, small.transfer), Member("strong", 1, graph, whole)
+    family = Family(graph, None, (weak, strong))
+    assert coverage(family) == coverage([(small.transfer, 3), (Transfer.identity(graph), 1)])
 
 
 def test_what_makes_no_sense_is_refused(graph: ArchGraph):
@@ -55,17 +49,13 @@ def test_what_makes_no_sense_is_refused(graph: ArchGraph):
         coverage([])
     smaller = take(graph, 0.5).graph
     with pytest.raises(ArchGraphError, match="start from different global models"):
-        coverage([Transfer.identity(graph), Transfer.identity(smaller)])
+        coverage([(Transfer.identity(graph), 1), (Transfer.identity(smaller), 1)])
 
 
 def test_a_family_is_drawn_with_its_weak_points(graph: ArchGraph, tmp_path):
     small = take(graph, 0.5)
-    family = SimpleNamespace(
-        graph=graph,
-        clients=(
-            SimpleNamespace(name="tiny/one", count=3, graph=small.graph, transfer=small.transfer),
-        ),
-    )
+    member = Member("tiny/one", 3, small.graph, small.transfer)
+    family = Family(graph, None, (member,))
     paths = draw_family(family, tmp_path / "all", form="dot")
     assert [p.name for p in paths] == ["global.dot", "client-tiny-one.dot"]
     assert "50 %" in paths[0].read_text() and "fed by 3 clients" in paths[0].read_text()

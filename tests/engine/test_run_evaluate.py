@@ -18,7 +18,7 @@ from archgraph.engine.data import Dataset, Split
 from archgraph.engine.evaluate import Answers, Evaluator, answers, recalibrated
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
-from archgraph.engine.progress import Bars, bars, short, table
+from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.shard import Kept, Shard
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
 from archgraph.module.build import build, initial_state
@@ -543,10 +543,3 @@ def test_table_shows_perplexity_of_text(world):
     none = {**figures, "perplexity": None}
     shown = table(world(), {"models": {"global": figures, "even": none}})
     assert list(shown.columns[4].cells) == ["148.4", "-"]
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (999, "999"), (1000, "1K"), (1.2345e9, "1.23G")]
-)
-def test_short_counts(number, text):
-    assert short(number) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from archgraph.errors import ArchGraphError, SpecError
+from archgraph.tables import count
 
 if TYPE_CHECKING:
     from archgraph.language import FamilySpec
 
-Kind = Literal["model", "family", "experiment", "figures", "file"]
+FileKind = Literal["model", "family", "experiment", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
 
 
@@ -29,7 +31,7 @@ class Verdict:
     """
 
     path: Path
-    kind: Kind
+    kind: FileKind
     error: ArchGraphError | None = None
     note: str = ""
 
@@ -62,7 +64,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     """
     made: dict[Path, ArchGraphError | str] = {}
     for path in list(files(paths)):
-        kind: Kind = "file"
+        kind: FileKind = "file"
         try:
             kind = _kind(path)
             yield Verdict(path, kind, None, _checked(path, kind, python, made))
@@ -89,7 +91,7 @@ def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
                 yield file
 
 
-def _kind(path: Path) -> Kind:
+def _kind(path: Path) -> FileKind:
     """What a file wants to be, by the keys that only one kind has."""
     from archgraph.language.document import read_document
 
@@ -102,10 +104,11 @@ def _kind(path: Path) -> Kind:
     return "family" if "clients" in keys else "model"
 
 
-def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphError | str]) -> str:
+def _checked(
+    path: Path, kind: FileKind, python: bool, made: dict[Path, ArchGraphError | str]
+) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import check, load, load_experiment, load_family
-    from archgraph.display.scene import count
     from archgraph.language.document import read_document
     from archgraph.language.figures import FiguresSpec
     from archgraph.language.model import PythonModel
@@ -116,7 +119,7 @@ def _checked(path: Path, kind: Kind, python: bool, made: dict[Path, ArchGraphErr
             return f"{document.validate(PythonModel).python} not imported"
         graph = load(path)
         check(graph)
-        size = sum(_numel(p.shape) for p in graph.params if p.role == "parameter")
+        size = sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
         return f"{len(graph.nodes)} operators, {count(size)} parameters"
     if kind == "figures":
         paper = read_document(path).validate(FiguresSpec)
@@ -169,10 +172,3 @@ def names_code(source: Any) -> bool:
 
     data = read_document(source).data if isinstance(source, str) else source
     return isinstance(data, dict) and "python" in data
-
-
-def _numel(shape: Iterable[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
