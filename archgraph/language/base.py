@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -19,6 +19,7 @@ class Base(pydantic.BaseModel):
 # Nothing that a person means is larger, and products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1
 
+Version = Annotated[Literal[1], Field(description="version of the language")]
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Natural = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.language.base import Base, Count, Name, Natural, Share
+from archgraph.language.base import Base, Count, Name, Natural, Share, Version
 from archgraph.language.document import Document, Mistake
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
@@ -85,7 +85,7 @@ class Rewrites(Base):
 
 
 class _Client(Base):
-    name: Name
+    name: Name = Field(description="name of this kind of client, e.g. for shares of the data")
     count: Count = Field(default=1, description="number of clients of this kind")
     model: ModelSource | None = Field(
         default=None, description="a model of its own, aligned to the global"
@@ -117,8 +117,8 @@ class MemberSpec(Rewrites, _Client):
 class FamilySpec(Base):
     """A global model and the architectures of its clients."""
 
-    archgraph: Literal[1] = 1
-    name: str = ""
+    archgraph: Version = 1
+    name: str = Field(default="", description="for tables and pages")
     model: Literal["join"] | ModelSource | None = Field(
         default=None,
         description="the global model: a file, or a model in place; join: the least architecture "
@@ -134,7 +134,9 @@ class FamilySpec(Base):
         default=Rewrites(),
         description="what is done to the global model, and to it with a client's choices, first",
     )
-    clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)]
+    clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)] = Field(
+        description="kinds of client, each with an architecture"
+    )
 
     # Where it was read from, so that mistakes found later can still be pointed at.
     _document: Document | None = pydantic.PrivateAttr(None)
@@ -199,40 +201,51 @@ Shares = (
 )
 
 
+MinSize = Annotated[Count, Field(description="least number of examples of a client")]
+Alpha = Annotated[
+    float, Field(gt=0, description="concentration: the smaller, the more unequal are the classes")
+]
+
+
 class IidSpec(Base):
     """A random order cut into equal shards."""
 
-    scheme: Literal["iid"] = "iid"
-    min_size: Count = 1
+    scheme: Literal["iid"] = Field(default="iid", description="the scheme")
+    min_size: MinSize = 1
     shares: Shares = None
 
 
 class DirichletSpec(Base):
     """Shares of each class drawn from a Dirichlet distribution."""
 
-    scheme: Literal["dirichlet"]
-    alpha: Annotated[float, Field(gt=0)] = 0.5
-    min_size: Count = 10
-    balanced: bool = False
+    scheme: Literal["dirichlet"] = Field(description="the scheme")
+    alpha: Alpha = 0.5
+    min_size: MinSize = 10
+    balanced: bool = Field(
+        default=False, description="a client that has its equal part already gets nothing more"
+    )
     shares: Shares = None
 
 
 class EqualDirichletSpec(Base):
     """As many examples for each client, in classes drawn from a Dirichlet distribution."""
 
-    scheme: Literal["equal_dirichlet"]
-    alpha: Annotated[float, Field(gt=0)] = 0.5
-    min_size: Count = 1
+    scheme: Literal["equal_dirichlet"] = Field(description="the scheme")
+    alpha: Alpha = 0.5
+    min_size: MinSize = 1
     shares: Shares = None
 
 
 class ClassesSpec(Base):
     """So many classes for each client."""
 
-    scheme: Literal["classes"]
-    per_client: Count = 2
-    assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
-    min_size: Count = 1
+    scheme: Literal["classes"] = Field(description="the scheme")
+    per_client: Count = Field(default=2, description="classes of a client")
+    assignment: Literal["first-deterministic", "deterministic", "random"] = Field(
+        default="first-deterministic",
+        description="which classes: in turn, in turn from a drawn first one, or drawn",
+    )
+    min_size: MinSize = 1
     shares: Shares = None
 
 
@@ -251,7 +264,9 @@ class DataSpec(Base):
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
     )
-    partition: PartitionSpec = IidSpec()
+    partition: PartitionSpec = Field(
+        default=IidSpec(), description="how the training examples are divided among the clients"
+    )
     limit: Count | None = Field(default=None, description="at most so many examples of each split")
     bptt: Count = Field(default=64, description="length of a text window, tokens")
     length: Count | None = Field(
@@ -271,9 +286,11 @@ class DataSpec(Base):
 class AttackSpec(Base):
     """Malicious clients (FedFA, Eq. 1)."""
 
-    kind: Literal["label_shuffle"] = "label_shuffle"
+    kind: Literal["label_shuffle"] = Field(
+        default="label_shuffle", description="malicious clients train on shuffled labels"
+    )
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.2, description="share of malicious"
+        default=0.2, description="share of clients that are malicious"
     )
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
 
@@ -290,7 +307,7 @@ class EvaluateSpec(Base):
         default=None,
         description="passes over a client's own data before a model is tested on its classes",
     )
-    batch: Count = 256
+    batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
         default=None, description="training examples that static norm statistics are taken from"
     )
@@ -299,8 +316,8 @@ class EvaluateSpec(Base):
 class EngineSpec(Base):
     """Where the clients run."""
 
-    kind: Literal["local"] = "local"
-    device: str = "cpu"
+    kind: Literal["local"] = Field(default="local", description="on this machine")
+    device: str = Field(default="cpu", description="cpu, or a device of PyTorch such as cuda:0")
 
 
 def _short_engine(value: Any) -> Any:
@@ -316,23 +333,23 @@ Engine = Annotated[
 class ExperimentSpec(Base):
     """Data, a family, a strategy, and how long."""
 
-    archgraph: Literal[1] = 1
-    name: str
+    archgraph: Version = 1
+    name: str = Field(description="name of the run and of its folder")
     family: str | FamilySpec = Field(description="a file, or a family in place")
-    data: DataSpec
+    data: DataSpec = Field(description="which data, and who owns what of it")
     strategy: dict[str, dict[str, Json] | None] = Field(
         description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}"
     )
-    rounds: Count
+    rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
         default=1.0, description="clients in a round: a number, or a share written with a point"
     )
-    local: LocalOptions = LocalOptions()
-    attack: AttackSpec | None = None
-    evaluate: EvaluateSpec = EvaluateSpec()
-    engine: Engine = EngineSpec()
-    seed: Natural = 0
-    out: str | None = Field(default=None, description="run folder")
+    local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
+    attack: AttackSpec | None = Field(default=None, description="malicious clients")
+    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
+    engine: Engine = Field(default=EngineSpec(), description="where the clients run")
+    seed: Natural = Field(default=0, description="every random number follows from it")
+    out: str | None = Field(default=None, description="run folder; default: runs/NAME")
 
     @pydantic.field_validator("strategy")
     @classmethod

@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic_core import core_schema
 
 from archgraph.hints import nearest
-from archgraph.language.base import MAX_SIZE, Base, Count, Name
+from archgraph.language.base import MAX_SIZE, Base, Count, Name, Version
 from archgraph.language.document import Mistake, shorten
 from archgraph.language.expression import Scalar, is_expression
 from archgraph.plain import Json
@@ -86,7 +86,7 @@ class ShortcutSpec(Base):
     batch_norm: bool | None = Field(
         default=None, description="after the projection; default: where the steps end in one"
     )
-    bias: bool = False
+    bias: bool = Field(default=False, description="of the projection")
 
 
 class BlockBody(Base):
@@ -102,7 +102,7 @@ class BlockBody(Base):
         description="the input is added to the result; where their shapes differ it is projected "
         "(auto), left out (where_equal) or an error (identity); projection: always projected",
     )
-    steps: Annotated[Steps, Field(min_length=1)]
+    steps: Annotated[Steps, Field(min_length=1)] = Field(description="one after the other")
     after: Steps = Field(default=(), description="steps after the shortcut was added")
 
 
@@ -123,9 +123,11 @@ class SectionSpec(Base):
     model_config = pydantic.ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Scalar]
 
-    name: Name
-    block: Name | None = None
-    steps: Annotated[Steps, Field(min_length=1)] | None = None
+    name: Name = Field(description="begins the names of its parameters; stands for its result")
+    block: Name | None = Field(default=None, description="the block that is repeated")
+    steps: Annotated[Steps, Field(min_length=1)] | None = Field(
+        default=None, description="plain steps instead of a block"
+    )
     depth: CountOr = Field(default=1, description="number of blocks")
     width: CountOr | None = Field(default=None, description="the block's parameter of this name")
     stride: CountOr | None = Field(
@@ -169,8 +171,8 @@ class InputSpec(Base):
     """A tensor that forward takes."""
 
     shape: tuple[Count, ...] = Field(description="without the batch axis")
-    dtype: Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"] = (
-        "float32"
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"] = Field(
+        default="float32", description="type of its numbers"
     )
 
 
@@ -204,12 +206,14 @@ Inputs = Annotated[dict[str, Input], pydantic.AfterValidator(_identifiers)]
 class AuthoredModel(Base):
     """An architecture as a person writes it."""
 
-    archgraph: Literal[1]
-    name: str = ""
-    inputs: Inputs
+    archgraph: Version
+    name: str = Field(default="", description="for tables and pages")
+    inputs: Inputs = Field(description="what forward takes: name → sizes without the batch")
     params: dict[Name, Scalar] = Field(default={}, description="values that $name stands for")
     blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
-    sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)]
+    sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)] = Field(
+        description="one after the other"
+    )
     outputs: Name | tuple[Name, ...] | dict[str, Name] | None = Field(
         default=None, description="names of values; default: the last one"
     )
@@ -269,12 +273,12 @@ class Made(Base):
 class PythonModel(Made):
     """A model written in Python. The only place where a file imports code of the user's."""
 
-    archgraph: Literal[1] = 1
-    name: str = ""
+    archgraph: Version = 1
+    name: str = Field(default="", description="for tables and pages")
     python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
         description="package.module:callable, which returns an nn.Module"
     )
-    inputs: Inputs
+    inputs: Inputs = Field(description="what forward takes: name → sizes without the batch")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
     sections: dict[str, tuple[str, ...]] = Field(

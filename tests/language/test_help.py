@@ -1,0 +1,91 @@
+"""What `archgraph help` says is complete, and its examples are read by what it explains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from archgraph.errors import SpecError
+from archgraph.language import help as explained
+from archgraph.language import load_model
+from archgraph.language.document import parse_document
+from archgraph.language.model import AuthoredModel
+from archgraph.language.steps import STEPS
+
+TOPICS = explained.topics()
+# An image, tokens, words.
+INPUTS = [{"x": [8, 8, 8]}, {"x": [5, 8]}, {"x": {"shape": [5], "dtype": "int64"}}]
+
+
+def plain(text: str):
+    return YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_example_of_a_step_is_a_model(name: str) -> None:
+    """On an image, on tokens or on words."""
+    step = plain(TOPICS[name].example)
+    assert step == name or list(step) == [name]
+    # Several values come from a split, and one of them is picked.
+    before: list[object] = [{"split": {"sizes": [2, 6], "as": "parts"}}] if name == "get" else []
+    after = [{"get": 0}] if name == "split" else []
+    before = [{"conv": 5}] if name == "split" else before
+    tried = []
+    for inputs in INPUTS:
+        data = {
+            "archgraph": 1,
+            "inputs": inputs,
+            "sections": [{"name": "s", "steps": [*before, step, *after]}],
+        }
+        try:
+            load_model(parse_document(json.dumps(data), "m.yaml"))
+        except SpecError as error:
+            tried.append(str(error))
+        else:
+            return
+    pytest.fail("\n".join(tried))
+
+
+MAPPINGS = [(name, m) for group in explained.MAPPINGS.values() for name, m in group.items()]
+
+
+@pytest.mark.parametrize(("name", "model"), MAPPINGS)
+def test_the_example_of_a_mapping_is_read(name: str, model) -> None:
+    if name in ("clients", "sections"):
+        for item in plain(TOPICS[name].example):
+            parse_document(json.dumps(item), "m.yaml").validate(model)
+        return
+    document = parse_document(TOPICS[name].example, "m.yaml")
+    if name in ("inputs", "blocks", "shortcut", "block"):
+        for key in document.data:
+            document.sub((key,)).validate(model)
+    else:
+        document.validate(model)
+    if model is AuthoredModel:
+        load_model(document)
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_everything_has_a_sentence_and_a_type(name: str) -> None:
+    topic = TOPICS[name]
+    assert topic.sentence
+    for option in topic.options:
+        assert option.type, option
+        assert option.sentence or topic.group == explained.REWRITE_GROUP, option
+
+
+def test_the_page_and_the_list_name_every_topic() -> None:
+    page, listed = explained.markdown(), explained.overview()
+    for name, topic in TOPICS.items():
+        assert f"### `{name}`" in page and f"  {name} " in listed
+        assert topic.example in page and topic.example.splitlines() == [
+            line[2:] for line in str(topic).partition("Example:\n")[2].splitlines()
+        ]
+
+
+def test_a_key_is_found_below_its_mapping() -> None:
+    assert "default 0.1" in str(explained.topic("local.lr"))
+    with pytest.raises(SpecError, match=r"local\.rl: is not .* did you mean 'local\.lr'"):
+        explained.topic("local.rl")
