@@ -1,5 +1,6 @@
 # demo   trace, build, draw and train on the embedded data (first call installs)
-# test   everything that CI checks: style, types, layers, tests, doctests
+# test   everything that CI checks: style, types, layers, documentation, tests, doctests
+# docs   builds the pages into docs/_build/html; a warning is an error
 # zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), grows the
 #        foreign ones (docs/growth.md) and generates them all (docs/hypernet.md): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
@@ -15,13 +16,13 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
-.PHONY: demo test lint zoo small bench clean
+.PHONY: demo test lint docs zoo small bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m archgraph demo
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -q -n $(JOBS)
 
 lint: $(VENV)/.installed-dev
@@ -29,6 +30,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/picture.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/zoo.md
@@ -47,7 +52,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

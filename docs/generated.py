@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,6 +24,8 @@ OUT = HERE / "_generated"
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the pages when a build begins."""
     app.connect("builder-inited", lambda app: write())
+    # Before napoleon, which rewrites the sections of a docstring.
+    app.connect("autodoc-process-docstring", plain_signs, priority=400)
     return {"parallel_read_safe": True}
 
 
@@ -37,6 +40,18 @@ def write() -> None:
         file = OUT / name
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
+
+
+def plain_signs(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Let `|A|` and `[rows, *shape]` in docstrings be what they look like, not markup."""
+    example = False
+    for number, line in enumerate(lines):
+        example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
+        if not example:
+            line = re.sub(r"\|(\w+)\|", r"\\|\1\\|", line)
+            lines[number] = re.sub(r", \*(?=\w+[\],])", r", \\*", line)
 
 
 # ------------------------------------------------------------------------------- reference
