@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from archgraph.capture.mode import OneMode
 from archgraph.errors import TraceError
 from archgraph.graph.ir import (
     TRAINING,
@@ -28,19 +28,10 @@ from archgraph.graph.ir import (
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
-
-@dataclass
-class Draft:
-    """A canonical capture of one mode; names are fx's, unique within the capture."""
-
-    inputs: tuple[tuple[str, Value], ...]
-    nodes: list[Node]
-    outputs: Value
-    updates: dict[str, Value]
-    constants: dict[Constant, Param]
+Pair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
-def live_flags(draft: Draft, params: Iterable[Param]) -> Draft:
+def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
     """Eval capture alone: let the flags of norms and dropouts follow the module's mode.
 
     A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
@@ -57,25 +48,25 @@ def live_flags(draft: Draft, params: Iterable[Param]) -> Draft:
         row = table.row(node.op)
         if row.training_flag is not None and node.arg(row.training_flag) is False:
             node = node.with_args(**{row.training_flag: TRAINING})
-            kept = (node.arg(name) for name in row.statistics)
-            for path in dict.fromkeys(
-                v.name.rpartition(".")[0] for v in kept if isinstance(v, Leaf)
-            ):
-                counter = counters.get(path)
-                if counter is not None:
-                    before = in_mode(updates[counter], True) if counter in updates else None
-                    label = f"{node.name}~count"
-                    args = (("self", before or Leaf(counter)), ("other", 1))
-                    type_ = TensorType((), "int64")
-                    nodes.append(
-                        Node(label, "aten.add.Tensor", args, type_, node.scope, node.source)
-                    )
-                    updates[counter] = Mode(Ref(label), None)
+            leaves = [v.name for v in map(node.arg, row.statistics) if isinstance(v, Leaf)]
+            for path in dict.fromkeys(name.rpartition(".")[0] for name in leaves):
+                if path in counters:
+                    nodes.append(_count(node, counters[path], updates))
         nodes.append(node)
-    return dataclasses.replace(draft, nodes=nodes, updates=updates)
+    return dataclasses.replace(draft, nodes=tuple(nodes), updates=updates)
 
 
-def same_inputs(evaluated: Draft, trained: Draft, notes: Mapping[str, None]) -> None:
+def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
+    """The operator that adds one to a norm's counter in training."""
+    before = in_mode(updates[counter], True) if counter in updates else None
+    label = f"{norm.name}~count"
+    updates[counter] = Mode(Ref(label), None)
+    args = (("self", before or Leaf(counter)), ("other", 1))
+    type_ = TensorType((), "int64")
+    return Node(label, "aten.add.Tensor", args, type_, norm.scope, norm.source)
+
+
+def same_inputs(evaluated: OneMode, trained: OneMode, notes: Mapping[str, None]) -> None:
     """Both captures must take the same inputs, the batch axis free in both or in neither."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if ours != theirs:
@@ -83,44 +74,23 @@ def same_inputs(evaluated: Draft, trained: Draft, notes: Mapping[str, None]) -> 
         raise TraceError(f"in training {found}")
 
 
-def reconcile(evaluated: Draft, trained: Draft, notes: dict[str, None]) -> Draft:
-    """Lay two captures over one another; what differs becomes a ``Mode``."""
+def reconcile(evaluated: OneMode, trained: OneMode, notes: dict[str, None]) -> OneMode:
+    """Lay two captures over one another; what differs becomes a ``Mode``.
 
-    def key(node: Node) -> tuple[Any, ...]:
-        return node.op, node.scope, tuple(node.leaves()), str(node.type)
-
-    a, b = evaluated.nodes, trained.nodes
-    keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
-    merged: list[tuple[Node | None, Node | None]] = []
-    if keys_a == keys_b:
-        merged = list(zip(a, b, strict=True))
-    else:
-        matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-            if tag == "equal":
-                merged += zip(a[i1:i2], b[j1:j2], strict=True)
-            else:
-                merged += [(n, None) for n in a[i1:i2]] + [(None, n) for n in b[j1:j2]]
+    Operators are matched in order by what they are (operator, module, leaves, type); matched ones
+    become one node, their arguments joined one by one; the others belong to one mode only.
+    """
+    merged = _matched(evaluated.nodes, trained.nodes)
     notes |= dict.fromkeys(_one_mode_only(merged, trained))
+    constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
-    for index, (left, right) in enumerate(merged):
-        label = f"~{index}"  # no argument of forward can be called so
-        if left is not None and left.op == "input":
-            label = left.name
-        if left is not None:
-            names[False, left.name] = label
-        if right is not None:
-            names[True, right.name] = label
-    constants = dict(evaluated.constants)
-    labels: dict[str, str] = {}
-    for value, param in trained.constants.items():
-        if value not in constants:
-            taken = {p.name for p in constants.values()}
-            label = param.name
-            while label in taken:
-                label += "_train"
-            constants[value] = dataclasses.replace(param, name=label)
-        labels[param.name] = constants[value].name
+    for index, pair in enumerate(merged):
+        left, _ = pair
+        # No argument of forward can be called "~0".
+        label = left.name if left is not None and left.op == "input" else f"~{index}"
+        for training, node in zip((False, True), pair, strict=True):
+            if node is not None:
+                names[training, node.name] = label
 
     def rename(value: Value, training: bool) -> Value:
         def one(item: Value) -> Value:
@@ -132,48 +102,91 @@ def reconcile(evaluated: Draft, trained: Draft, notes: dict[str, None]) -> Draft
 
         return replace(value, one)
 
-    def join(left: Value, right: Value) -> Value:
-        if same(left, right):
-            return left
-        if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
-            return tuple(join(x, y) for x, y in zip(left, right, strict=True))
-        return Mode(right, left)
+    def renamed(node: Node, training: bool) -> Node:
+        args = tuple((k, rename(v, training)) for k, v in node.args)
+        return dataclasses.replace(node, name=names[training, node.name], args=args)
 
     nodes = []
     for left, right in merged:
-        if left is None or right is None:
-            node, training = (left, False) if left is not None else (right, True)
-            assert node is not None
-            args = tuple((k, rename(v, training)) for k, v in node.args)
-            nodes.append(dataclasses.replace(node, name=names[training, node.name], args=args))
-            continue
-        la = {k: rename(v, False) for k, v in left.args}
-        ra = {k: rename(v, True) for k, v in right.args}
-        together: dict[str, Value] = {}
-        for k in [*la, *(k for k in ra if k not in la)]:
-            default = schema(left.op).by_name[k].default if left.op.startswith("aten.") else None
-            together[k] = join(la.get(k, default), ra.get(k, default))
-        args = (
-            canonical_args(left.op, together)
-            if left.op.startswith("aten.")
-            else tuple(together.items())
-        )
-        nodes.append(dataclasses.replace(left, name=names[False, left.name], args=args))
-    outputs_eval = rename(evaluated.outputs, False)
-    outputs_train = rename(trained.outputs, True)
-    outputs = (
-        outputs_eval if same(outputs_eval, outputs_train) else Mode(outputs_train, outputs_eval)
+        if left is not None and right is not None:
+            nodes.append(_joined(renamed(left, False), renamed(right, True)))
+        elif left is not None:
+            nodes.append(renamed(left, False))
+        elif right is not None:
+            nodes.append(renamed(right, True))
+    before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
+    updates = {
+        k: _join(rename(evaluated.updates.get(k), False), rename(trained.updates.get(k), True))
+        for k in {**evaluated.updates, **trained.updates}
+    }
+    return OneMode(
+        tuple((k, rename(v, False)) for k, v in evaluated.inputs),
+        tuple(nodes),
+        before if same(before, after) else Mode(after, before),
+        updates,
+        constants,
     )
-    updates: dict[str, Value] = {}
-    for k in [*evaluated.updates, *(k for k in trained.updates if k not in evaluated.updates)]:
-        left_value = rename(evaluated.updates[k], False) if k in evaluated.updates else None
-        right_value = rename(trained.updates[k], True) if k in trained.updates else None
-        updates[k] = join(left_value, right_value)
-    inputs = tuple((k, rename(v, False)) for k, v in evaluated.inputs)
-    return Draft(inputs, nodes, outputs, updates, constants)
 
 
-def _one_mode_only(merged: list[tuple[Node | None, Node | None]], trained: Draft) -> Iterator[str]:
+def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[Pair]:
+    """Operators of both captures in order, each beside its like."""
+
+    def key(node: Node) -> tuple[Any, ...]:
+        return node.op, node.scope, tuple(node.leaves()), str(node.type)
+
+    keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
+    if keys_a == keys_b:
+        return list(zip(a, b, strict=True))
+    merged: list[Pair] = []
+    matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag == "equal":
+            merged += zip(a[i1:i2], b[j1:j2], strict=True)
+        else:
+            merged += [(n, None) for n in a[i1:i2]] + [(None, n) for n in b[j1:j2]]
+    return merged
+
+
+def _all_constants(
+    evaluated: OneMode, trained: OneMode
+) -> tuple[dict[Constant, Param], dict[str, str]]:
+    """Constants of both captures, and what those of training are called among them."""
+    constants = dict(evaluated.constants)
+    labels: dict[str, str] = {}
+    for value, param in trained.constants.items():
+        if value not in constants:
+            taken = {p.name for p in constants.values()}
+            label = param.name
+            while label in taken:
+                label += "_train"
+            constants[value] = dataclasses.replace(param, name=label)
+        labels[param.name] = constants[value].name
+    return constants, labels
+
+
+def _join(left: Value, right: Value) -> Value:
+    """A value of evaluation and one of training as one."""
+    if same(left, right):
+        return left
+    if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+        return tuple(_join(x, y) for x, y in zip(left, right, strict=True))
+    return Mode(right, left)
+
+
+def _joined(left: Node, right: Node) -> Node:
+    """One operator that both modes have."""
+    ours, theirs = dict(left.args), dict(right.args)
+    aten = left.op.startswith("aten.")
+    defaults = {a.name: a.default for a in schema(left.op).args} if aten else {}
+    together = {
+        k: _join(ours.get(k, defaults.get(k)), theirs.get(k, defaults.get(k)))
+        for k in {**ours, **theirs}
+    }
+    args = canonical_args(left.op, together) if aten else tuple(together.items())
+    return dataclasses.replace(left, args=args)
+
+
+def _one_mode_only(merged: list[Pair], trained: OneMode) -> Iterator[str]:
     """Branches that only one mode has, each with its place."""
     made = {n.name: n for n in trained.nodes}
     live: set[str] = set()  # what reaches the output; the rest only moves buffers
@@ -184,7 +197,7 @@ def _one_mode_only(merged: list[tuple[Node | None, Node | None]], trained: Draft
             live.add(name)
             pending += made[name].uses()
 
-    def mode(pair: tuple[Node | None, Node | None]) -> str:
+    def mode(pair: Pair) -> str:
         left, right = pair
         if left is not None:
             return "" if right is not None else "evaluation"

@@ -1,0 +1,153 @@
+"""Casts: what autocast does on the way into an operator becomes a call of its own.
+
+Needs a folded tape. Promises that no call depends on autocast: every cast is a ``to.dtype`` right
+before the operator, as torch itself decides it; a leaf is cast once per region, as autocast's own
+cache does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from archgraph.capture.places import under_no_grad
+from archgraph.capture.tape import (
+    FOLDED,
+    LITERAL,
+    Tape,
+    insert,
+    is_operator,
+    memory,
+    region,
+    tensor,
+    where,
+    writes,
+)
+from archgraph.errors import TraceError
+
+_TO = torch.ops.aten.to.dtype
+
+
+def cast(tape: Tape) -> Tape:
+    """The tape with autocast's casts written out.
+
+    Raises:
+        TraceError: If autocast does what casts of arguments cannot express.
+    """
+    work = _Casting(tape)
+    for node in list(tape.graph.nodes):
+        if node.op != "call_function" or not is_operator(node) or FOLDED in node.meta:
+            continue
+        if writes(node):
+            work.written[memory(node)] += 1
+        elif region(node).autocast is not None and LITERAL not in node.meta:
+            with tape.graph.inserting_before(node):
+                work.rewrite(node)
+    return tape
+
+
+@dataclass
+class _Casting:
+    """Casts so far.
+
+    Attributes:
+        tape: The tape that is rewritten.
+        made: Casts of leaves: one for all users of a region of the same kind.
+        written: How often each memory was written to: a buffer is cast anew afterwards.
+    """
+
+    tape: Tape
+    made: dict[Any, torch.fx.Node] = field(default_factory=dict)
+    written: Counter[int | None] = field(default_factory=Counter)
+
+    def rewrite(self, node: torch.fx.Node) -> None:
+        """Cast the arguments of a call that autocast would cast."""
+        goal = _casts(node)
+        if not goal:
+            return
+
+        def replaced(item: torch.fx.Node) -> torch.fx.Node:
+            return self.cast(item, goal[item], node) if item in goal else item
+
+        node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), replaced)
+
+    def cast(self, item: torch.fx.Node, dtype: torch.dtype, user: torch.fx.Node) -> torch.fx.Node:
+        """A value in another dtype."""
+        tape = self.tape
+        origin = item  # outside the region that it was handed into
+        while origin in tape.views and tape.views[origin].call is None:
+            origin = tape.views[origin].parent
+        leaf: Any = tape.leaves.get(origin) or tape.constants.get(origin)
+        graded = region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
+        key = (leaf, self.written[memory(item)], dtype, graded)
+        if leaf is not None and key in self.made:
+            return self.made[key]
+        with torch.no_grad():
+            val = item.meta["val"].to(dtype)
+        made = insert(tape.graph, _TO, (item, dtype), {}, like=user, val=val)
+        if leaf is not None:
+            self.made[key] = made
+        return made
+
+
+def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
+    """Which arguments the autocast region around a call casts, as torch itself does it."""
+    target, autocast = node.target, region(node).autocast
+    assert isinstance(target, torch._ops.OpOverload) and autocast is not None
+    tensors = {
+        n: value
+        for n in node.all_input_nodes
+        if (value := tensor(n)) is not None and value.is_floating_point()
+    }
+    if target._schema.is_mutable or target.namespace != "aten" or not tensors:
+        return {}
+
+    def dtypes(casts: Mapping[torch.fx.Node, torch.dtype]) -> list[torch.dtype]:
+        def held(n: torch.fx.Node) -> Any:
+            return n.meta["val"].to(casts[n]) if n in casts else n.meta["val"]
+
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), held)
+        results = pytree.tree_leaves(target(*args, **kwargs))
+        return [t.dtype for t in results if isinstance(t, torch.Tensor)]
+
+    seen = _Seen({id(v): n for n, v in tensors.items()})
+    with torch.no_grad():
+        with torch.autocast(*autocast, cache_enabled=False), seen:
+            dtypes({})
+        casts = seen.casts
+        expected = [t.dtype for t in pytree.tree_leaves(node.meta["val"]) if torch.is_tensor(t)]
+        if dtypes(casts) != expected:
+            # Some operators are told to compute in float32 instead of being given casts.
+            casts = dict.fromkeys(tensors, torch.float32)
+            if dtypes(casts) != expected:
+                raise TraceError(
+                    "autocast does here what a graph cannot express",
+                    where=where(node),
+                    found=str(target),
+                    hint="cast by hand, or take this operator out of the region",
+                )
+    return {n: d for n, d in casts.items() if n.meta["val"].dtype != d}
+
+
+class _Seen(TorchDispatchMode):
+    """Sees which of some tensors are cast on the way into an operator, and to what."""
+
+    def __init__(self, watched: dict[int, torch.fx.Node]) -> None:
+        super().__init__()
+        self.watched = watched
+        self.casts: dict[torch.fx.Node, torch.dtype] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and id(args[0]) in self.watched:
+            self.casts.setdefault(self.watched[id(args[0])], kwargs.get("dtype"))
+        return func(*args, **kwargs)
+
+
+__all__ = ["cast"]

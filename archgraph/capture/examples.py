@@ -1,0 +1,89 @@
+"""Example inputs: their tensors, their batch, their dynamic axes, and where they lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named
+
+
+def tensors(inputs: Any) -> list[torch.Tensor]:
+    """All tensors among some inputs, in order."""
+    return [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+
+
+def leading(inputs: Any) -> bool:
+    """Whether a tensor has a leading axis of size one."""
+    return any(t.dim() and t.shape[0] == 1 for t in tensors(inputs))
+
+
+def grow(inputs: Any) -> Any:
+    """Repeat examples of batch size one: export would take a size of one for a constant."""
+    batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), None)
+
+    def grow(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.dim() and x.shape[0] == batch == 1:
+            return x.detach().expand(2, *x.shape[1:]).contiguous()
+        return x.detach().clone()  # one tensor given twice is still two inputs
+
+    return pytree.tree_map(grow, inputs)
+
+
+def shapes(model: torch.nn.Module, inputs: Inputs, dim: Any) -> dict[str, Any]:
+    """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*inputs[0], **inputs[1])
+    counter = iter(range(1 << 30))
+
+    def dims(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            index = next(counter)
+            if dim is None or not x.dim():
+                return None
+            return dim(index) if inspect.isfunction(dim) else {0: dim}
+        if isinstance(x, Mapping):
+            return {k: dims(v) for k, v in x.items()}
+        if type(x) not in pytree.SUPPORTED_NODES and not pytree.is_namedtuple(x):
+            return None
+        children = [dims(v) for v in pytree.tree_flatten(x, is_leaf=lambda v: v is not x)[0]]
+        if pytree.is_namedtuple(x):
+            return type(x)(*children)
+        return tuple(children) if isinstance(x, tuple) else children
+
+    shapes: dict[str, Any] = {}
+    for key, value in bound.arguments.items():
+        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD:
+            shapes |= dims(value)
+        else:
+            shapes[key] = dims(value)
+    return shapes
+
+
+def register_dataclasses(inputs: Any) -> None:
+    """Let pytrees look into the dataclasses among some values."""
+    for value in pytree.tree_leaves(inputs):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            if type(value) not in pytree.SUPPORTED_NODES:
+                torch.export.register_dataclass(type(value))
+                register_dataclasses(value)
+
+
+def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
+    """Example inputs where the model is, if it is in one place."""
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1:
+        return inputs
+    (device,) = devices
+
+    def move(x: Any) -> Any:
+        return x.to(device) if isinstance(x, torch.Tensor) and x.device != device else x
+
+    return pytree.tree_map(move, inputs)

@@ -1,0 +1,107 @@
+"""Why ``torch.export`` gave up: the line of the user's code, the reason, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+
+import torch
+
+from archgraph.capture.places import is_users
+from archgraph.errors import TraceError
+
+_BRANCH = (
+    "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
+    "trace the submodule that does not, or make the value an argument of forward (a Python number "
+    "given as example input is fixed in the graph)"
+)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def is_branch(error: BaseException) -> bool:
+    """Whether forward decided something in Python by the values of a tensor."""
+    text = f"{type(error).__name__} {error}"
+    return any(
+        word in text for word in ("data-dependent", "GuardOnDataDependent", "DataDependentOutput")
+    )
+
+
+def _place(error: BaseException) -> tuple[str, int, str] | None:
+    """Innermost line of the user's code that was running: file, line, function."""
+    frames = [
+        (f.filename, f.lineno or 0, f.name)
+        for f in traceback.extract_tb(error.__traceback__)
+        if is_users(f.filename)
+    ]
+    start = next((i for i, f in enumerate(frames) if f[2] == "forward"), None)
+    if start is not None:
+        return frames[-1]
+    quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
+    own = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
+    return next(iter([*reversed(own), *reversed(frames)]), None)
+
+
+_REASONS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"\.numpy\(\) is not supported|numpy\(\)|can't convert .* to numpy",
+        "forward leaves torch for numpy",
+        "write it with torch functions",
+    ),
+    (
+        r"ScriptModule",
+        "a scripted module has no Python to capture",
+        "trace the module that it was scripted from",
+    ),
+    (
+        r"not a known type|Unsupported input type",
+        "an input or output is of a type that torch cannot look into",
+        "use tensors, tuples, dicts and dataclasses, or register it with "
+        "torch.utils._pytree.register_pytree_node",
+    ),
+    (
+        r"fake tensor in the exported program constant|BatchedTensor|GradTrackingTensor",
+        "forward computes gradients or batches of functions on the way (torch.autograd.grad, vmap)",
+        "trace the submodule that does not",
+    ),
+    (
+        r"is a view and is being modified inplace",
+        "forward writes in place to one of several views made at once",
+        "this fails without tracing too; index the tensor instead of splitting it",
+    ),
+    (
+        r"not on the expected device|same device|is on \w+, different from other tensors",
+        "tensors on different devices meet",
+        "make tensors in forward on the device of an input: device=x.device",
+    ),
+)
+
+
+def explained(model: torch.nn.Module, error: Exception) -> TraceError:
+    """Where and why ``torch.export`` gave up, in one sentence."""
+    text, place = f"{type(error).__name__} {error}", _place(error)
+    where = f"{place[0]}:{place[1]} in {place[2]}" if place else None
+    code = linecache.getline(place[0], place[1]).strip() if place else ""
+    subject = type(model).__name__
+    if is_branch(error):
+        return TraceError(
+            f"{subject} cannot be captured: it branches on the values of a tensor",
+            where=where,
+            found=code or first_line(error),
+            hint=_BRANCH,
+        )
+    for pattern, reason, hint in _REASONS:
+        if re.search(pattern, text):
+            message = f"{subject} cannot be captured: {reason} ({first_line(error)})"
+            return TraceError(message, where=where, found=code or None, hint=hint)
+    return TraceError(
+        f"{subject} cannot be captured: {first_line(error)}",
+        where=where,
+        found=code or None,
+        hint="give example inputs that forward accepts when it is called without tracing",
+    )

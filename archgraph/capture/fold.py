@@ -1,0 +1,246 @@
+"""Folding: what depends on neither input nor parameter becomes a constant.
+
+Needs a flat tape. Promises that every call left (not marked as folded) depends on an input, a
+parameter, a buffer or a random draw, and that its other tensors are ``get_attr`` nodes with a
+constant each. Writes in place are folded too, through views: a constant is what memory holds
+right before the call that uses it. The model's own tensors are never written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from archgraph.capture.tape import (
+    FOLDED,
+    LITERAL,
+    Tape,
+    View,
+    is_operator,
+    memory,
+    region,
+    tensor,
+    where,
+    writes,
+    written,
+)
+from archgraph.errors import GraphError, TraceError
+from archgraph.graph.ir import Constant, Param, TensorType
+from archgraph.ops import table
+from archgraph.ops.constants import constant
+from archgraph.ops.schema import op_name
+
+
+def fold(tape: Tape, names: Collection[str]) -> Tape:
+    """The tape with constants in the place of what can be computed now.
+
+    Args:
+        tape: A flat tape.
+        names: State-dict keys of the model, which no constant may be called.
+
+    Raises:
+        TraceError: If a constant is too large for a graph.
+    """
+    work = _Folding(tape, names, dict(tape.tensors), dict(tape.views))
+    for node in tape.tensors:
+        node.meta[FOLDED] = True
+    for node in list(tape.graph.nodes):
+        work.follow(node)
+        if node in work.real:
+            continue
+        result = work.result(node)
+        if result is not None:
+            work.real[node] = result
+            node.meta[FOLDED] = True
+        elif node.op == "output" or node.target is operator.getitem or is_operator(node):
+            work.bring_constants(node)
+    changed = [
+        name
+        for node, name in tape.labels.items()
+        if not _equal(tape.tensors[node], work.start[node])
+    ]
+    notes = (
+        f"forward changes {name}, which is not part of the state; the graph does not"
+        for name in changed
+    )
+    views = {
+        node: replace(view, parent=work.stand_in.get(view.parent, view.parent))
+        for node, view in work.views.items()
+    }
+    return replace(
+        tape,
+        tensors={},
+        labels={},
+        views=views,
+        constants=work.constants,
+        notes=(*tape.notes, *notes),
+    )
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@dataclass
+class _Folding:
+    """Results computed so far, and the nodes that stand for them.
+
+    Attributes:
+        tape: The tape that is folded.
+        names: What no constant may be called.
+        real: Results that nothing can change; in-place calls run on their memory.
+        views: What is a view of what.
+        constants: Nodes made for uses of real results.
+        leaves: The leaves of their values: equal constants are one leaf.
+        stand_in: For a real result whose memory a live call writes to: the node that took its
+            place, right before that call.
+        start: Copies of what the program held before the first call.
+    """
+
+    tape: Tape
+    names: Collection[str]
+    real: dict[torch.fx.Node, Any]
+    views: dict[torch.fx.Node, View]
+    constants: dict[torch.fx.Node, Param] = field(default_factory=dict)
+    leaves: dict[Constant, Param] = field(default_factory=dict)
+    stand_in: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+    start: dict[torch.fx.Node, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = {n: self.tape.tensors[n].clone() for n in self.tape.labels}
+
+    def follow(self, node: torch.fx.Node) -> None:
+        """Let a node use what stands in for its arguments."""
+        if self.stand_in.keys() & set(node.all_input_nodes):
+            node.args, node.kwargs = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda n: self.stand_in.get(n, n)
+            )
+
+    def result(self, node: torch.fx.Node) -> Any:
+        """What a call gives if it can be run now, else None."""
+        if node.op != "call_function" or LITERAL in node.meta:
+            return None
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self.real[source][index] if source in self.real else None  # type: ignore[index]
+        if not is_operator(node):
+            return None
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return None
+        if table.is_filled(op_name(target)):
+            return _filled(node)
+        try:
+            args, kwargs = pytree.tree_map(self._now, (node.args, node.kwargs))
+        except LookupError:
+            return None
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            if (autocast := region(node).autocast) is not None:
+                stack.enter_context(torch.autocast(*autocast))
+            made = target(*args, **kwargs)
+        if table.base(op_name(target)).startswith("empty"):
+            made.zero_()  # whatever memory holds is not part of an architecture
+        return made
+
+    def _now(self, item: Any) -> Any:
+        """An argument of a call that is run now; LookupError where it is not known."""
+        if isinstance(item, torch.device):
+            return torch.device("cpu")
+        if not isinstance(item, torch.fx.Node):
+            return item
+        if item in self.real:
+            return self.real[item]
+        size = item.meta.get("val")
+        if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
+            return int(size)
+        if isinstance(size, int):
+            return size
+        raise LookupError(item.name)
+
+    def bring_constants(self, node: torch.fx.Node) -> None:
+        """Give a live call the constants that it uses, and those that it writes to."""
+        goal = written(node) if is_operator(node) and writes(node) else None
+        if goal is not None:
+            self.revive(goal, node)
+            self.follow(node)
+        if not self.real.keys() & set(node.all_input_nodes):
+            return
+        once: dict[torch.fx.Node, torch.fx.Node] = {}
+
+        def use(item: torch.fx.Node) -> torch.fx.Node:
+            if item in once or not isinstance(self.real.get(item), torch.Tensor):
+                return once.get(item, item)
+            once[item] = self.constant(item, node)
+            return once[item]
+
+        node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), use)
+
+    def revive(self, goal: torch.fx.Node, node: torch.fx.Node) -> None:
+        """Before a live call writes to constants: the memory holds values of the graph from here.
+
+        All that shares it gets a stand-in, the one that is written to first.
+        """
+        place = memory(goal)
+        shared = [n for n in self.real if memory(n) == place and tensor(n) is not None]
+        path = [goal]
+        while path[-1] in self.views:
+            path.append(self.views[path[-1]].parent)
+        for item in sorted(shared, key=lambda n: path.index(n) if n in path else len(path)):
+            self.stand_in[item] = self.constant(item, node)
+        for item in shared:
+            if item in self.views:
+                view = self.views[item]
+                parent = self.stand_in.get(view.parent, view.parent)
+                self.views[self.stand_in[item]] = replace(view, parent=parent)
+            del self.real[item]
+
+    def constant(self, item: torch.fx.Node, user: torch.fx.Node) -> torch.fx.Node:
+        """A node right before its user that is what a real result is now."""
+        with self.tape.graph.inserting_before(user):
+            made = self.tape.graph.create_node("get_attr", item.name)
+        made.meta = {k: v for k, v in item.meta.items() if k != FOLDED}
+        try:
+            value = constant(self.real[item])
+        except GraphError as error:
+            raise TraceError(
+                error.message,
+                where=where(item),
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            ) from error
+        if value not in self.leaves:
+            label = self.tape.labels.get(item)
+            taken = {*self.names, *(p.name for p in self.leaves.values())}
+            numbered = (f"constant_{i}" for i in itertools.count())
+            name = next(
+                n for n in itertools.chain([label] if label else [], numbered) if n not in taken
+            )
+            type_ = TensorType(value.shape, value.dtype)
+            self.leaves[value] = Param(name, type_, "constant", False, (), value)
+        self.constants[made] = self.leaves[value]
+        return made
+
+
+def _filled(node: torch.fx.Node) -> torch.Tensor | None:
+    """``zeros_like`` and its like: of their argument only shape and dtype count."""
+    held = node.meta["val"]
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    if not isinstance(held, torch.Tensor) or not all(isinstance(s, int) for s in held.shape):
+        return None
+    value = table.fill_value(op_name(target), node.args[-1])
+    if not isinstance(value, (int, float)):
+        return None
+    return torch.full(tuple(held.shape), value, dtype=held.dtype)
+
+
+__all__ = ["fold"]

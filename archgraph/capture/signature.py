@@ -1,0 +1,81 @@
+"""Forward's signature: trees of values for what it is given and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from archgraph.capture.export import Captured
+from archgraph.capture.mode import OneMode
+from archgraph.capture.spell import Spelt
+from archgraph.graph.ir import Leaf, Mode, Record, Ref, Value, walk
+from archgraph.ops.schema import to_value
+
+
+def named(model: torch.nn.Module, captured: Captured, spelt: Spelt) -> tuple[OneMode, list[str]]:
+    """A spelt capture with forward's arguments and results as trees, and what was fixed in it."""
+    program, notes = captured.program, list[str]()
+    inputs = {n.name for n in spelt.nodes if n.op == "input"}
+    users: list[Value] = [
+        Ref(spec.arg.name) if spec.arg.name in inputs else None
+        for spec in program.graph_signature.input_specs
+        if spec.kind.name == "USER_INPUT"
+    ]
+    spec = program.call_spec
+    assert spec.in_spec is not None and spec.out_spec is not None
+    args, kwargs = pytree.tree_unflatten(users, spec.in_spec)
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*args, **kwargs)
+    given = signature.bind(*captured.args, **captured.kwargs)
+    result: list[tuple[str, Value]] = []
+    for key, value in bound.arguments.items():
+        parameter, example = signature.parameters[key], given.arguments[key]
+        fixed = [
+            x
+            for x in pytree.tree_leaves(example)
+            if x is not None and not isinstance(x, torch.Tensor)
+        ]
+        if fixed and example is not parameter.default:
+            notes.append(f"argument {key} is fixed in the graph: {', '.join(map(repr, fixed))}")
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            result += [(k, tree(v)) for k, v in value.items()]
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            result += _starred(key, value, signature)
+        else:
+            result.append((key, tree(value)))
+    tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
+    outputs = tree(pytree.tree_unflatten(list(spelt.results), spec.out_spec))
+    return OneMode(tensors, spelt.nodes, outputs, spelt.updates, spelt.constants), notes
+
+
+def _starred(key: str, values: Any, signature: inspect.Signature) -> list[tuple[str, Value]]:
+    """``*args`` as arguments with names of their own."""
+    result = []
+    for index, item in enumerate(values):
+        label = f"{key}_{index}"
+        while label in signature.parameters:
+            label += "_"
+        result.append((label, tree(item)))
+    return result
+
+
+def tree(value: Any) -> Value:
+    """A Python structure of values: dicts become records, lists tuples."""
+    if isinstance(value, (Ref, Leaf, Mode)) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return Record(tuple((str(k), tree(v)) for k, v in value.items() if v is not None))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return Record(tuple((k, tree(v)) for k, v in fields if v is not None))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        pairs = zip(value._fields, value, strict=True)
+        return Record(tuple((k, tree(v)) for k, v in pairs), type(value).__name__)
+    if isinstance(value, (tuple, list)):
+        return tuple(tree(v) for v in value)
+    return to_value(value)

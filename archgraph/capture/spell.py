@@ -1,0 +1,250 @@
+"""Spelling: calls become nodes of a graph, in canonical form.
+
+Needs a functional tape without autocast. Promises nodes in program order with arguments by schema
+name and inferred types; what returns its argument unchanged is left out; constants are leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archgraph.capture.calls import arguments, canonical, is_identity
+from archgraph.capture.places import under_no_grad, users_line
+from archgraph.capture.tape import (
+    IMPLIED,
+    INSERTED,
+    LITERAL,
+    Tape,
+    is_operator,
+    operator_name,
+    region,
+    tensor,
+    where,
+)
+from archgraph.errors import GraphError, TraceError
+from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.ops import table
+from archgraph.ops.infer import infer_call
+from archgraph.ops.schema import canonical_args, to_value
+
+Types = TensorType | tuple[TensorType, ...]
+
+
+@dataclass(frozen=True)
+class Spelt:
+    """Nodes of a tape, and what its results and updates are.
+
+    Attributes:
+        nodes: Operators in program order.
+        results: What the tape returns, in order.
+        updates: Last value of each buffer that forward writes to.
+        constants: Leaves of constants.
+    """
+
+    nodes: tuple[Node, ...]
+    results: tuple[Value, ...]
+    updates: dict[str, Value]
+    constants: dict[Constant, Param]
+
+
+def spell(tape: Tape) -> Spelt:
+    """The nodes of a functional tape.
+
+    Raises:
+        TraceError: For an operator, a size or a number that a graph cannot express.
+    """
+    work = _Spelling(tape)
+    for node in tape.graph.nodes:
+        work.step(node)
+    results = tuple(work.value(v) for v in tape.output.args[0])  # type: ignore[union-attr]  # a tuple
+    updates = {name: work.value(node) for name, node in tape.updates.items()}
+    constants = {p.value: p for p in work.constants.values() if p.value is not None}
+    return Spelt(tuple(work.nodes.values()), results, updates, constants)
+
+
+@dataclass
+class _Spelling:
+    """Nodes so far.
+
+    Attributes:
+        tape: What is spelt.
+        nodes: Nodes by name.
+        known: Values of the tape's results.
+        types: Types of leaves.
+        constants: Leaves of constants.
+        detached: Results that no gradient passes through.
+    """
+
+    tape: Tape
+    nodes: dict[str, Node] = field(default_factory=dict)
+    known: dict[torch.fx.Node, Value] = field(default_factory=dict)
+    types: dict[Leaf, TensorType] = field(default_factory=dict)
+    constants: dict[Value, Param] = field(default_factory=dict)
+    detached: set[Value] = field(default_factory=set)
+
+    def step(self, node: torch.fx.Node) -> None:
+        """Spell one call."""
+        if node.op in ("placeholder", "get_attr"):
+            self.source(node)
+        elif node.op != "call_function" or node in self.known:
+            return
+        elif node.target is operator.getitem:
+            source = self.value(node.args[0])
+            assert isinstance(source, Ref)
+            scope = self.nodes[source.name].scope
+            args = (("source", source), ("index", node.args[1]))
+            type_ = self.tape.sizes.type(node.meta["val"], where(node))
+            self.known[node] = self.append(node, "getitem", args, type_, scope)  # type: ignore[arg-type]
+        elif is_operator(node):
+            self.known[node] = self.call(node)
+
+    def source(self, node: torch.fx.Node) -> None:
+        """An input becomes a node; a parameter, buffer or constant a leaf."""
+        val = tensor(node)
+        if node in self.tape.inputs:
+            assert val is not None
+            name = self.tape.inputs[node]
+            self.nodes[name] = Node(name, "input", (), self.tape.sizes.type(val, f"input {name}"))
+            self.known[node] = Ref(name)
+        elif node in self.tape.leaves:
+            assert val is not None
+            leaf = Leaf(self.tape.leaves[node])
+            self.types[leaf] = self.tape.sizes.type(val, leaf.name)
+            self.known[node] = leaf
+        elif node in self.tape.constants:
+            param = self.tape.constants[node]
+            self.constants[Leaf(param.name)] = param
+            self.types[Leaf(param.name)] = param.type
+            self.known[node] = Leaf(param.name)
+
+    def call(self, node: torch.fx.Node) -> Value:
+        """An operator; gives its result, which may be its argument."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        given = arguments(node, self.value)
+        op = operator_name(node.target)
+        if IMPLIED in node.meta:
+            return self.detach(given["self"], node)
+        if LITERAL not in node.meta:
+            op, given = canonical(op, given, node, self.tape.sizes)
+            if op == "" or is_identity(op, given, node):
+                return next(iter(given.values()))
+        row = table.row(op)
+        if row.training_flag is not None and given.get(row.training_flag) is True:
+            for name in row.statistics:  # what a norm made inside forward has counted is not used
+                if given.get(name) in self.constants:
+                    given[name] = None
+        made = self.emit(node, op, given)
+        if INSERTED in node.meta or not region(node).grad:
+            return made
+        if under_no_grad(node.meta.get("stack_trace")):
+            return self.detach(made, node)  # export leaves out regions inside other regions
+        return made
+
+    def detach(self, value: Value, node: torch.fx.Node) -> Value:
+        """A value that no gradient passes through."""
+        val = tensor(node)
+        if val is None or not val.dtype.is_floating_point:
+            return value
+        if not isinstance(value, Ref) or value in self.detached:
+            return value
+        made = self.emit(node, "aten.detach", {"self": value})
+        self.detached.add(made)
+        return made
+
+    # -- values -----------------------------------------------------------------------------
+
+    def value(self, item: Any, type_: str = "") -> Value:
+        """An argument of a call as a value of the graph."""
+        if isinstance(item, torch.fx.Node):
+            return self.known[item] if item in self.known else self.number(item)
+        if isinstance(item, (list, tuple)):
+            return tuple(self.value(i, type_) for i in item)
+        if isinstance(item, torch.SymInt):
+            return self.tape.sizes.size(item)
+        if isinstance(item, Batch):
+            return item
+        if isinstance(item, torch.device):
+            return None
+        return to_value(item, type_)
+
+    def number(self, node: torch.fx.Node) -> Value:
+        """A number that the capture computed."""
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
+            return self.tape.sizes.size(val, where(node))
+        if isinstance(val, (float, bool)):
+            return val
+        raise TraceError(
+            "a number depends on the values of a tensor",
+            where=where(node),
+            found=str(node.target),
+            hint="keep it a tensor: leave out .item(), int() and float()",
+        )
+
+    # -- nodes ------------------------------------------------------------------------------
+
+    def emit(self, node: torch.fx.Node, op: str, given: dict[str, Value]) -> Ref:
+        """Append an operator; its type is that of the call's result."""
+        place, val, sizes = where(node), node.meta["val"], self.tape.sizes
+        try:
+            args = canonical_args(op, given)
+        except GraphError as error:
+            raise TraceError(str(error), where=place) from error
+        if isinstance(val, torch.Tensor):
+            return self.append(node, op, args, sizes.type(val, place))
+        type_: Types = tuple(sizes.type(v, place) for v in val if v is not None)
+        call = Node(node.name, op, args)
+        results = {name: self.nodes[name].type for name in call.uses()}
+        leaves = {name: self.types[Leaf(name)] for name in call.leaves()}
+        with contextlib.suppress(GraphError):  # kernels may differ in results that nothing uses
+            inferred = infer_call(call, results, leaves)
+            type_ = inferred if isinstance(inferred, tuple) else type_
+        return self.append(node, op, args, type_)
+
+    def append(
+        self,
+        node: torch.fx.Node,
+        op: str,
+        args: tuple[tuple[str, Value], ...],
+        type_: Types,
+        scope: str | None = None,
+    ) -> Ref:
+        """Append a node with the place that its call came from."""
+        if table.row(op).macs is not None:
+            self.check_dtypes(node, op, args)
+        name = f"{node.name}~detached" if node.name in self.nodes else node.name
+        modules = list((node.meta.get("nn_module_stack") or {}).values())
+        path = str(modules[-1][0]) if modules and scope is None else scope or ""
+        place = users_line(node.meta.get("stack_trace"))
+        source = f"{Path(place[0]).name}:{place[1]}" if place else ""
+        self.nodes[name] = Node(name, op, args, type_, path, source)
+        return Ref(name)
+
+    def type_of(self, value: Value) -> Types | None:
+        """Type of a value that is a tensor."""
+        if isinstance(value, Ref):
+            return self.nodes[value.name].type
+        return self.types.get(value) if isinstance(value, Leaf) else None
+
+    def check_dtypes(
+        self, node: torch.fx.Node, op: str, args: tuple[tuple[str, Value], ...]
+    ) -> None:
+        """Products of different dtypes run on a capture's stand-in tensors, but nowhere else."""
+        factors = [(k, self.type_of(v)) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
+        dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
+        if len(set(dtypes.values())) > 1:
+            raise TraceError(
+                f"{op} multiplies tensors of different dtypes",
+                where=where(node),
+                found=", ".join(f"{k} {v}" for k, v in dtypes.items()),
+                hint="give the example input in the model's dtype, or cast in forward",
+            )
+
+
+__all__ = ["Spelt", "spell"]

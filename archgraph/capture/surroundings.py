@@ -1,0 +1,209 @@
+"""The conditions of an export: nothing of the caller's gets in, nothing of forward's stays behind.
+
+Whatever the caller has switched on (autocast, ``no_grad``) stays out of the capture; whatever
+forward assigns while it is captured is taken back; what the captured program cannot show (custom
+gradients, draws from Python's own random numbers) is noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import logging
+import random
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.proxy import TracerBase
+from torch.utils import checkpoint
+
+from archgraph.capture.examples import register_dataclasses
+from archgraph.capture.places import NO_GRAD, is_users
+
+
+@contextlib.contextmanager
+def spelt_forward(
+    model: torch.nn.Module, named: Mapping[str, Any], register: bool = False
+) -> Iterator[None]:
+    """A forward whose ``**kwargs`` are spelt out, and whose dataclasses pytrees can look into."""
+    forward = model.forward
+    signature = inspect.signature(forward)
+    kinds = {p.name: p.kind for p in signature.parameters.values()}
+    rest = next((k for k, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD), None)
+    if rest is None and not register:
+        yield
+        return
+
+    @functools.wraps(forward)
+    def spelt_out(*given: Any, **values: Any) -> Any:
+        result = forward(*given, **values)
+        if register:
+            register_dataclasses(result)
+        return result
+
+    parameters = [p for p in signature.parameters.values() if p.name != rest]
+    parameters += [
+        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in named if k not in kinds
+    ]
+    spelt_out.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # export reads it
+    held = vars(model).get("forward")
+    model.forward = spelt_out
+    try:
+        yield
+    finally:
+        if held is None:
+            del model.forward
+        else:
+            model.forward = held
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what export logs and prints on the way: its reason reappears in our error."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextlib.contextmanager
+def neutral() -> Iterator[None]:
+    """Nothing of the caller's surroundings: they apply to the built module as to the original."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Take back what forward assigns to its modules: stand-ins of the capture, not tensors.
+
+    A number that forward changes is noted: the graph has what followed from its value this time.
+    """
+
+    def contents(value: Any) -> Any:
+        return value.copy() if isinstance(value, (dict, list, set)) else None
+
+    held = [
+        (module, vars(module).copy(), {k: contents(v) for k, v in vars(module).items()})
+        for module in model.modules()
+    ]
+
+    def note(*_: Any) -> None:  # right after forward: export takes numbers back by itself
+        for module, known, _inside in held:
+            for key, value in known.items():
+                if isinstance(value, (bool, int, float, str)) and vars(module).get(key) != value:
+                    notes.append(
+                        f"forward changes {type(module).__name__}.{key}: the graph has what its "
+                        f"value {value!r} led to"
+                    )
+
+    hook = model.register_forward_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for module, attributes, inside in held:
+            if any(vars(module).get(k) is not v for k, v in attributes.items()) or len(
+                vars(module)
+            ) != len(attributes):
+                vars(module).clear()
+                vars(module).update(attributes)
+            for key, value in attributes.items():
+                before = inside[key]
+                if isinstance(value, list) and len(value) != len(before):
+                    value[:] = before
+                elif isinstance(value, dict) and (
+                    value.keys() != before.keys()
+                    or any(value[k] is not v for k, v in before.items())
+                ):
+                    value.clear()
+                    value.update(before)
+                elif isinstance(value, set) and value != before:
+                    value.clear()
+                    value.update(before)
+
+
+@contextlib.contextmanager
+def watched(notes: list[str]) -> Iterator[None]:
+    """Note what an exported program cannot show, and keep places inside helper functions.
+
+    Functions with a gradient of their own are exported as their forward; gradient checkpoints
+    and inference mode, which export would drop or take apart, become what they compute.
+    """
+    function = torch.autograd.Function
+    apply, filter_frames = function.__dict__["apply"], TracerBase._filter_traceback_frames
+    inference = torch.inference_mode
+    enter, leave = inference.__enter__, inference.__exit__
+    seen: dict[str, None] = {}
+    wanted: list[bool] = []
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is checkpoint.CheckpointFunction:
+            run, _, *rest = args
+            return run(*rest)
+        if not cls.__module__.startswith("torch."):
+            seen[cls.__qualname__.rpartition(".")[2]] = None
+        wanted.append(torch.is_grad_enabled())  # a function's forward runs without gradients
+        try:
+            return apply.__func__(cls, *args, **kwargs)
+        finally:
+            wanted.pop()
+
+    def frames(self: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+        start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
+        graded = torch.is_grad_enabled() or (wanted and wanted[-1])
+        marks = [] if graded else [NO_GRAD]
+        return traceback.StackSummary.from_list(
+            [*(f for f in stack[start:] if is_users(f.filename)), *marks]
+        )
+
+    def entered(self: Any) -> None:
+        self.held = torch.is_grad_enabled()
+        if self.mode:
+            torch.set_grad_enabled(False)
+
+    def left(self: Any, *_: Any) -> None:
+        torch.set_grad_enabled(self.held)
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
+    replaced: list[tuple[Any, str, Any, Any]] = [
+        (function, "apply", apply, classmethod(applied)),
+        (TracerBase, "_filter_traceback_frames", filter_frames, frames),
+        (inference, "__enter__", enter, entered),
+        (inference, "__exit__", leave, left),
+    ]
+    for holder, name, _, new in replaced:
+        setattr(holder, name, new)
+    try:
+        yield
+    finally:
+        for holder, name, old, _ in replaced:
+            setattr(holder, name, old)
+        notes += [f"gradient of {name} is that of its forward, not its own" for name in seen]
+        after = np.random.get_state()  # noqa: NPY002  # forward may use it
+        if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
+            notes.append(
+                "forward draws from Python's random numbers: what it drew while it was traced is "
+                "fixed in the graph; draw with torch instead"
+            )
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
