@@ -318,7 +318,7 @@ def fit(
         if small.get(axis.name, axis.size) < axis.size
     }
     try:
-        widened = ag.widen(frame.filled, index, approximate=approximate).transfer
+        widened = ag.widen(frame.filled, positions=index, approximate=approximate).transfer
     except ag.ArchGraphError as error:
         raise _advised(error) from error
     if widened.target != frame.reached.transfer.target:
@@ -389,7 +389,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
     free = {axis.name for axis in ag.axes(whole).free}
     sizes = {name: size for name, size in ag.widths(whole, down).items() if name in free}
-    narrowed = ag.narrow(whole, dict(sizes.items()))
+    narrowed = ag.narrow(whole, sizes=sizes)
     lacks, bodies = _lacking(narrowed.graph, set(names.values()))
     short = _without(narrowed.graph, lacks, bodies)
     held = set(short.graph.state_names)

@@ -65,17 +65,18 @@ def numbers(texts: Iterable[str]) -> dict[str, int]:
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
     """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
+    return {key: value_of(value) for key, value in map(pair, texts or ())}
+
+
+def value_of(text: str) -> Any:
+    """A value as YAML writes it: a number, true, [1, 2], {a: 1}, text."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    found = {}
-    for text in texts or ():
-        key, value = pair(text)
-        try:
-            found[key] = YAML(typ="safe", pure=True).load(value)
-        except YAMLError as error:
-            raise SpecError("is not a value", where=repr(text), expected="YAML") from error
-    return found
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise SpecError("is not a value", where=repr(text), expected="YAML") from error
 
 
 def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:

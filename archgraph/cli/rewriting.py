@@ -1,114 +1,62 @@
-"""The command that makes another architecture of a model."""
+"""The command that makes another architecture of a model; its options are the rewrites' rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from archgraph.cli.app import command
-from archgraph.cli.arguments import Choose, Model, Output, graph_of, located, numbers, pair, places
+from archgraph.cli.arguments import (
+    Choose,
+    Model,
+    Output,
+    graph_of,
+    located,
+    places,
+    settings_of,
+    value_of,
+)
 from archgraph.cli.output import say, wrote
 from archgraph.errors import SpecError
+from archgraph.rewrite.registry import ROWS
 
 if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
 
 
-@command()
+Words = list[str] | None
+
+
 def rewrite(
     file: Model,
     output: Output = None,
-    take: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SHARE|AXIS=N",
-            help="Keep a share of every free axis (0.5), or of some (layer1.*=32, heads=0.5, "
-            "fc1.out=0,2,5). Repeatable.",
-        ),
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="BLOCK", help="Leave out a block. Repeatable.")
-    ] = None,
-    shorten: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SECTION=N", help="Keep a section's first N blocks. Repeatable."),
-    ] = None,
-    graft: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECTION=N", help="Repeat a section's last block up to N. Repeatable."
-        ),
-    ] = None,
-    deepen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECTION=N", help="Lengthen a section by identity blocks up to N. Repeatable."
-        ),
-    ] = None,
-    narrow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SHARE|AXIS=N",
-            help="As --take, but what stays gets the part of what goes. Repeatable.",
-        ),
-    ] = None,
-    widen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FACTOR|AXIS=N",
-            help="Widen every free axis by a factor (1.5), or some (layer1.*=96), and keep the "
-            "function. Repeatable.",
-        ),
-    ] = None,
-    add_step_sizes: Annotated[
-        bool, typer.Option("--add-step-sizes", help="Give every residual branch a step size.")
-    ] = False,
-    add_adapters: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Give every residual branch an adapter N wide."),
-    ] = None,
-    add_exits: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECTION=N", help="Answer behind a section, too, in N classes. Repeatable."
-        ),
-    ] = None,
     after: Annotated[
-        list[str] | None,
+        Words,
         typer.Option(
             "--split-after", metavar="BLOCK", help="Cut behind a block or section. Repeatable."
         ),
     ] = None,
     before: Annotated[
-        list[str] | None,
+        Words,
         typer.Option("--split-before", metavar="BLOCK", help="Cut in front of one. Repeatable."),
     ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
     choose: Choose = None,
+    **asked: Words | bool,
 ) -> None:
     """Make another architecture of a model.
 
-    Leaves out blocks (skip), shortens and lengthens sections (shorten, graft, deepen), narrows and
-    widens axes (take, narrow, widen), adds step sizes, adapters and exits, in this order; the
-    parts of a split go into numbered files. Without --output it tells what would become of it.
+    An option for each rewrite, in the order in which they are applied; its value is that of the
+    key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
+    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
+    a split go into numbered files. Without --output it tells what would become of the model.
     """
     import archgraph
     from archgraph.federation.family import rewritten
 
-    asked = {
-        "skip": tuple(skip or ()),
-        "shorten": numbers(shorten or ()),
-        "graft": numbers(graft or ()),
-        "deepen": numbers(deepen or ()),
-        "take": _widths(take or (), "--take"),
-        "narrow": _widths(narrow or (), "--narrow"),
-        "widen": _widths(widen or (), "--widen"),
-        "add_step_sizes": add_step_sizes,
-        "add_adapters": add_adapters,
-        "add_exits": numbers(add_exits or ()),
-    }
     result = rewritten(graph_of(file, choose), _rewrites(asked), verify=verify)
     say(result.transfer.describe())
     if after or before:
@@ -125,11 +73,33 @@ def rewrite(
         wrote(output)
 
 
-def _rewrites(asked: dict[str, Any]) -> Rewrites:
+def _with_rows() -> Any:
+    """The command with an option for every row of the registry, in front of the other options."""
+    own = inspect.signature(rewrite, eval_str=True)
+    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for row in ROWS:
+        flag = "--" + row.name.replace("_", "-")
+        if row.example == "true":
+            kind, default = Annotated[bool, typer.Option(flag, help=row.help)], False
+        else:
+            text = f"{row.help} As in a file: {row.example}. Repeatable."
+            kind, default = Annotated[Words, typer.Option(flag, metavar="VALUE", help=text)], None
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(row.name, keyword, default=default, annotation=kind))
+    rewrite.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    rewrite.__annotations__ = {p.name: p.annotation for p in parameters}
+    return rewrite
+
+
+command()(_with_rows())
+
+
+def _rewrites(texts: Mapping[str, Sequence[str] | bool | None]) -> Rewrites:
     """Rewrites as a file would ask for them; a mistake names the option."""
     from archgraph.language.document import Document
     from archgraph.language.family import Rewrites
 
+    asked = {name: _value(words) for name, words in texts.items() if words}
     with located("rewrite", "--"):
         try:
             return Document("rewrite", asked, dict.fromkeys(places(asked), 1)).validate(Rewrites)
@@ -138,27 +108,18 @@ def _rewrites(asked: dict[str, Any]) -> Rewrites:
             raise
 
 
-def _widths(texts: Sequence[str], option: str) -> float | dict[str, Any]:
-    """`0.5` for all axes, or `axis=0.5`, `axis=32`, `axis=0,2,5` by axis."""
+def _value(texts: Sequence[str] | bool) -> Any:
+    """`KEY=VALUE`s as a mapping, one value as itself, several as a list; values as in YAML."""
+    if isinstance(texts, bool):
+        return texts
+    if all("=" in text for text in texts):
+        return _frozen(settings_of(texts))
+    values = [_frozen(value_of(text)) for text in texts]
+    return values[0] if len(values) == 1 else tuple(values)
 
-    def choice(text: str) -> float | int | tuple[int, ...]:
-        try:
-            if "," in text:
-                return tuple(int(part) for part in text.split(",") if part.strip())
-            return int(text) if text.isdecimal() else float(text)
-        except ValueError:
-            raise SpecError(
-                "is not a share, a size or a list of positions",
-                where=option,
-                found=repr(text),
-                expected="0.5, 32 or 0,2,5",
-            ) from None
 
-    if len(texts) == 1 and "=" not in texts[0]:
-        share = choice(texts[0])
-        if isinstance(share, float):
-            return share
-        raise SpecError(
-            "needs an axis", where=option, found=texts[0], expected="a share like 0.5, or axis=32"
-        )
-    return {key: choice(value) for key, value in map(pair, texts)}
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, which is how files are read."""
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

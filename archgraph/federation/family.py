@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import ArchGraphError
+from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
-from archgraph.language.document import Document, Place, read_document
-from archgraph.language.family import MemberSpec, Rewrites, Skipped
+from archgraph.language.document import Document, read_document
+from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.lower import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.relate.align import align
 from archgraph.relate.join import join
-from archgraph.rewrite.adapters import add_adapters
-from archgraph.rewrite.deepen import deepen
-from archgraph.rewrite.depth import graft, shorten, skip
-from archgraph.rewrite.exits import add_exits
 from archgraph.rewrite.insert import initialised
-from archgraph.rewrite.step_sizes import add_step_sizes
-from archgraph.rewrite.train_only import train_only
-from archgraph.rewrite.widen import narrow, widen
-from archgraph.rewrite.width import take
+from archgraph.rewrite.registry import ROWS, RewriteRow
 from archgraph.states import Rewritten, State, Transfer
 
 if TYPE_CHECKING:
@@ -73,32 +67,6 @@ class Family:
 _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 
-# What may be done to an architecture, by the key of a file, in this order.
-_CHAIN: Mapping[str, Callable[[ArchGraph, Any, bool], Rewritten]] = {
-    "skip": lambda g, blocks, verify: (
-        skip(g, **blocks.model_dump(), verify=verify)
-        if isinstance(blocks, Skipped)
-        else skip(g, blocks, verify=verify)
-    ),
-    "shorten": lambda g, depths, verify: shorten(g, depths, verify=verify),
-    "graft": lambda g, depths, verify: graft(g, depths, verify=verify),
-    "deepen": lambda g, depths, verify: deepen(g, depths, verify=verify),
-    "take": lambda g, kept, verify: take(g, kept, verify=verify),
-    # Without a law to run: the function changes, and no mask says how.
-    "narrow": lambda g, sizes, verify: narrow(g, sizes),
-    "widen": lambda g, sizes, verify: widen(g, sizes, verify=verify),
-    "add_step_sizes": lambda g, blocks, verify: add_step_sizes(g, _blocks(blocks), verify=verify),
-    "add_adapters": lambda g, size, verify: add_adapters(g, size, verify=verify),
-    "add_exits": lambda g, heads, verify: add_exits(g, heads, verify=verify),
-    # Last, so that what was added can be named.
-    "train_only": lambda g, patterns, verify: train_only(g, patterns),
-}
-
-
-def _blocks(chosen: bool | Sequence[str]) -> Sequence[str] | None:
-    return None if chosen is True else chosen or ()
-
-
 def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> Rewritten:
     """An architecture after the rewrites that a file or a command line asks for.
 
@@ -119,25 +87,17 @@ def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> 
         (2, 3)
     """
     done = Rewritten.identity(graph)
-    for _, change in _asked(rewrites, verify):
-        done = done >> change
+    for row, value in _asked(rewrites):
+        done = done >> row.apply(done.graph, value, verify=verify)
     return done
 
 
-def _asked(
-    rewrites: Rewrites, verify: bool = False
-) -> Iterator[tuple[str, Callable[[ArchGraph], Rewritten]]]:
-    """The rewrites that are asked for, each with its key."""
-    for key, rewrite in _CHAIN.items():
-        value = getattr(rewrites, key)
+def _asked(rewrites: Rewrites) -> Iterator[tuple[RewriteRow, Any]]:
+    """The rewrites that are asked for, in order, each with its value."""
+    for row in ROWS:
+        value = getattr(rewrites, row.name)
         if value not in (None, False, (), {}):
-            yield key, _bound(rewrite, value, verify)
-
-
-def _bound(
-    rewrite: Callable[[ArchGraph, Any, bool], Rewritten], value: Any, verify: bool
-) -> Callable[[ArchGraph], Rewritten]:
-    return lambda graph: rewrite(graph, value, verify)
+            yield row, value
 
 
 def resolve(spec: FamilySpec) -> Family:
@@ -249,8 +209,9 @@ class _Resolver:
     def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
         """Rewrites, one after the other."""
         done = Rewritten.identity(graph)
-        for key, change in _asked(rewrites):
-            done = done >> self.located((*place, key), functools.partial(change, done.graph))
+        for row, value in _asked(rewrites):
+            change = functools.partial(row.apply, done.graph, value)
+            done = done >> self.located((*place, row.name), change)
         return done
 
     def located(self, place: Place, make: Callable[[], Any]) -> Any:

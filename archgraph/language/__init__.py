@@ -13,17 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archgraph.errors import GraphError, SpecError
+from archgraph.fields import Mistake
 from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.language import flat
-from archgraph.language.document import (
-    Document,
-    Mistake,
-    folder_beside,
-    read_document,
-    shorten,
-)
+from archgraph.language.document import Document, folder_beside, read_document, shorten
 from archgraph.language.family import DataSpec, ExperimentSpec, FamilySpec
 from archgraph.language.lower import lower
 from archgraph.language.model import AuthoredModel, PythonModel, anchored

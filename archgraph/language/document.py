@@ -22,11 +22,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import Reader, ReaderError
 
 from archgraph.errors import SpecError
+from archgraph.fields import Key, Mistake, Place
 from archgraph.hints import nearest
 from archgraph.limits import LIMITS
 
-Key = str | int
-Place = tuple[Key, ...]
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 _TAG = "tag:yaml.org,2002:"
@@ -216,32 +215,6 @@ def folder_beside(document: Document, name: str, place: Place) -> Path:
             hint="nothing is downloaded",
         )
     return folder
-
-
-class Mistake(ValueError):
-    """What is wrong with a value, before it is known where in a file that stands.
-
-    Args:
-        message: What is wrong.
-        place: Keys from the examined value down to the mistake.
-        found: What was there.
-        expected: What should have been there.
-        hint: What to do about it.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        place: Place = (),
-        found: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.place = place
-        self.facts: dict[str, Any] = {"found": found, "expected": expected, "hint": hint}
 
 
 def shorten(value: object) -> str:

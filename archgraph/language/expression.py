@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from archgraph.fields import Key, Mistake
 from archgraph.hints import nearest
-from archgraph.language.document import Key, Mistake
 from archgraph.limits import LIMITS
 
 Scalar = int | float | str | bool | None

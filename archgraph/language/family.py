@@ -3,84 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from archgraph.language.base import Base, Count, Name, Natural, Share, Version
-from archgraph.language.document import Document, Mistake
+from archgraph.fields import Base, Count, Mistake, Name, Natural, Share, Version
+from archgraph.language.document import Document
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
+from archgraph.rewrite.registry import ROWS
 
 # A file beside this one, or a model written in place.
 ModelSource = str | dict[str, Json]
-Positions = Share | Count | tuple[Natural, ...]
 
+if TYPE_CHECKING:
 
-Widths = Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)] | Count]
+    class Rewrites(Base):
+        """What is done to an architecture; its keys are the rows of the registry."""
 
+        def __init__(self, **asked: Any) -> None: ...
 
-class Skipped(Base):
-    """Blocks to leave out, in the words of :func:`archgraph.skip`."""
-
-    blocks: tuple[str, ...] = Field(default=(), description="blocks left out")
-    keep: dict[str, Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]] = Field(
-        default={},
-        description="section → 1 for each of its blocks that stays, 0 for each one left out, as "
-        "NeFL's tables list them; of a block that changes the shape the projection stays",
-    )
-    keep_projection: bool = Field(
-        default=False, description="leave out the body only of blocks that have a projection"
-    )
-
-
-class Rewrites(Base):
-    """What is done to an architecture, in the order of the keys."""
-
-    skip: tuple[str, ...] | Skipped = Field(
-        default=(),
-        description="blocks left out: names or patterns, or {keep: {section: [1, 1, 0]}} with a 1 "
-        "for each block that stays",
-    )
-    shorten: dict[str, Count] = Field(
-        default={}, description="section → number of its first blocks kept"
-    )
-    graft: dict[str, Count] = Field(
-        default={}, description="section → number of blocks, the last one repeated"
-    )
-    deepen: dict[str, Count] = Field(
-        default={}, description="section → number of blocks, new ones begin as the identity"
-    )
-    take: Share | dict[str, Positions] = Field(
-        default={},
-        description="share of every free axis kept, rounded up, or axis, role or pattern → share, "
-        "number of first positions, or positions",
-    )
-    narrow: Share | dict[str, Share | Count] = Field(
-        default={},
-        description="as take: a share, or axis, role or pattern → share or size; what is left "
-        "out is shared out among what stays",
-    )
-    widen: Widths = Field(
-        default={},
-        description="factor of every free axis, or axis, role or pattern → factor or size; the "
-        "function stays",
-    )
-    add_step_sizes: bool | tuple[str, ...] = Field(
-        default=(),
-        description="residual blocks whose branches get a step size each; true: all of them",
-    )
-    add_adapters: Count | None = Field(
-        default=None, description="width of an adapter on the branch of every residual block"
-    )
-    add_exits: dict[str, Count] = Field(
-        default={}, description="section or block → classes of a further classifier behind it"
-    )
-    train_only: tuple[str, ...] = Field(
-        default=(),
-        description="names or patterns of the parameters that are trained, e.g. [*.adapter*, "
-        "classifier.*]; all others stay as they are. Left out: all are trained",
+else:
+    Rewrites = pydantic.create_model(
+        "Rewrites",
+        __base__=Base,
+        __doc__="What is done to an architecture, in the order of the keys.",
+        **{row.name: (row.value_type, Field(default=None, description=row.help)) for row in ROWS},
     )
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pydantic
 from pydantic import Field
 
-from archgraph.language.base import Base, Name, Natural
-from archgraph.language.document import Mistake, shorten
+from archgraph.fields import Base, Mistake, Name, Natural
+from archgraph.language.document import shorten
 
 # How a paper comes from a value to the digits that it prints.
 Rounding: TypeAlias = Literal["nearest", "down"]

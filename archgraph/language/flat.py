@@ -23,9 +23,10 @@ from typing import Literal, TypeVar
 import pydantic
 
 from archgraph.errors import GraphError
+from archgraph.fields import Place
 from archgraph.graph import text as syntax
 from archgraph.graph.ir import ArchGraph, Value, show
-from archgraph.language.document import Document, Place, parse_document
+from archgraph.language.document import Document, parse_document
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from typing import Any
 import pydantic
 
 from archgraph.errors import SpecError
+from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
-from archgraph.language.base import MAX_SIZE
 from archgraph.language.document import read_document
 from archgraph.language.family import (
     AttackSpec,

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.language.base import Base, Count, Share
-from archgraph.language.document import Mistake
+from archgraph.fields import Base, Count, Mistake, Share
 
 
 class LocalOptions(Base):

@@ -10,10 +10,11 @@ from typing import Any, NoReturn, TypeVar
 import pydantic
 
 from archgraph.errors import GraphError, SpecError
+from archgraph.fields import Mistake, Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, Size, TensorType, Value
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Document, Mistake, Place, shorten
+from archgraph.language.document import Document, shorten
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import Scalar, is_expression, resolve
 from archgraph.language.model import (

@@ -14,9 +14,9 @@ import pydantic
 from pydantic import Field
 from pydantic_core import core_schema
 
+from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version
 from archgraph.hints import nearest
-from archgraph.language.base import MAX_SIZE, Base, Count, Name, Version
-from archgraph.language.document import Mistake, shorten
+from archgraph.language.document import shorten
 from archgraph.language.expression import Scalar, is_expression
 from archgraph.plain import Json
 

@@ -12,8 +12,9 @@ import torch
 
 from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
+from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.document import Document, Place, folder_beside, shorten
+from archgraph.language.document import Document, folder_beside, shorten
 from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
 from archgraph.ops.schema import torch_dtype
 

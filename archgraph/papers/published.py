@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from archgraph.engine.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
+from archgraph.fields import Place
 from archgraph.hints import nearest
-from archgraph.language.document import Document, Place, read_document
+from archgraph.language.document import Document, read_document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
 from archgraph.tables import Table
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
-import numbers
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from archgraph.analysis.axes import Axes, Axis, Contraction, Kept, axes, positions, shares, touched
+from archgraph.analysis.axes import Axes, Axis, Contraction, Kept, axes, touched
+from archgraph.analysis.axes import positions as positions_of
+from archgraph.analysis.axes import shares as shares_of
+from archgraph.analysis.choice import (
+    Positions,
+    Shares,
+    Sizes,
+    chosen_positions,
+    chosen_sizes,
+    require_choice,
+)
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
@@ -25,8 +33,6 @@ from archgraph.ops.schema import schema
 from archgraph.rewrite.width import cut
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
-# A factor, a number of positions, or which old position each new one copies.
-Growth: TypeAlias = "float | int | Sequence[int] | np.ndarray"
 Mode: TypeAlias = Literal["paper", "net2net"]
 Sources: TypeAlias = dict[tuple[str, int], npt.NDArray[np.float64]]
 Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
@@ -35,8 +41,10 @@ Factors: TypeAlias = Mapping[tuple[str, int], npt.NDArray[np.float64]]
 
 def widen(
     graph: ArchGraph,
-    spec: float | Mapping[str | Axis, Growth],
+    factors: Shares | None = None,
     *,
+    sizes: Sizes | None = None,
+    positions: Positions | None = None,
     seed: int = 0,
     approximate: bool = False,
     verify: bool = False,
@@ -50,8 +58,10 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        spec: One factor for every free axis, or factors, sizes or maps (the old position of each
-            new one) by axis name, role or pattern.
+        factors: One factor from 1 on for every free axis, or factors by axis name, role or pattern.
+        sizes: New numbers of positions by axis name, role or pattern.
+        positions: The old position that each new one copies, by axis name, role or pattern.
+            Positions win over sizes, sizes over factors, and a later entry over an earlier one.
         seed: Of the copies.
         approximate: Copy also where the function cannot be kept (a norm over an axis whose
             positions are not repeated equally often, a softmax over it).
@@ -66,15 +76,17 @@ def widen(
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> wide = widen(trace(net, torch.zeros(1, 3)).graph, {"0.out": 6}, verify=True)
+        >>> wide = widen(trace(net, torch.zeros(1, 3)).graph, sizes={"0.out": 6}, verify=True)
         >>> {p.name: p.shape for p in wide.graph.params if "weight" in p.name}
         {'0.weight': (6, 3), '2.weight': (2, 6)}
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
     """
+    require_choice(factors, sizes, positions)
     solved = axes(graph)
-    copies = _copies(solved, spec, seed)
-    factors, refused = _compensation(graph, solved, copies)
+    wanted = chosen_sizes(solved, factors, sizes, grow=True)
+    copies = _copies(wanted, chosen_positions(solved, positions, grow=True), seed)
+    parts, refused = _compensation(graph, solved, copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
         raise RewriteError(
@@ -83,7 +95,7 @@ def widen(
             found=reason,
             hint="a multiple of its size, approximate=True, or leave it out",
         )
-    rewritten = _scaled(graph, cut(graph, copies), copies, factors)
+    rewritten = _scaled(graph, cut(graph, copies), copies, parts)
     if verify and not refused:
         from archgraph.rewrite.laws import same_function
 
@@ -106,15 +118,16 @@ def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[st
     solved = axes(graph)
     found: dict[str, str] = {}
     for axis in solved.free:
-        copies = _copies(solved, {axis.name: factor}, seed)
+        copies = _copies(chosen_sizes(solved, {axis: factor}, grow=True), {}, seed)
         found |= _compensation(graph, solved, copies)[1]
     return found
 
 
 def narrow(
     graph: ArchGraph,
-    spec: float | Mapping[str | Axis, float | int],
+    shares: Shares | None = None,
     *,
+    sizes: Sizes | None = None,
     mode: Mode = "paper",
     seed: int = 0,
 ) -> Rewritten:
@@ -122,7 +135,8 @@ def narrow(
 
     Args:
         graph: The wide architecture.
-        spec: One share for every free axis, or shares or sizes by axis name, role or pattern.
+        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern.
+        sizes: Numbers of first positions that stay, by axis name, role or pattern.
         mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
             weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
             :func:`widen` with the same seed: copies are merged with what they copied, summed where
@@ -138,7 +152,9 @@ def narrow(
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> graph = trace(net, torch.zeros(1, 3)).graph
-        >>> both = widen(graph, {"0.out": 6}) >> (lambda g: narrow(g, {"0.out": 4}, mode="net2net"))
+        >>> both = widen(graph, sizes={"0.out": 6}) >> (
+        ...     lambda g: narrow(g, sizes={"0.out": 4}, mode="net2net")
+        ... )
         >>> all(entry.unchanged for entry in both.transfer.entries.values())
         True
 
@@ -146,13 +162,9 @@ def narrow(
     """
     if mode not in get_args(Mode):
         raise RewriteError("no such mode", found=mode, expected=", ".join(get_args(Mode)))
+    require_choice(shares, sizes)
     solved = axes(graph)
-    wanted = _sizes(solved, spec)
-    for axis, size in wanted.items():
-        if not 1 <= size <= axis.size:
-            raise RewriteError(
-                "impossible width", where=axis.name, found=size, expected=f"1 to {axis.size}"
-            )
+    wanted = chosen_sizes(solved, shares, sizes)
     kept = {a.name: np.arange(n) for a, n in wanted.items() if n < a.size}
     copies = {a.name: _drawn(a.name, n, a.size, seed) for a, n in wanted.items() if n < a.size}
     narrowed = cut(graph, kept)
@@ -170,8 +182,8 @@ def narrow(
             if mode == "paper":
                 dims[dim] = _spread(solved.of(leaf)[dim], kept)
                 continue
-            rows = positions(layout, copies)
-            equal = shares(layout, copies, share)
+            rows = positions_of(layout, copies)
+            equal = shares_of(layout, copies, share)
             assert isinstance(layout.size, int)
             dims[dim] = DimMap.sparse(
                 rows,
@@ -188,69 +200,13 @@ def narrow(
 # -- which positions --------------------------------------------------------------------------
 
 
-def _sizes(solved: Axes, spec: float | Mapping[str | Axis, float | int]) -> dict[Axis, int]:
-    return {axis: _size(axis, value) for axis, value in _chosen(solved, spec).items()}
-
-
-def _chosen(solved: Axes, spec: float | Mapping[str | Axis, Any]) -> dict[Axis, Any]:
-    """What is wanted of each axis."""
-    if isinstance(spec, Mapping):
-        return {axis: value for key, value in spec.items() for axis in _named(solved, key)}
-    factor = isinstance(spec, numbers.Integral) and not isinstance(spec, bool)
-    return {a: float(spec) if factor else spec for a in solved.free}
-
-
-def _named(solved: Axes, key: str | Axis) -> tuple[Axis, ...]:
-    return (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
-
-
-def _size(axis: Axis, value: Any) -> int:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise RewriteError(
-            "impossible width", where=axis.name, found=repr(value), expected="a number above 0"
-        )
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    return math.ceil(round(float(value) * axis.size, 9))
-
-
 def _copies(
-    solved: Axes, spec: float | Mapping[str | Axis, Growth], seed: int
+    sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Old position of each new one, by axis, where they differ."""
-    found: dict[str, npt.NDArray[np.int64]] = {}
-    for axis, value in _chosen(solved, spec).items():
-        if not axis.free:
-            raise RewriteError("axis cannot be widened", where=axis.name, found=axis.reason)
-        index: npt.NDArray[Any]
-        if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
-            size = _size(axis, value)
-            if size < axis.size:
-                raise RewriteError(
-                    "narrower than it is",
-                    where=axis.name,
-                    found=size,
-                    expected=f"at least {axis.size}",
-                    hint="take() and narrow() make axes narrower",
-                )
-            index = _drawn(axis.name, axis.size, size, seed)
-        else:
-            try:
-                index = np.asarray(value)
-            except ValueError:  # rows of different lengths
-                index = np.empty(0)
-            whole = index.dtype.kind in "iu" and index.ndim == 1
-            if not whole or set(index.tolist()) != set(range(axis.size)):
-                raise RewriteError(
-                    "a map names every old position",
-                    where=axis.name,
-                    found=f"{len(set(index.reshape(-1).tolist()))} of them",
-                    expected=f"0 to {axis.size - 1}",
-                )
-        if not np.array_equal(index, np.arange(axis.size)):
-            found[axis.name] = index.astype(np.int64)
-    return found
+    sources = {axis: _drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
+    sources.update(positions)
+    return {a.name: i for a, i in sources.items() if not np.array_equal(i, np.arange(a.size))}
 
 
 def _drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
@@ -291,7 +247,7 @@ class _Compensation:
 
     def layout(self, layout: Layout) -> npt.NDArray[np.float64]:
         """Share of each new position of a layout."""
-        return shares(layout, self.copies, self.share)
+        return shares_of(layout, self.copies, self.share)
 
     def run_over(self, node: Node, layout: Layout) -> str:
         """Why an operator that runs over a layout gives something else; empty where it does not."""
@@ -407,13 +363,13 @@ class _Compensation:
             alone = all(isinstance(v, Leaf) and self._sole(source, v.name) for v in given)
             if len(at) != 1 or not alone:
                 return f"{source.op} %{source.name} shares its weights"
-            size = len(positions(layout, self.copies))
+            size = len(positions_of(layout, self.copies))
             whole = self._numbered(source.name, at[0], size)
             sent: Sent = whole
             for node in path[::-1]:
                 sent = _sent(self.wide.node[node.name], sent)
             assert isinstance(sent, torch.Tensor)
-            part = shares(self.solved.value[start][0][dim], self.copies, share)
+            part = shares_of(self.solved.value[start][0][dim], self.copies, share)
             factor = np.ones(size)
             if sent.numel():
                 numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
@@ -576,7 +532,7 @@ class _Compensation:
             own = wanted & {a.name for a in leaves(layout) if isinstance(a, AxisRef)}
             if own:
                 left -= own
-                sources[name, dim] = shares(layout, self.copies, share)
+                sources[name, dim] = shares_of(layout, self.copies, share)
         return not left
 
     def _source(
@@ -597,7 +553,7 @@ class _Compensation:
             if not wanted <= own:
                 return f"{node.op} %{node.name} does not make it"
             share = {k: v for k, v in self.share.items() if k in wanted}
-            sources[value.name, dim] = shares(layout, self.copies, share)
+            sources[value.name, dim] = shares_of(layout, self.copies, share)
         return ""
 
     def _weighed(self, name: str) -> bool:
@@ -679,7 +635,7 @@ def _scaled(graph: ArchGraph, wide: Rewritten, copies: Kept, factors: Factors) -
         layout = solved.of(leaf)[dim]
         assert isinstance(layout.size, int)
         dims = list(entries[leaf].dims)
-        dims[dim] = DimMap.of(positions(layout, copies), layout.size, part)
+        dims[dim] = DimMap.of(positions_of(layout, copies), layout.size, part)
         entries[leaf] = Entry(leaf, tuple(dims))
     return Rewritten(wide.graph, Transfer(wide.transfer.source, wide.transfer.target, entries))
 
@@ -688,7 +644,7 @@ def _spread(layout: Layout, kept: Kept) -> DimMap | None:
     """What is left out added to what stays, in equal parts (FedADP, Algorithm 3)."""
     size = layout.size
     assert isinstance(size, int)
-    stays = positions(layout, kept)
+    stays = positions_of(layout, kept)
     gone = np.setdiff1d(np.arange(size), stays)
     length = len(stays)
     rows = np.concatenate([np.arange(length), np.repeat(np.arange(length), len(gone))])

@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
 from archgraph.analysis.axes import (
     Axes,
-    Axis,
     Kept,
     axes,
-    positions,
     size_after,
     sizes_after,
     touched,
 )
-from archgraph.errors import RewriteError
+from archgraph.analysis.axes import positions as positions_of
+from archgraph.analysis.choice import (
+    Positions,
+    Rounding,
+    Shares,
+    Sizes,
+    chosen_positions,
+    chosen_sizes,
+    require_choice,
+)
 from archgraph.graph.ir import ArchGraph, Constant, Node, Param, TensorType
 from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import canonical_args
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
-# How many positions of an axis stay: a share (ceil), a number, or the positions themselves.
-Choice: TypeAlias = "float | int | Sequence[int] | np.ndarray"
-
 
 def take(
     graph: ArchGraph,
-    spec: float | Mapping[str | Axis, Choice],
+    shares: Shares | None = None,
     *,
+    sizes: Sizes | None = None,
+    positions: Positions | None = None,
+    rounding: Rounding = "ceil",
     verify: bool = False,
-    rounding: str = "ceil",
 ) -> Rewritten:
     """Keep some positions of some axes; every other size follows from the axes.
 
     Args:
         graph: The wide architecture.
-        spec: One share for every free axis, or shares, sizes or positions by axis name, role or
-            pattern; a later entry wins over an earlier one. A share keeps a prefix of
-            ``ceil(share · size)`` positions.
-        verify: Run the law mask ≡ take on random weights (two forwards in float64).
+        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern: a
+            prefix of ``ceil(share · size)`` positions stays.
+        sizes: Numbers of first positions that stay, by axis name, role or pattern.
+        positions: The positions that stay, in their new order, by axis name, role or pattern.
+            Positions win over sizes, sizes over shares, and a later entry over an earlier one.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
+        verify: Run the law mask ≡ take on random weights (two forwards in float64).
 
     Raises:
         RewriteError: For an empty or impossible choice.
@@ -58,78 +64,19 @@ def take(
         >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
         {'0.weight': (4, 3), '2.weight': (2, 4)}
     """
+    require_choice(shares, sizes, positions)
     solved = axes(graph)
-    kept = _kept(solved, spec, rounding)
+    stay = {
+        a: np.arange(n) for a, n in chosen_sizes(solved, shares, sizes, rounding=rounding).items()
+    }
+    stay |= chosen_positions(solved, positions)
+    kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut(graph, kept)
     if verify:
         from archgraph.rewrite.laws import mask_equals_take
 
         mask_equals_take(graph, rewritten, kept)
     return rewritten
-
-
-def _kept(
-    solved: Axes, spec: float | Mapping[str | Axis, Choice], rounding: str
-) -> dict[str, np.ndarray]:
-    if isinstance(spec, bool) or not isinstance(spec, (int, float, Mapping)):
-        raise RewriteError(
-            "nothing to take", found=repr(spec), expected="a share, or choices by axis"
-        )
-    if isinstance(spec, (int, float)):
-        chosen: dict[Axis, Choice] = {a: float(spec) for a in solved.free}
-    else:
-        chosen = {}
-        for key, choice in spec.items():
-            names = (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
-            chosen.update(dict.fromkeys(names, choice))
-    kept = {}
-    for axis, choice in chosen.items():
-        if not axis.free:
-            raise RewriteError("axis cannot be cut", where=axis.name, found=axis.reason)
-        index = _positions(axis, choice, rounding)
-        if len(index) != axis.size or not np.array_equal(index, np.arange(axis.size)):
-            kept[axis.name] = index
-    return kept
-
-
-def _positions(axis: Axis, choice: Choice, rounding: str) -> np.ndarray:
-    if isinstance(choice, np.integer):
-        choice = int(choice)
-    if isinstance(choice, bool) or (isinstance(choice, float) and not 0 < choice <= 1):
-        raise RewriteError("a share lies in (0, 1]", where=axis.name, found=choice)
-    if isinstance(choice, float):
-        exact = round(choice * axis.size, 9)
-        count = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-        return np.arange(max(count, 1))
-    if isinstance(choice, int):
-        if not 1 <= choice <= axis.size:
-            raise RewriteError(
-                "impossible width", where=axis.name, found=choice, expected=f"1 to {axis.size}"
-            )
-        return np.arange(choice)
-    if isinstance(choice, (str, bytes)) or not isinstance(choice, (Sequence, np.ndarray)):
-        raise RewriteError(
-            "no choice of positions",
-            where=axis.name,
-            found=repr(choice),
-            expected="a share, a number or positions",
-        )
-    index = np.asarray(choice)
-    if index.size and index.dtype.kind not in "iu":
-        raise RewriteError("positions are whole numbers", where=axis.name, found=choice)
-    index = index.astype(np.int64)
-    if index.ndim != 1 or not len(index) or len(np.unique(index)) != len(index):
-        raise RewriteError(
-            "positions must be distinct and not empty", where=axis.name, found=choice
-        )
-    if index.min() < 0 or index.max() >= axis.size:
-        raise RewriteError(
-            "position outside the axis",
-            where=axis.name,
-            found=int(index.max() if index.max() >= axis.size else index.min()),
-            expected=f"0 to {axis.size - 1}",
-        )
-    return index
 
 
 def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
@@ -139,7 +86,7 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
 
     def dim(layout: Layout) -> tuple[int, DimMap | None]:
         if layout not in maps:
-            index = positions(layout, kept)
+            index = positions_of(layout, kept)
             assert isinstance(layout.size, int)
             maps[layout] = (len(index), DimMap.of(index, layout.size))
         return maps[layout]
@@ -161,7 +108,7 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
         shape = tuple(size for size, _ in cuts)
         value = param.value
         if value is not None:
-            value = _cut_constant(value, [positions(d, kept) for d in layouts])
+            value = _cut_constant(value, [positions_of(d, kept) for d in layouts])
         params.append(dataclasses.replace(param, type=TensorType(shape, param.dtype), value=value))
     nodes = tuple(_cut_node(solved, n, kept) for n in graph.nodes)
     new = graph.replace(params=tuple(params), nodes=nodes)

@@ -82,7 +82,7 @@ def carry(
         >>> optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
         >>> net(torch.ones(5, 3)).square().mean().backward()
         >>> optimiser.step()
-        >>> graph, transfer = widen(graph, {"0.out": 6})
+        >>> graph, transfer = widen(graph, sizes={"0.out": 6})
         >>> wide = build(graph, transfer.pull(net.state_dict()))
         >>> again = torch.optim.SGD(wide.parameters(), 0.1, momentum=0.9)
         >>> carry(transfer, (net, optimiser), (wide, again))

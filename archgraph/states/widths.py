@@ -31,7 +31,7 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
         >>> from archgraph.capture.trace import trace
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> graph = trace(net, zeros(1, 3)).graph
-        >>> widths(graph, take(graph, {"0.out": 3}).transfer)["0.out"]
+        >>> widths(graph, take(graph, sizes={"0.out": 3}).transfer)["0.out"]
         3
     """
     solved = axes(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_depthwise_convolutions_follow_their_input():
     net = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 2, 1))
     found = solved(net, IMAGE)
     assert [a.name for a in found.free] == ["0.out"]
-    small = ag.take(ag.trace(net, IMAGE, train=False).graph, {"0": 5}).graph
+    small = ag.take(ag.trace(net, IMAGE, train=False).graph, sizes={"0": 5}).graph
     assert next(n for n in small.nodes if n.arg("groups") is not None).arg("groups") == 5
 
 
@@ -111,7 +113,7 @@ def test_attention_axes_have_roles():
         ("q.head_dim", "head_dim"),
         ("v.value_dim", "value_dim"),
     ]
-    small = ag.take(graph, {"head_dim": 2}).graph
+    small = ag.take(graph, sizes={"head_dim": 2}).graph
     node = next(n for n in small.nodes if "attention" in n.op)
     assert node.arg("scale") == 0.5  # the wide network's 1/√4: its function, not the narrow one's
     assert small.param["o.weight"].shape == (6, 8) and small.param["q.weight"].shape == (4, 6)
@@ -172,21 +174,45 @@ def test_patterns_roles_and_prefixes_find_axes():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (0, "impossible width; found 0; expected 1 to 8"),
-        (9, "impossible width; found 9; expected 1 to 8"),
-        (0.0, "a share lies in"),
-        (1.5, "a share lies in"),
-        ([], "not empty"),
-        ([1, 1], "distinct"),
-        ([8], "outside the axis; found 8; expected 0 to 7"),
-        ([-1], "outside the axis; found -1"),
+        ({"sizes": 0}, "impossible size; found 0; expected a whole number from 1 to 8"),
+        ({"sizes": 9}, "impossible size; found 9; expected a whole number from 1 to 8"),
+        ({"sizes": 2.0}, r"impossible size; found 2\.0"),
+        ({"sizes": True}, "impossible size; found True"),
+        ({"shares": 0}, "not a share; found 0; expected a number in"),
+        ({"shares": 0.0}, r"not a share; found 0\.0; expected a number in"),
+        ({"shares": 1.5}, r"not a share; found 1\.5; .*sizes="),
+        ({"shares": 2}, "not a share; found 2; .*sizes="),
+        ({"shares": [0, 1]}, "not a share; .*positions="),
+        ({"positions": []}, "not empty"),
+        ({"positions": [1, 1]}, "distinct"),
+        ({"positions": [8]}, "outside the axis; found 8; expected 0 to 7"),
+        ({"positions": [-1]}, "outside the axis; found -1"),
+        ({"positions": 3}, "must be a list of whole numbers"),
     ],
 )
-def test_impossible_widths_are_refused(choice, message):
+def test_impossible_choices_are_refused(choice, message):
     net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
     graph = ag.trace(net, torch.randn(2, 3), train=False).graph
     with pytest.raises(ag.RewriteError, match=message):
-        ag.take(graph, {"0.out": choice})
+        words: dict[str, Any] = {word: {"0.out": value} for word, value in choice.items()}
+        ag.take(graph, **words)
+
+
+def test_a_choice_does_not_depend_on_how_a_number_is_typed():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    graph = ag.trace(net, torch.randn(2, 3), train=False).graph
+    forms: list[Any] = [1, 1.0, np.float32(1), {"*": 1}, {"0.out": 1.0}]
+    for everything in forms:
+        assert ag.take(graph, everything).graph == graph
+        assert ag.widen(graph, everything).graph == graph
+        assert ag.narrow(graph, everything).graph == graph
+    one = ag.take(graph, sizes={"*": 1}).graph
+    assert one.param["0.weight"].shape == (1, 3)
+    numpys: Any = np.int64(1)
+    assert one == ag.take(graph, sizes={"*": numpys}).graph
+    assert one == ag.take(graph, positions={"0.out": [0]}).graph
+    both = ag.take(graph, 0.5, sizes={"0.out": 3}, positions={"0.out": range(2)})
+    assert both.graph.param["0.weight"].shape == (2, 3)  # positions win over sizes over shares
 
 
 def test_shares_round_up_and_rolled_windows_keep_their_order():
@@ -194,7 +220,7 @@ def test_shares_round_up_and_rolled_windows_keep_their_order():
     graph, state = ag.trace(net, torch.randn(2, 3), train=False)
     assert ag.take(graph, 0.5).graph.param["0.weight"].shape == (3, 3)
     assert ag.take(graph, 0.5, rounding="floor").graph.param["0.weight"].shape == (2, 3)
-    rolled = ag.take(graph, {"0.out": [4, 0, 1]})
+    rolled = ag.take(graph, positions={"0.out": [4, 0, 1]})
     expected = state["0.weight"][[4, 0, 1]]
     assert torch.equal(rolled.transfer.pull(state)["0.weight"], expected)
 
@@ -210,7 +236,7 @@ def test_constants_on_an_axis_are_cut_with_it():
             return self.b(self.a(x) * self.scale)
 
     graph = ag.trace(Net(), torch.randn(2, 3), train=False).graph
-    small = ag.take(graph, {"a.out": [1, 3]}, verify=True).graph
+    small = ag.take(graph, positions={"a.out": [1, 3]}, verify=True).graph
     value = small.param["scale"].value
     assert value is not None
     assert np.frombuffer(value.data, dtype=np.float32).tolist() == [1.0, 3.0]

@@ -219,7 +219,7 @@ def test_rewrite_makes_another_model(here: Path):
     assert result.exit_code == 0, result.output
     expected = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
     assert archgraph.load("small.yaml") == expected
-    chain = ["--skip", "body.1", "--graft", "body=3", "--take", "channels=2", "--verify"]
+    chain = ["--skip", "body.1", "--graft", "body=3", "--take", "sizes={channels: 2}", "--verify"]
     result = call("rewrite", "model.yaml", "--choose", "depth=3", *chain, "-o", "other.yaml")
     assert result.exit_code == 0, result.output
     graph = archgraph.load("other.yaml")
@@ -232,14 +232,21 @@ def test_rewrite_makes_another_model(here: Path):
     ("words", "made"),
     [
         (["--widen", "1.5"], lambda g: archgraph.widen(g, 1.5)),
-        (["--widen", "channels=6"], lambda g: archgraph.widen(g, {"channels": 6})),
+        (["--widen", "sizes={channels: 6}"], lambda g: archgraph.widen(g, sizes={"channels": 6})),
         (["--deepen", "body=4"], lambda g: archgraph.deepen(g, {"body": 4})),
         (["--narrow", "0.5"], lambda g: archgraph.narrow(g, 0.5)),
-        (["--narrow", "channels=3"], lambda g: archgraph.narrow(g, {"channels": 3})),
+        (["--narrow", "sizes={channels: 3}"], lambda g: archgraph.narrow(g, sizes={"channels": 3})),
+        (["--take", "channels=0.5"], lambda g: archgraph.take(g, {"channels": 0.5})),
+        (["--take", "1"], lambda g: archgraph.take(g, 1)),
+        (["--skip", "keep={body: [1, 0]}"], lambda g: archgraph.skip(g, keep={"body": [1, 0]})),
+        (["--train-only", "head.*"], lambda g: archgraph.train_only(g, "head.*")),
         (["--add-step-sizes"], archgraph.add_step_sizes),
         (["--add-adapters", "2"], lambda g: archgraph.add_adapters(g, 2)),
         (["--add-exits", "body=10"], lambda g: archgraph.add_exits(g, {"body": 10})),
-        (["--take", "channels=0,2"], lambda g: archgraph.take(g, {"channels": [0, 2]})),
+        (
+            ["--take", "positions={channels: [0, 2]}"],
+            lambda g: archgraph.take(g, positions={"channels": [0, 2]}),
+        ),
     ],
 )
 def test_every_rewrite_has_an_option(here: Path, words: list[str], made):
@@ -270,10 +277,10 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
     for wrong, words in (
         (["--skip", "body.7"], ["body.7"]),
         (["--take", "nothing=2"], ["nothing"]),
-        (["--take", "two"], ["--take", "'two'", "0.5, 32 or 0,2,5"]),
-        (["--take", "8"], ["--take", "needs an axis"]),
-        (["--shorten", "body"], ["'body'", "key=value"]),
-        (["--shorten", "body=0.5"], ["is not a number"]),
+        (["--take", "two"], ["--take", "'two'", "number or a mapping"]),
+        (["--take", "8"], ["--take: is not a share; found 8", "sizes: {axis: 4}"]),
+        (["--shorten", "body"], ["--shorten", "'body'", "a mapping"]),
+        (["--shorten", "body=0.5"], ["--shorten.body", "0.5", "an integer"]),
         (["--take", "0.0"], ["--take", "0"]),
         (["--take", "1.5"], ["--take", "1.5"]),
         (["--widen", "0.5"], ["--widen", "0.5"]),

@@ -368,8 +368,14 @@ clients:
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected greater than or equal to 1"),
         ("take: 0.5", "take: 1.5",
-         "f.yaml:5: clients[1].take: has a wrong value; found 1.5; "
-         "expected less than or equal to 1 or a mapping"),
+         "f.yaml:5: clients[1].take: is not a share; found 1.5; "
+         "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
+        ("take: 0.5", "take: {heads: 4}",
+         "f.yaml:5: clients[1].take.heads: is not a share; found 4; "
+         "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
+        ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
+         "f.yaml:5: clients[1].take.heads: is no known key; found 'heads'; "
+         "expected one of shares, sizes, positions"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices; "
          "choices belong to one model"),
@@ -385,7 +391,7 @@ def test_mistakes_in_a_family(
     monkeypatch.chdir(tmp_path)
     Path("m.yaml").write_text(GOOD)
     Path("f.yaml").write_text(FAMILY)
-    assert load_family("f.yaml").clients[1].take == 0.5
+    assert load_family("f.yaml").clients[1].name == "b"
     Path("f.yaml").write_text(FAMILY.replace(old, new))
     with pytest.raises(SpecError) as error:
         load_family("f.yaml")

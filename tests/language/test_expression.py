@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.language.document import Mistake
+from archgraph.fields import Mistake
 from archgraph.language.expression import evaluate, resolve
 from archgraph.limits import LIMITS
 

@@ -104,9 +104,9 @@ def test_rewrites_follow_one_another(family) -> None:
         ("graft: {stage2: 4}", lambda g: ag.graft(g, {"stage2": 4})),
         ("deepen: {stage1: 3}", lambda g: ag.deepen(g, {"stage1": 3})),
         ("narrow: 0.5", lambda g: ag.narrow(g, 0.5)),
-        ("narrow: {stage2.*: 4}", lambda g: ag.narrow(g, {"stage2.*": 4})),
+        ("narrow: {sizes: {stage2.*: 4}}", lambda g: ag.narrow(g, sizes={"stage2.*": 4})),
         ("widen: 1.5", lambda g: ag.widen(g, 1.5)),
-        ("widen: {stage2.*: 24}", lambda g: ag.widen(g, {"stage2.*": 24})),
+        ("widen: {sizes: {stage2.*: 24}}", lambda g: ag.widen(g, sizes={"stage2.*": 24})),
         ("add_step_sizes: true", ag.add_step_sizes),
         ("add_step_sizes: [stage1.1]", lambda g: ag.add_step_sizes(g, "stage1.1")),
         ("add_adapters: 2", lambda g: ag.add_adapters(g, 2)),
@@ -164,7 +164,7 @@ def test_weights_that_a_model_brings_go_through_its_changes(tmp_path: Path) -> N
     (tmp_path / "family.yaml").write_text(
         "model: {python: 'torchvision.ops:MLP', inputs: {input: [4]}, "
         "args: {in_channels: 4, hidden_channels: [6, 3]}}\n"
-        "change: {take: {'0.out': [1, 3, 4]}}\n"
+        "change: {take: {positions: {'0.out': [1, 3, 4]}}}\n"
         "clients: [{name: a}]\n"
     )
     found = resolve(load_family(tmp_path / "family.yaml"))

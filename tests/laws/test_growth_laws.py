@@ -37,7 +37,7 @@ def sizes(graph, seed):
 @settings(max_examples=15)
 def test_widening_keeps_the_function(net, seed):
     graph = graph_of(net)
-    wide = ag.widen(graph, sizes(graph, seed), seed=seed % 7)
+    wide = ag.widen(graph, sizes=sizes(graph, seed), seed=seed % 7)
     ag.check(wide.graph)
     assert infer(wide.graph) == wide.graph
     assert same_function(graph, wide, tolerance=TIGHT) <= TIGHT
@@ -74,9 +74,9 @@ def test_narrowing_undoes_widening(net, seed):
     graph = graph_of(net)
     state = ag.initial_state(graph)
     chosen = sizes(graph, seed)
-    wide = ag.widen(graph, chosen, seed=3)
+    wide = ag.widen(graph, sizes=chosen, seed=3)
     small = {name: axes(graph)[name].size for name in chosen}
-    back = ag.narrow(wide.graph, small, mode="net2net", seed=3)
+    back = ag.narrow(wide.graph, sizes=small, mode="net2net", seed=3)
     assert back.graph == graph
     both = wide.transfer.then(back.transfer)
     assert all(entry.unchanged for entry in both.entries.values())

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from archgraph.cli import app
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.language.document import Mistake
+from archgraph.fields import Mistake
 from archgraph.language.figures import Printed
 from archgraph.papers.published import figures, figures_table
 

@@ -240,7 +240,7 @@ def test_magnitudes_in_closed_form():
 
 def test_models_are_compared_on_the_prefix_that_both_have():
     graph, state = traced()
-    narrow = ag.take(graph, {"stage*": 5})
+    narrow = ag.take(graph, sizes={"stage*": 5})
     part = narrow.transfer.pull(state)
     found = scale_variation({"wide": (graph, state), "narrow": (narrow.graph, part)})
     assert found.baseline == "narrow"

@@ -32,7 +32,7 @@ def traced(net, *args):
 
 def test_copies_share_what_goes_out():
     graph, state = traced(mlp(), torch.zeros(1, 3))
-    wide = ag.widen(graph, {"0.out": [0, 1, 2, 3, 1, 1]})
+    wide = ag.widen(graph, positions={"0.out": [0, 1, 2, 3, 1, 1]})
     found = wide.transfer.pull(state)
     torch.testing.assert_close(
         found["0.weight"], state["0.weight"][[0, 1, 2, 3, 1, 1]], rtol=0, atol=0
@@ -44,9 +44,9 @@ def test_copies_share_what_goes_out():
 
 def test_copies_depend_on_seed_and_sizes_alone():
     graph = traced(mlp(), torch.zeros(1, 3)).graph
-    one, two = (ag.widen(graph, {"0.out": 7}).transfer for _ in range(2))
+    one, two = (ag.widen(graph, sizes={"0.out": 7}).transfer for _ in range(2))
     assert one == two
-    assert one != ag.widen(graph, {"0.out": 7}, seed=1).transfer
+    assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
 
 
 class Packed(nn.Module):
@@ -67,7 +67,7 @@ class Packed(nn.Module):
 def test_heads_and_their_size_widen():
     graph = traced(Packed(), torch.randn(2, 5, 6)).graph
     assert refusals(graph) == {}
-    wide = ag.widen(graph, {"heads": 5, "head_dim": 6}, verify=True)
+    wide = ag.widen(graph, sizes={"heads": 5, "head_dim": 6}, verify=True)
     assert wide.graph.param["qkv.weight"].shape == (3 * 5 * 6, 6)
 
 
@@ -103,37 +103,40 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"0.out": 3}, r"narrower than it is; found 3; expected at least 4"),
-        ({"0.out": [0, 1, 2]}, r"a map names every old position"),
-        ({"0.out": 0}, r"impossible width"),
-        ({"0.out": "6"}, r"impossible width; found '6'; expected a number above 0"),
-        ({"0.out": float("nan")}, r"impossible width"),
-        ({"0.out": [0.0, 1.0, 2.0, 3.0]}, r"a map names every old position"),
-        ({"0.out": [[0], [1, 2]]}, r"a map names every old position"),
-        (True, r"impossible width"),
-        ("0.out", r"impossible width"),
-        ({"2.out": 5}, r"output"),
-        ({"0.aut": 5}, r"expected 0\.out"),
+        ({"sizes": {"0.out": 3}}, r"impossible size; found 3; .* from 4; take and narrow make"),
+        ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found no 3"),
+        ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
+        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number from 1 on"),
+        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 on"),
+        ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
+        ({"factors": {"0.out": float("nan")}}, r"not a factor"),
+        ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
+        ({"positions": {"0.out": [[0], [1, 2]]}}, r"list of whole numbers"),
+        ({"factors": True}, r"cannot choose axes; found True; expected a factor, or one by axis"),
+        ({"factors": "0.out"}, r"cannot choose axes"),
+        ({"sizes": {"2.out": 5}}, r"output"),
+        ({"sizes": {"0.aut": 5}}, r"expected 0\.out"),
+        ({}, r"no axes are chosen"),
     ],
 )
-def test_impossible_widths(spec, message):
+def test_impossible_growth(spec, message):
     graph = traced(mlp(), torch.zeros(1, 3)).graph
     with pytest.raises((RewriteError, AxisError), match=message):
-        ag.widen(graph, spec)
+        ag.widen(graph, **spec)
 
 
 def test_narrow_as_printed():
     graph, state = traced(mlp(5), torch.zeros(1, 3))
-    small = ag.narrow(graph, {"0.out": 3})
+    small = ag.narrow(graph, sizes={"0.out": 3})
     found = small.transfer.pull(state)
     torch.testing.assert_close(found["0.weight"], state["0.weight"][:3], rtol=0, atol=0)
     # FedADP, Algorithm 3: each kept column gets a third of the sum of the two that go
     expected = state["2.weight"][:, :3] + state["2.weight"][:, 3:].sum(1, keepdim=True) / 3
     torch.testing.assert_close(found["2.weight"], expected, rtol=1e-6, atol=1e-7)
-    with pytest.raises(RewriteError, match="impossible width"):
-        ag.narrow(graph, {"0.out": 6})
+    with pytest.raises(RewriteError, match="impossible size"):
+        ag.narrow(graph, sizes={"0.out": 6})
     with pytest.raises(RewriteError, match="no such mode; found papr; expected paper, net2net"):
-        ag.narrow(graph, {"0.out": 3}, mode="papr")  # type: ignore[arg-type]  # wrong on purpose
+        ag.narrow(graph, sizes={"0.out": 3}, mode="papr")  # type: ignore[arg-type]  # wrong on purpose
 
 
 class Between(nn.Module):
@@ -194,11 +197,13 @@ def test_what_is_multiplied_by_itself_is_not_divided_twice(function):
 
 def test_widths_are_numbers_of_any_kind():
     graph = traced(mlp(), torch.zeros(1, 3)).graph
-    widths: list[Any] = [np.int64(6), np.float32(1.5)]
-    for width in widths:
-        assert ag.widen(graph, {"0.out": width}).graph == ag.widen(graph, {"0.out": 6}).graph
+    size: Any = np.int64(6)
+    factor: Any = np.float32(1.5)
+    wide = ag.widen(graph, sizes={"0.out": 6}).graph
+    assert ag.widen(graph, sizes={"0.out": size}).graph == wide
+    assert ag.widen(graph, {"0.out": factor}).graph == wide
     few: Any = np.int32(3)
-    small = ag.narrow(graph, {"0.out": few})
+    small = ag.narrow(graph, sizes={"0.out": few})
     assert small.graph.param["0.weight"].shape == (3, 3)
 
 
@@ -493,7 +498,7 @@ def test_step_sizes_are_finite_numbers(start):
     "spec", [True, "0.out", None, {"0.out": [True, False]}, {"0.out": [0.5]}, {"0.out": "x"}]
 )
 def test_nonsense_to_take_is_one_message(spec):
-    with pytest.raises(RewriteError, match=r"found"):
+    with pytest.raises(RewriteError, match=r"found|no axes are chosen"):
         ag.take(traced(mlp(), torch.zeros(1, 3)).graph, spec)
 
 

@@ -108,7 +108,7 @@ def same_state(one, two):
 @pytest.mark.parametrize("kind", OPTIMISERS)
 def test_training_then_cutting_is_cutting_then_training(kind):
     graph, net, optimiser = trained(kind)
-    small = ag.take(graph, {"a.out": [4, 0, 3]})
+    small = ag.take(graph, positions={"a.out": [4, 0, 3]})
     shapes = {s.name: s.shape for s in small.transfer.target}
     masks = {}
     for name, parameter in net.named_parameters():
@@ -133,7 +133,7 @@ def shares(rewritten):
 @pytest.mark.parametrize("kind", OPTIMISERS)
 def test_a_widened_network_trains_as_the_original_with_other_rates(kind):
     graph, net, optimiser = trained(kind)
-    wide = ag.widen(graph, {"a.out": 9})
+    wide = ag.widen(graph, sizes={"a.out": 9})
     made, again = follower(wide, net, optimiser, kind)
     # SGD: the rate over the coverage. Adam moves every entry by its rate: a divided one by its
     # whole rate, of which widening would hand on a part.
@@ -155,9 +155,9 @@ def test_a_widened_network_trains_as_the_original_with_other_rates(kind):
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_narrowing_takes_what_was_carried_back(kind):
     graph, net, optimiser = trained(kind)
-    wide = ag.widen(graph, {"a.out": 10}, seed=2)
+    wide = ag.widen(graph, sizes={"a.out": 10}, seed=2)
     made, again = follower(wide, net, optimiser, kind)
-    back = ag.narrow(wide.graph, {"a.out": 6}, mode="net2net", seed=2)
+    back = ag.narrow(wide.graph, sizes={"a.out": 6}, mode="net2net", seed=2)
     same_state(follower(back, made, again, kind), (net, optimiser))
 
 
@@ -230,7 +230,7 @@ def test_averages_of_weights_follow_weights():
     optimiser = torch.optim.ASGD(net.parameters(), RATE, t0=0)
     for batch in batches(3):
         step(net, optimiser, batch)
-    wide = ag.widen(graph, {"a.out": 9})
+    wide = ag.widen(graph, sizes={"a.out": 9})
     made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
     again = torch.optim.ASGD(made.parameters(), RATE)
     ag.carry(wide, (net, optimiser), (made, again))
@@ -243,7 +243,7 @@ def test_averages_of_weights_follow_weights():
 
 def test_a_refused_carry_leaves_the_new_optimiser_as_it_was():
     graph, net, optimiser = trained("adam")
-    wide = ag.widen(graph, {"a.out": 12})
+    wide = ag.widen(graph, sizes={"a.out": 12})
     made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
     other = torch.optim.SGD(made.parameters(), RATE, momentum=0.9)
     with pytest.raises(RewriteError, match=r"of two kinds .* found SGD; expected Adam"):
@@ -284,7 +284,7 @@ def test_unknown_state_is_asked_for_and_single_numbers_are_copied():
     graph = ag.trace(net, batches(1)[0][0], train=False).graph
     optimiser = Odd(net.parameters(), RATE)
     step(net, optimiser, batches(1)[0])
-    wide = ag.widen(graph, {"a.out": 12})
+    wide = ag.widen(graph, sizes={"a.out": 12})
     made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
     again = Odd(made.parameters(), RATE)
     with pytest.raises(RewriteError, match=r"squares: how this state follows gradients is not kno"):
@@ -298,7 +298,7 @@ def test_unknown_state_is_asked_for_and_single_numbers_are_copied():
 
 def test_an_optimiser_of_something_else_is_refused():
     graph, net, optimiser = trained("momentum")
-    wide = ag.widen(graph, {"a.out": 12})
+    wide = ag.widen(graph, sizes={"a.out": 12})
     made = ag.build(wide.graph, wide.transfer.pull(dict(net.state_dict())))
     again = OPTIMISERS["momentum"](made.parameters())
     with pytest.raises(RewriteError, match="a parameter that the transfer does not know"):

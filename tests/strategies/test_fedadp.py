@@ -292,7 +292,7 @@ def test_a_block_may_be_gone_that_only_the_clients_width_allows_to_leave_out(lab
     graph = ag.trace(nn.Sequential(*itertools.chain(*layers)), torch.randn(2, 64)).graph
     with pytest.raises(ag.RewriteError, match="cannot be left out"):
         ag.skip(graph, "6")
-    narrow = ag.take(graph, {"4.out": 4})
+    narrow = ag.take(graph, sizes={"4.out": 4})
     tier = narrow >> ag.skip(narrow.graph, "6")
     assert gap(graph, tier) < 1e-10
     found = fit(graph, tier.graph, tier.transfer, "net2net", 1)
@@ -338,7 +338,7 @@ def hidden(lab):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 5))
     graph, state = ag.trace(net, torch.randn(2, 1, 8, 8))
-    tiers = {"two": ag.take(graph, {"1.out": 2}), "all": ag.Rewritten.identity(graph)}
+    tiers = {"two": ag.take(graph, sizes={"1.out": 2}), "all": ag.Rewritten.identity(graph)}
     return graph, state, tiers
 
 
@@ -397,8 +397,8 @@ def test_net2net_merges_what_was_copied(lab, tiers, name):
 
 def test_which_positions_a_family_keeps_does_not_matter_only_how_many(lab):
     tiers = {
-        "first": ag.take(lab.graph, {"layer2.*": 5}),
-        "any": ag.take(lab.graph, {"layer2.*": [1, 3, 4, 7, 9]}),
+        "first": ag.take(lab.graph, sizes={"layer2.*": 5}),
+        "any": ag.take(lab.graph, positions={"layer2.*": [1, 3, 4, 7, 9]}),
     }
     world = lab.make_world(lab.graph, lab.state, tiers, list(tiers))
     _, tasks = lab.one_round(FedADP(), world, lambda task: task.state)
@@ -537,7 +537,9 @@ def test_an_architecture_is_made_once_for_all_its_clients(lab, tiers):
 
 def test_what_cannot_be_kept_is_refused_by_tier(lab, post_norm):
     state = ag.initial_state(post_norm, 0)
-    narrow = ag.take(post_norm, {"embed.out": 5})  # 8 is no multiple of 5, and norms run over it
+    narrow = ag.take(
+        post_norm, sizes={"embed.out": 5}
+    )  # 8 is no multiple of 5, and norms run over it
     short = ag.skip(post_norm, [ag.structure(post_norm).blocks[2].name])
     for tier, reason in ((narrow, "copies must be equally many"), (short, "no form of the identi")):
         world = lab.make_world(post_norm, state, {"odd": tier}, ["odd"])
@@ -598,7 +600,7 @@ def test_a_model_that_is_no_part_of_the_global_is_refused(lab):
     for strategy in (FedADP(), FedADP(approximate=True)):
         with pytest.raises(ag.RunError, match=r"tier steps: .*no counterpart in the global model"):
             strategy.init(world)
-    whole = ag.take(lab.graph, {"layer1.1.*": 1})
+    whole = ag.take(lab.graph, sizes={"layer1.1.*": 1})
     world = lab.make_world(lab.graph, lab.state, {"one": whole}, ["one"])
     with pytest.raises(
         ag.RunError, match=r"layer1\.1\.conv1\.out: cannot be widened; .*single pos"
@@ -617,7 +619,7 @@ def test_widths_are_read_off_a_transfer(attention, data):
         a.name: data.draw(st.lists(st.integers(0, a.size - 1), min_size=1, unique=True))
         for a in free
     }
-    found = ag.widths(attention, ag.take(attention, kept).transfer)
+    found = ag.widths(attention, ag.take(attention, positions=kept).transfer)
     assert {a.name: found[a.name] for a in free} == {k: len(v) for k, v in kept.items()}
 
 

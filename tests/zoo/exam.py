@@ -264,7 +264,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             assert figures["half"] < parameters, "nothing became smaller"
     for axis in _spread(free, AXES if level == "quick" else 4 * AXES, rng):
         with exam.check(f"take {axis.name}"):
-            step(ag.take(graph, {axis: random_half(axis, rng)}))
+            step(ag.take(graph, positions={axis: random_half(axis, rng)}))
 
     removable: list[str] = []
     if "structure" in exam.passed:

@@ -20,7 +20,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.analysis.axes import Axis
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.laws import difference, in_float64, to_float64
@@ -316,8 +315,8 @@ def plain(graph: ArchGraph, names: Sequence[str]) -> ag.Rewritten:
 def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
     """Whether narrowing in Net2Net's mode undoes widening, graph and state, bit for bit."""
     wide = ag.widen(graph, dict.fromkeys(names, FACTOR))
-    sizes: dict[str | Axis, float | int] = {name: ag.axes(graph)[name].size for name in names}
-    back = wide >> ag.narrow(wide.graph, sizes, mode="net2net")
+    sizes = {name: ag.axes(graph)[name].size for name in names}
+    back = wide >> ag.narrow(wide.graph, sizes=sizes, mode="net2net")
     again = back.transfer.pull(state)
     same = all(torch.equal(again[k], v) for k, v in state.items() if k in again)
     return back.graph == graph and len(again) == len(state) and same

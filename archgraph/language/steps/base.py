@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from archgraph.fields import Base, Count, Mistake, Name, Natural
 from archgraph.graph.ir import Leaf, Ref, Size, Value
-from archgraph.language.base import Base, Count, Name, Natural
-from archgraph.language.document import Mistake
 from archgraph.language.draft import GraphDraft
 
 Pair = Count | tuple[Count, ...]

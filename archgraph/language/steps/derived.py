@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
-from archgraph.language.base import Count
 from archgraph.language.steps.base import STEPS, Axis, Site, StepOptions, StepRow
 from archgraph.ops.schema import Argument, schema
 

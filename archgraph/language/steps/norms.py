@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from archgraph.fields import Count, Mistake
 from archgraph.graph.ir import TRAINING, Mode, Ref
-from archgraph.language.base import Count
-from archgraph.language.document import Mistake
 from archgraph.language.steps.base import Site, StepOptions, step
 
 Epsilon = Annotated[float, Field(gt=0, description="added to the variance")]

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 
 from archgraph.errors import GraphError
+from archgraph.fields import Base, Count, Mistake
 from archgraph.graph.ir import Atom, Ref, Value
-from archgraph.language.base import Base, Count
-from archgraph.language.document import Mistake
 from archgraph.language.steps.base import STEPS, Site, StepOptions, StepRow
 from archgraph.ops.schema import schema
 from archgraph.plain import Json

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from archgraph.fields import Mistake, Name, Natural
 from archgraph.graph.ir import Batch, Ref
-from archgraph.language.base import Name, Natural
-from archgraph.language.document import Mistake
 from archgraph.language.steps.base import Axis, Site, StepOptions, step
 
 

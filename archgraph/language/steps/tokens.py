@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from archgraph.fields import Count, Mistake, Name
 from archgraph.graph.ir import Batch, Mode, Ref
-from archgraph.language.base import Count, Name
-from archgraph.language.document import Mistake
 from archgraph.language.steps.base import Axis, Site, StepOptions, shown, step
 
 

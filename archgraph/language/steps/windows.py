@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from archgraph.fields import Count, Mistake, Natural
 from archgraph.graph.ir import Ref
-from archgraph.language.base import Count, Natural
-from archgraph.language.document import Mistake
 from archgraph.language.steps.base import Emit, Padding, Pair, Site, StepOptions, shown, step
 
 Kernel = Annotated[

@@ -1,0 +1,183 @@
+"""Choices of axes: by share, by size or by position, and never by how a number is typed.
+
+``0.5`` and ``{"layer1.*": 0.5}`` are shares (of ``widen``: factors), ``sizes={"heads": 4}`` are
+numbers of positions, ``positions={"fc1.out": [0, 2, 5]}`` the positions themselves. ``take``,
+``narrow`` and ``widen`` read them here.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from archgraph.analysis.axes import Axes, Axis
+from archgraph.errors import RewriteError
+
+# One share for every free axis, or shares by axis name, role or pattern.
+Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
+Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
+Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
+Rounding: TypeAlias = Literal["ceil", "floor"]
+
+
+def chosen_sizes(
+    solved: Axes,
+    shares: Shares | None,
+    sizes: Sizes | None = None,
+    *,
+    grow: bool = False,
+    rounding: Rounding = "ceil",
+) -> dict[Axis, int]:
+    """The new size of every chosen axis.
+
+    Args:
+        solved: The graph's axes.
+        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern.
+        sizes: Numbers of positions by axis name, role or pattern; these win over shares, and a
+            later entry over an earlier one.
+        grow: Read factors from 1 on instead of shares, and sizes that are not smaller.
+        rounding: What becomes of a fraction of a position; one position always stays.
+
+    Raises:
+        RewriteError: For a choice that is not a share, a factor or a possible size.
+        AxisError: For an axis that does not exist or is pinned.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.analysis.axes import axes
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> solved = axes(trace(net, torch.zeros(1, 3)).graph)
+        >>> [(a.name, n) for a, n in chosen_sizes(solved, 0.3).items()]
+        [('0.out', 3)]
+        >>> [(a.name, n) for a, n in chosen_sizes(solved, None, {"channels": 4}).items()]
+        [('0.out', 4)]
+    """
+    if rounding not in get_args(Rounding):
+        raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
+    result: dict[Axis, int] = {}
+    for axis, share in _by_axis(solved, shares, "a factor" if grow else "a share"):
+        factor = _number(axis, share, grow)
+        exact = round(factor * axis.size, 9)
+        result[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
+    for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
+        low, high = (axis.size, math.inf) if grow else (1, axis.size)
+        whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
+        if not whole or not low <= size <= high:
+            raise RewriteError(
+                "impossible size",
+                where=axis.name,
+                found=size,
+                expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
+                hint="take and narrow make axes narrower" if whole and grow else None,
+            )
+        result[axis] = int(size)
+    return result
+
+
+def require_choice(*choices: Shares | Sizes | Positions | None) -> None:
+    """Refuse a call without a choice.
+
+    Raises:
+        RewriteError: If all are ``None``.
+    """
+    if all(choice is None for choice in choices):
+        raise RewriteError(
+            "no axes are chosen",
+            found=None,
+            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
+        )
+
+
+def chosen_positions(
+    solved: Axes, positions: Positions | None, *, grow: bool = False
+) -> dict[Axis, npt.NDArray[np.int64]]:
+    """The old position of each new one, by axis.
+
+    Args:
+        solved: The graph's axes.
+        positions: Positions by axis name, role or pattern; a later entry wins.
+        grow: Every old position has to occur; otherwise each may occur once.
+
+    Raises:
+        RewriteError: For positions that the axis does not have, or that occur too often.
+        AxisError: For an axis that does not exist or is pinned.
+    """
+    result = {}
+    for axis, given in _by_axis(solved, positions, "positions by axis", single=False):
+        index = _whole_numbers(axis, given)
+        outside = [i for i in index.tolist() if not 0 <= i < axis.size]
+        missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
+        if outside:
+            raise RewriteError(
+                "position outside the axis",
+                where=axis.name,
+                found=outside[0],
+                expected=f"0 to {axis.size - 1}",
+            )
+        if missing:
+            raise RewriteError(
+                "every old position must occur", where=axis.name, found=f"no {missing[0]}"
+            )
+        if not grow and (not len(index) or len(np.unique(index)) != len(index)):
+            raise RewriteError(
+                "positions must be distinct and not empty", where=axis.name, found=given
+            )
+        result[axis] = index
+    return result
+
+
+def _by_axis(
+    solved: Axes, choice: Any, expected: str, *, single: bool = True
+) -> Iterator[tuple[Axis, Any]]:
+    """Each chosen axis with what is chosen of it."""
+    if choice is None:
+        return
+    if isinstance(choice, Mapping):
+        for key, value in choice.items():
+            matching = (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
+            for axis in matching:
+                if not axis.free:
+                    raise RewriteError("axis cannot change", where=axis.name, found=axis.reason)
+                yield axis, value
+    elif single and isinstance(choice, numbers.Real) and not isinstance(choice, bool):
+        _number(None, choice, expected == "a factor")
+        yield from ((axis, choice) for axis in solved.free)
+    else:
+        form = f"{expected}, or one by axis" if single else expected
+        raise RewriteError("cannot choose axes", found=repr(choice), expected=form)
+
+
+def _number(axis: Axis | None, value: Any, grow: bool) -> float:
+    """A share in (0, 1], or a factor from 1 on."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    fits = number and (1 <= value < math.inf if grow else 0 < value <= 1)
+    if not fits:
+        hint = "sizes={axis: 4} says numbers of positions" if number else None
+        if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+            hint = "positions={axis: [0, 2, 5]} says positions"
+        raise RewriteError(
+            "not a factor" if grow else "not a share",
+            where=axis.name if axis is not None else None,
+            found=value,
+            expected="a number from 1 on" if grow else "a number in (0, 1]",
+            hint=hint,
+        )
+    return float(value)
+
+
+def _whole_numbers(axis: Axis, given: Any) -> npt.NDArray[np.int64]:
+    try:
+        index = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        index = np.empty((0, 0))
+    if isinstance(given, str) or index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+        raise RewriteError(
+            "positions must be a list of whole numbers", where=axis.name, found=repr(given)
+        )
+    return index.astype(np.int64)

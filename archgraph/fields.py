@@ -1,0 +1,55 @@
+"""Fields of files: strict types, no unknown keys, frozen values, mistakes with their place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+Key = str | int
+Place = tuple[Key, ...]
+
+
+class Base(pydantic.BaseModel):
+    """A mapping in a file: every key is known, every value has its exact type."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+# Nothing that a person means is larger, and products of two still fit 64 bits.
+MAX_SIZE = 2**31 - 1
+
+Version = Annotated[Literal[1], Field(description="version of the language")]
+Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Natural = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_+-]*$", max_length=100)]
+
+
+class Mistake(ValueError):
+    """What is wrong with a value, before it is known where in a file that stands.
+
+    Args:
+        message: What is wrong.
+        place: Keys from the examined value down to the mistake.
+        found: What was there.
+        expected: What should have been there.
+        hint: What to do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: Place = (),
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+        self.facts: dict[str, Any] = {"found": found, "expected": expected, "hint": hint}

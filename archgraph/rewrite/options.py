@@ -1,0 +1,134 @@
+"""What rewrites are asked for in files: the types of their keys' values.
+
+A short form stands for the option that is given most often: ``take: 0.5`` for
+``take: {shares: 0.5}``, ``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms have
+the words of the functions' arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from archgraph.fields import Base, Count, Mistake, Natural
+
+
+def _share(value: float) -> float:
+    return _number(value, 0 < value <= 1, "is not a share", "a number in (0, 1]")
+
+
+def _factor(value: float) -> float:
+    return _number(value, value >= 1, "is not a factor", "a number from 1 on")
+
+
+def _number(value: float, fits: bool, message: str, expected: str) -> float:
+    if not fits:
+        hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
+        raise Mistake(message, found=value, expected=expected, hint=hint)
+    return value
+
+
+def _if_number(check: Callable[[float], float], written: Any) -> BeforeValidator:
+    """Check numbers; what is not a number is left to the type that follows."""
+
+    def checked(value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return check(value) if number else value
+
+    return BeforeValidator(checked, json_schema_input_type=written)
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Factor = Annotated[float, Field(ge=1)]
+CheckedShare = Annotated[float, _if_number(_share, _Share)]
+CheckedFactor = Annotated[float, _if_number(_factor, _Factor)]
+ShareChoice = CheckedShare | dict[str, CheckedShare]
+FactorChoice = CheckedFactor | dict[str, CheckedFactor]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
+]
+Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
+PositionChoice = dict[str, tuple[Natural, ...]]
+
+
+class SkipOptions(Base):
+    """Options of ``skip``."""
+
+    blocks: Names = Field(default=(), description="names or patterns of blocks")
+    keep: dict[str, Flags] = Field(
+        default={},
+        description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
+        "NeFL's tables list them; of a block that changes the shape the projection stays",
+    )
+    keep_projection: bool = Field(
+        default=False, description="leave out only the bodies of blocks that have a projection"
+    )
+
+
+class NarrowOptions(Base):
+    """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
+
+    shares: ShareChoice = Field(
+        default={}, description="share that stays of every free axis, or by axis; rounded up"
+    )
+    sizes: dict[str, Count] = Field(default={}, description="numbers of first positions that stay")
+
+
+class TakeOptions(NarrowOptions):
+    """Options of ``take``: choices by axis name, role or pattern; positions win over sizes."""
+
+    positions: PositionChoice = Field(default={}, description="positions that stay, in new order")
+
+
+class WidenOptions(Base):
+    """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
+
+    factors: FactorChoice = Field(
+        default={}, description="factor of every free axis, or by axis; rounded up"
+    )
+    sizes: dict[str, Count] = Field(default={}, description="new numbers of positions")
+    positions: PositionChoice = Field(
+        default={}, description="which old position each new one copies"
+    )
+
+
+def _blocks(value: Any) -> Any:
+    return value if isinstance(value, Mapping | Base) else {"blocks": value}
+
+
+def _by_axis(main: str) -> Any:
+    """Numbers stand for the main option; a mapping of mappings is the long form."""
+
+    def long(value: Any) -> Any:
+        mapping = isinstance(value, Mapping)
+        is_long = mapping and any(isinstance(choice, Mapping) for choice in value.values())
+        return value if isinstance(value, Base) or is_long else {main: value}
+
+    return long
+
+
+# The value of a key, by rewrite.
+Skip = Annotated[
+    SkipOptions,
+    BeforeValidator(_blocks, json_schema_input_type=str | tuple[str, ...] | SkipOptions),
+]
+Take = Annotated[
+    TakeOptions,
+    BeforeValidator(_by_axis("shares"), json_schema_input_type=ShareChoice | TakeOptions),
+]
+Narrow = Annotated[
+    NarrowOptions,
+    BeforeValidator(_by_axis("shares"), json_schema_input_type=ShareChoice | NarrowOptions),
+]
+Widen = Annotated[
+    WidenOptions,
+    BeforeValidator(_by_axis("factors"), json_schema_input_type=FactorChoice | WidenOptions),
+]
+NumberBySection = dict[str, Count]
+NamesOrAll = bool | Names

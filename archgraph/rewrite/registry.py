@@ -1,0 +1,196 @@
+"""Every rewrite: one file, and one row here.
+
+From a row come the key of a family's files with its validation and JSON schema, the option of
+``archgraph rewrite``, what ``archgraph help NAME`` prints, the table of the README, and a test of
+its law. The order of the rows is the order in which a chain runs them. Nothing heavy is imported
+before a row is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import RewriteError
+from archgraph.hints import nearest
+from archgraph.tables import Table
+
+if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.states import Rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRow:
+    """A rewrite as files, the command line and the docs know it.
+
+    Attributes:
+        name: Of the function, of the key in a file, and of the option.
+        module: File in ``archgraph/rewrite`` that defines the function.
+        options: Type of the key's value, a name in :mod:`archgraph.rewrite.options`.
+        help: What it does, in one sentence.
+        example: A value, as YAML.
+        law: What stays true, in a few words; ``verify=True`` checks it where the function has it.
+    """
+
+    name: str
+    module: str
+    options: str
+    help: str
+    example: str
+    law: str
+
+    @property
+    def function(self) -> Callable[..., Rewritten]:
+        """The function itself."""
+        found = getattr(importlib.import_module(f"archgraph.rewrite.{self.module}"), self.name)
+        assert callable(found)
+        return found
+
+    @property
+    def value_type(self) -> Any:
+        """Type of the value that a file gives."""
+        return getattr(importlib.import_module("archgraph.rewrite.options"), self.options)
+
+    def apply(self, graph: ArchGraph, value: Any, *, verify: bool = False) -> Rewritten:
+        """Rewrite a graph as a file's value says.
+
+        Args:
+            graph: The architecture.
+            value: Options by name, ``True`` for the defaults, or the function's first argument.
+            verify: Run the law, where the function has one to run.
+
+        Raises:
+            RewriteError: If the rewrite cannot be applied.
+        """
+        function = self.function
+        words: dict[str, Any] = {}
+        if verify and "verify" in inspect.signature(function).parameters:
+            words["verify"] = True
+        if value is True:
+            return function(graph, **words)
+        if hasattr(value, "model_fields_set"):  # the long form of the key
+            chosen = {key: getattr(value, key) for key in value.model_fields_set}
+            return function(graph, **chosen, **words)
+        return function(graph, value, **words)
+
+
+ROWS: tuple[RewriteRow, ...] = (
+    RewriteRow(
+        "skip", "depth", "Skip",
+        "Leave blocks out.",
+        "[layer2.1]", "equals the original with these blocks bypassed",
+    ),
+    RewriteRow(
+        "shorten", "depth", "NumberBySection",
+        "Keep a section's first blocks.",
+        "{layer2: 1}", "equals the original with the other blocks bypassed",
+    ),
+    RewriteRow(
+        "graft", "depth", "NumberBySection",
+        "Lengthen a section by copies of its last block.",
+        "{layer2: 4}", "skipping the copies gives the graph back",
+    ),
+    RewriteRow(
+        "deepen", "deepen", "NumberBySection",
+        "Lengthen a section by blocks that start as the identity.",
+        "{layer2: 4}", "same function",
+    ),
+    RewriteRow(
+        "take", "width", "Take",
+        "Keep a share, a number or chosen positions of axes; every other size follows.",
+        "0.5", "mask ≡ take: equals the original with the other positions at zero",
+    ),
+    RewriteRow(
+        "narrow", "widen", "Narrow",
+        "Keep first positions of axes and give the part of the others to them.",
+        "0.5", "the graph of take; what is summed over keeps its sum",
+    ),
+    RewriteRow(
+        "widen", "widen", "Widen",
+        "Widen axes by copies of their positions.",
+        "1.5", "same function",
+    ),
+    RewriteRow(
+        "add_step_sizes", "step_sizes", "NamesOrAll",
+        "Give every residual branch, or those of some blocks, a learnable step size.",
+        "true", "same function at step size 1",
+    ),
+    RewriteRow(
+        "add_adapters", "adapters", "Count",
+        "Give every residual branch an adapter of some width, zero at the start.",
+        "8", "same function",
+    ),
+    RewriteRow(
+        "add_exits", "exits", "NumberBySection",
+        "Answer behind sections or blocks as well, in some number of classes.",
+        "{layer1: 10}", "main output unchanged",
+    ),
+    # Last, so that what was added can be named.
+    RewriteRow(
+        "train_only", "train_only", "Names",
+        "Train parameters of some names or patterns; all others stay as they are.",
+        "[layer2.*]", "same function, same state",
+    ),
+)  # fmt: skip
+
+BY_NAME: Mapping[str, RewriteRow] = {row.name: row for row in ROWS}
+
+
+def rewrite_row(name: str) -> RewriteRow:
+    """Row of a rewrite by name; dashes and underscores are the same.
+
+    Raises:
+        RewriteError: If there is no such rewrite; names the nearest.
+
+    Example:
+        >>> rewrite_row("add-exits").help
+        'Answer behind sections or blocks as well, in some number of classes.'
+    """
+    known = name.replace("-", "_")
+    if known not in BY_NAME:
+        raise RewriteError(
+            "no such rewrite",
+            found=name,
+            expected=f"one of {', '.join(BY_NAME)}",
+            hint=nearest(known, BY_NAME),
+        )
+    return BY_NAME[known]
+
+
+def rewrite_help(name: str) -> str:
+    """What ``archgraph help NAME`` prints of a rewrite.
+
+    Raises:
+        RewriteError: If there is no such rewrite; names the nearest.
+    """
+    row = rewrite_row(name)
+    option = row.name.replace("_", "-")
+    value = "" if row.example == "true" else f" '{row.example}'"
+    signature = inspect.signature(row.function)
+    return "\n".join(
+        (
+            f"{row.name}: {row.help}",
+            "",
+            f"in a file     {row.name}: {row.example}",
+            f"as an option  archgraph rewrite FILE --{option}{value}",
+            f"in Python     ag.{row.name}{signature}",
+            f"law           {row.law}",
+            "",
+            inspect.getdoc(row.function) or "",
+        )
+    )
+
+
+def rewrite_table() -> Table:
+    """All rewrites, in the order in which a chain runs them.
+
+    Example:
+        >>> rewrite_table().rows[0][2]
+        'skip: [layer2.1]'
+    """
+    rows = tuple((row.name, row.help, f"{row.name}: {row.example}", row.law) for row in ROWS)
+    return Table("Rewrites", ("name", "what it does", "in a file", "law"), rows)

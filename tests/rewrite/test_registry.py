@@ -1,0 +1,83 @@
+"""Every row of the registry, in the same way: its law, its key, its option, its help."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import RewriteError
+from archgraph.federation.family import rewritten
+from archgraph.language.document import parse_document
+from archgraph.language.family import Rewrites
+from archgraph.rewrite.laws import same_function
+from archgraph.rewrite.registry import BY_NAME, ROWS, rewrite_help, rewrite_row, rewrite_table
+from tests import structures as nets
+
+README = Path(__file__).parents[2] / "README.md"
+SAME_FUNCTION = {"deepen", "widen", "add_step_sizes", "add_adapters", "train_only"}
+
+
+def asked(name: str) -> Rewrites:
+    """A row's example as a file would say it."""
+    return parse_document(f"{name}: {BY_NAME[name].example}\n", "f.yaml").validate(Rewrites)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Residual blocks in two sections, a convolution in front and a linear head."""
+    layers = {
+        "stem": nn.Conv2d(3, 8, 3, padding=1),
+        "layer1": nn.Sequential(nets.Basic(8, 8), nets.Basic(8, 8)),
+        "layer2": nn.Sequential(nets.Basic(8, 12, 2), nets.Basic(12, 12), nets.Basic(12, 12)),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flat": nn.Flatten(),
+        "fc": nn.Linear(12, 10),
+    }
+    return ag.trace(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_law_of_each_row_holds(images, row):
+    graph, state = images
+    result = rewritten(graph, asked(row.name), verify=True)
+    ag.check(result.graph)
+    assert result != ag.Rewritten.identity(graph), "an example changes something"
+    assert result.transfer.source == ag.Transfer.identity(graph).source
+    pulled = result.transfer.pull(state)
+    assert set(pulled) == set(result.graph.state_names)
+    answer = ag.build(result.graph, pulled).eval()(torch.randn(2, 3, 8, 8))
+    assert all(t.isfinite().all() for t in torch.utils._pytree.tree_leaves(answer))
+    if row.name in SAME_FUNCTION:
+        assert same_function(graph, result) <= 1e-10
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_a_public_function_of_its_name_with_help(row):
+    assert getattr(ag, row.name) is row.function
+    assert row.function.__name__ == row.name
+    assert row.help.endswith(".") and row.law
+    text = rewrite_help(row.name)
+    assert row.example in text and f"ag.{row.name}(" in text and "Raises:" in text
+    assert YAML(typ="safe", pure=True).load(row.example) is not None
+
+
+def test_a_chain_runs_in_the_order_of_the_rows(images):
+    graph, _ = images
+    both = rewritten(graph, Rewrites(take=0.5, shorten={"layer2": 1}))
+    assert both.graph == ag.take(ag.shorten(graph, {"layer2": 1}).graph, 0.5).graph
+    assert rewritten(graph, Rewrites()).graph is graph
+    assert rewritten(graph, Rewrites(add_step_sizes=False, train_only=())).graph is graph
+
+
+def test_the_nearest_rewrite_is_named():
+    assert rewrite_row("add-exits") is BY_NAME["add_exits"]
+    with pytest.raises(RewriteError, match=r"no such rewrite; found shorte; .*'shorten'"):
+        rewrite_help("shorte")
+
+
+def test_the_readme_has_the_table_of_the_rows():
+    assert rewrite_table().markdown() in README.read_text()
