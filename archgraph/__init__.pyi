@@ -69,8 +69,8 @@ from .module.build import (
     state_of as state_of,
 )
 from .ops.check import check as check
-from .relate.align import Alignment as Alignment
 from .relate.align import align as align
+from .relate.alignment import Alignment as Alignment
 from .relate.join import join as join
 from .relate.join import meet as meet
 from .rewrite.adapters import add_adapters as add_adapters

@@ -208,7 +208,6 @@ def align(
 
     Whatever their names, block by block, with the reason for each part without a counterpart.
     """
-    from archgraph.display.alignment import alignment_tables
     from archgraph.relate.align import align as aligned
 
-    show_tables(alignment_tables(aligned(graph_of(a), graph_of(b))))
+    show_tables(aligned(graph_of(a), graph_of(b)).tables())

@@ -1,1 +1,1 @@
-"""Graphs that were not derived from one another: align, join, meet."""
+"""Graphs that were not derived from one another: align, and the least and greatest in common."""

@@ -1,0 +1,173 @@
+"""What of two graphs belongs together, and what follows from it: widths, a transfer, tables."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from archgraph.analysis.axes import axes, positions
+from archgraph.analysis.structure import structure
+from archgraph.analysis.widths import Pairs, Widths
+from archgraph.errors import RewriteError
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import DimMap, Entry, Transfer, signature
+from archgraph.tables import Table
+
+Side: TypeAlias = Literal["client", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A part of one graph without a counterpart in the other.
+
+    Attributes:
+        part: Name of a section, block or leaf.
+        side: Which graph has it.
+        reason: Why it has none.
+    """
+
+    part: str
+    side: Side
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.part}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What of two graphs belongs together, and why the rest does not.
+
+    Attributes:
+        client: The first graph.
+        whole: The second graph.
+        sections: Pairs of section names (client's, whole's), in order; a section of one may have
+            parts in several of the other.
+        blocks: Pairs of block names.
+        nodes: Pairs of operators; those that act in training alone are not compared.
+        leaves: Pairs of leaves, constants included.
+        unmatched: What has no counterpart, in order, the client's first.
+    """
+
+    client: ArchGraph
+    whole: ArchGraph
+    sections: Pairs
+    blocks: Pairs
+    nodes: Pairs
+    leaves: Pairs
+    unmatched: tuple[Unmatched, ...]
+
+    @property
+    def score(self) -> float:
+        """Share of what is matched, 0 to 1: 2·m / (a + b).
+
+        ``a`` and ``b`` are the numbers of entries of the two states, ``m`` the number of pairs of
+        them; of operators where neither graph has a state. Widths do not count: a model and its
+        narrow sister have score 1.
+        """
+        if not self.client.state_names and not self.whole.state_names:
+            total = len(self.client.nodes) + len(self.whole.nodes)
+            return 2 * len(self.nodes) / max(total, 1)
+        state = set(self.client.state_names)
+        pairs = sum(name in state for name, _ in self.leaves)
+        return 2 * pairs / (len(state) + len(self.whole.state_names))
+
+    @functools.cached_property
+    def widths(self) -> Widths:
+        """The sizes that the client gives the whole's axes."""
+        return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
+
+    @functools.cached_property
+    def transfer(self) -> Transfer:
+        """From the whole's states to the client's: blocks left out, a prefix of every axis.
+
+        Raises:
+            RewriteError: If the whole does not contain the client: names the first part of the
+                client without a counterpart, or the first leaf whose shape no cut gives.
+        """
+        place = self.client.name or "client graph"
+        for item in self.unmatched:
+            if item.side == "client":
+                raise RewriteError(
+                    "has no counterpart in the larger graph",
+                    where=f"{place}: {item.part}",
+                    hint=item.reason,
+                )
+        kept = self.widths.kept(place)
+        solved, pairs = axes(self.whole), dict(self.leaves)
+        entries = {}
+        for slot in signature(self.client):
+            name = pairs[slot.name]
+            dims = zip(solved.of(name), self.whole.param[name].shape, strict=True)
+            maps = tuple(DimMap.of(positions(layout, kept), size) for layout, size in dims)
+            entries[slot.name] = Entry(name, maps)
+        return Transfer(signature(self.whole), signature(self.client), entries)
+
+    def tables(self) -> Iterator[Table]:
+        """Pairs of blocks with a verdict, then what has no counterpart with the reason.
+
+        Example:
+            >>> import torch
+            >>> from archgraph.relate.align import align
+            >>> from archgraph.capture.trace import trace
+            >>> net = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph
+            >>> [table.rows for table in align(net, net).tables()]
+            [(('weight', 'weight', 'weight', '2'),)]
+        """
+        mine = {b.name: b for b in structure(self.client).blocks}
+        leaves = {name for name, _ in self.leaves}
+        rows = []
+        before = ("", "")
+        for a, b in self.blocks:
+            used = {leaf for n in mine[a].nodes for leaf in self.client.node[n].leaves()}
+            sections = mine[a].section, structure(self.whole).block(b).section
+            title = "" if sections == before else " = ".join(dict.fromkeys(sections))
+            rows.append((title, a, b, str(len(used & leaves))))
+            before = sections
+        yield Table(
+            title=f"{self.client.name or 'A'} in {self.whole.name or 'B'}: score {self.score:.2f}",
+            columns=("section", "block of A", "block of B", "leaves"),
+            rows=tuple(rows),
+            right=frozenset({3}),
+            note=f"score: share of leaves matched; {self._verdict()}",
+        )
+        apart = tuple(
+            ("A" if side == "client" else "B", ", ".join(parts), reason)
+            for side, parts, reason in self._reasons()
+        )
+        if apart:
+            yield Table("without a counterpart", ("in", "part", "why"), apart)
+
+    def _verdict(self) -> str:
+        lacking = [item.part for item in self.unmatched if item.side == "client"]
+        if lacking:
+            return f"B does not contain A: it lacks {lacking[0]}"
+        try:
+            return f"B contains A: {len(self.transfer.target)} entries of A's state come out of B's"
+        except RewriteError as error:
+            return f"B does not contain A: {error}"
+
+    def _reasons(self) -> Iterator[tuple[Side, list[str], str]]:
+        """Consecutive parts that have no counterpart for one reason."""
+        groups = itertools.groupby(self.unmatched, lambda item: (item.side, item.reason))
+        for (side, reason), items in groups:
+            yield side, [item.part for item in items], reason
+
+    def __repr__(self) -> str:
+        names = f"{self.client.name or 'client'} in {self.whole.name or 'whole'}"
+        return (
+            f"<Alignment {names}: score {self.score:.2f}, {len(self.leaves)} leaves in "
+            f"{len(self.blocks)} blocks, {len(self.unmatched)} parts without a counterpart>"
+        )
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self.tables())
+
+    def __str__(self) -> str:
+        lines = [f"score {self.score:.2f}: {len(self.leaves)} leaves in {len(self.blocks)} blocks"]
+        lines += [f"{a} = {b}" for a, b in self.blocks]
+        lines += [f"{side} {', '.join(parts)}: {reason}" for side, parts, reason in self._reasons()]
+        return "\n".join(lines)

@@ -1,0 +1,262 @@
+"""A block of one graph copied into another, behind its predecessor's counterpart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.structure import Block, structure
+from archgraph.analysis.widths import Equation, axes_of, side_by_side, solve
+from archgraph.errors import RewriteError
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, renumber, replace, walk
+from archgraph.ops.check import check
+from archgraph.ops.infer import infer
+from archgraph.relate.alignment import Alignment
+from archgraph.relate.sides import inputs_of
+from archgraph.rewrite.insert import last_leaf, with_leaves
+from archgraph.rewrite.width import cut
+
+
+def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
+    """The whole with a block of another graph in it.
+
+    Find the result behind which the block goes; cut or widen the block's graph so that it fits
+    there; then put its operators and leaves, under names that are free, between that result and
+    everything that used it.
+
+    Args:
+        whole: The graph that lacks the block.
+        graph: The graph that has it.
+        alignment: Of ``graph`` with ``whole``.
+        block: The block of ``graph``.
+
+    Raises:
+        RewriteError: If the block has no place in the whole, does not fit, or cannot stand alone.
+        GraphError: If what follows does not work on its result.
+    """
+    spot, behind = _spot(whole, graph, alignment, block)
+    source = _fitted(whole, graph, block, spot)
+    module = _free_names(whole, source, block)
+    nodes, updates = _computation(source, block)
+    leaves = _own_leaves(source, nodes, block)
+
+    def leaf_name(leaf: str) -> str:
+        prefix, _, last = leaf.rpartition(".")
+        path = module(prefix) if prefix else ""
+        return f"{path}.{last}" if path else module(last)
+
+    names = {n.name: f"{n.name}~new" for n in nodes} | {block.entry: spot}
+    renamed = {leaf: leaf_name(leaf) for leaf in leaves}
+
+    def change(value: Value) -> Value:
+        match value:
+            case Ref(name):
+                return Ref(names[name])
+            case Leaf(name):
+                return Leaf(renamed[name])
+            case _:
+                return value
+
+    copies = [
+        dataclasses.replace(
+            n,
+            name=names[n.name],
+            args=tuple((k, replace(v, change)) for k, v in n.args),
+            scope=module(n.scope),
+        )
+        for n in nodes
+    ]
+    end = Ref(names[block.exit])
+
+    def follow(value: Value) -> Value:
+        return end if value == Ref(spot) else value
+
+    after = [
+        dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
+        for n in whole.nodes
+    ]
+    at = next(i for i, n in enumerate(after) if n.name == spot) + 1
+    place = last_leaf(whole, behind) if behind is not None else ""
+    params = [
+        (place, dataclasses.replace(p, name=renamed[p.name], aliases=()))
+        for p in source.params
+        if p.name in renamed
+    ]
+    new = whole.replace(
+        nodes=(*after[:at], *copies, *after[at:]),
+        params=with_leaves(whole, params),
+        outputs=replace(whole.outputs, follow),
+        updates=(*whole.updates, *((renamed[k], replace(v, change)) for k, v in updates)),
+        sections=(),
+    )
+    new = renumber(infer(new))
+    check(new)
+    return new
+
+
+def _spot(
+    whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block
+) -> tuple[str, Block | None]:
+    """The result behind which the block goes, and the block that makes it.
+
+    Raises:
+        RewriteError: If the other graph has something of its own there.
+    """
+    pairs = dict(alignment.blocks)
+    mine, theirs = structure(graph).blocks, structure(whole).blocks
+    place = {b.name: i for i, b in enumerate(theirs)}
+    index = [b.name for b in mine].index(block.name)
+    after = [place[pairs[b.name]] for b in mine[:index] if b.name in pairs]
+    before = [place[pairs[b.name]] for b in mine[index:] if b.name in pairs]
+    begin, end = max(after, default=-1), min(before, default=len(theirs))
+    matched = set(pairs.values())
+    others = [b for b in theirs[begin + 1 : end] if b.name not in matched and not b.removable]
+    if others and not block.removable:
+        raise RewriteError(
+            "the other graph has a block of its own there",
+            where=block.name,
+            found=f"{others[0].name}, which {others[0].reason}",
+        )
+    previous = next((b for b in mine if b.exit == block.entry), None)
+    if previous is None:
+        inputs = inputs_of(graph), inputs_of(whole)
+        if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
+            raise RewriteError("takes a result that no block makes", where=block.name)
+        return inputs[1][inputs[0].index(block.entry)], None
+    if previous.name not in pairs:
+        raise RewriteError("what comes before it has no counterpart", where=block.name)
+    behind = theirs[place[pairs[previous.name]]]
+    return behind.exit, behind
+
+
+def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:
+    """The block's graph, cut or widened so that the block fits where it goes.
+
+    Raises:
+        RewriteError: If it does not.
+    """
+    solved = axes(graph)
+    there = axes(whole).value[spot][0]
+    shape = whole.node[spot].shape
+    equations: list[Equation] = []
+    for name in (block.entry, block.exit):
+        layouts = solved.value[name][0]
+        if len(layouts) != len(there):
+            raise RewriteError(
+                "makes a result of another rank",
+                where=block.name,
+                found=len(layouts),
+                expected=len(there),
+            )
+        for mine, theirs, size in zip(layouts, there, shape, strict=True):
+            if isinstance(size, int) and axes_of(mine):
+                parts = side_by_side(mine, theirs)
+                equations += [(block.name, part, wanted) for part, wanted in parts]
+    claims, open_ = solve(equations)
+    if open_ or any(len(sizes) > 1 for sizes in claims.values()):
+        raise RewriteError("does not fit where it would go", where=block.name)
+    return resized(graph, {axis: sizes[0] for axis, sizes in claims.items()})
+
+
+def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tuple[str, Value]]]:
+    """The operators that make the block's result or update its counters, and these updates.
+
+    Raises:
+        RewriteError: If they take a result from elsewhere.
+    """
+    inside = set(block.nodes) - {block.entry}
+    updates = [
+        (k, v)
+        for k, v in source.updates
+        if inside.issuperset(i.name for i in walk(v) if isinstance(i, Ref))
+        and inside.issuperset(source.leaf_users[k])
+    ]
+    needed: set[str] = set()
+    pending = [block.exit]
+    pending += [i.name for _, v in updates for i in walk(v) if isinstance(i, Ref)]
+    while pending:
+        name = pending.pop()
+        if name in needed or name == block.entry:
+            continue
+        if name not in inside:
+            raise RewriteError(f"takes %{name} from elsewhere", where=block.name)
+        needed.add(name)
+        pending += source.node[name].uses()
+    return [n for n in source.nodes if n.name in needed], updates
+
+
+def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[str]:
+    """Leaves that operators of the block use, and those of its modules that none uses (counters).
+
+    Raises:
+        RewriteError: Names a leaf that others use as well.
+    """
+    names = {n.name for n in nodes}
+    used = {leaf for n in nodes for leaf in n.leaves()}
+    shared = [k for k in sorted(used) if not names.issuperset(source.leaf_users[k])]
+    if shared:
+        raise RewriteError(f"shares {shared[0]} with others", where=block.name)
+    modules = {name.rpartition(".")[0] for name in used}
+    return used | {
+        p.name
+        for p in source.params
+        if p.role != "constant"
+        and not source.leaf_users[p.name]
+        and p.name.rpartition(".")[0] in modules
+    }
+
+
+def _free_names(whole: ArchGraph, source: ArchGraph, block: Block) -> Callable[[str], str]:
+    """New names of the block's modules: their own where those are free."""
+    unavailable = {n for p in whole.params for n in (p.name, *p.aliases)}
+    unavailable |= {n.scope for n in whole.nodes}
+    nodes = [source.node[n] for n in block.nodes]
+    used = {leaf for n in nodes for leaf in n.leaves()}
+    wanted = {n.scope for n in nodes} | used | {leaf.rpartition(".")[0] for leaf in used}
+    wanted = {name for name in wanted if name not in {"", block.name.rpartition(".")[0]}}
+    return next(
+        rename
+        for rename in (_numbered(block.name, count) for count in itertools.count())
+        if unavailable.isdisjoint(map(rename, wanted))
+    )
+
+
+def _numbered(block: str, count: int) -> Callable[[str], str]:
+    """A function that tells the modules of a copied block from others of their names."""
+
+    def rename(module: str) -> str:
+        if not count or not module:
+            return module
+        if module == block or module.startswith(f"{block}."):
+            return f"{block}_{count}{module[len(block) :]}"
+        return f"{module}_{count}"
+
+    return rename
+
+
+def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
+    """A graph with axes of other sizes, smaller or larger.
+
+    Raises:
+        RewriteError: For an axis that cannot change.
+    """
+    solved = axes(graph)
+    kept = {}
+    for name, size in sizes.items():
+        axis = solved[name]
+        if size == axis.size:
+            continue
+        if not axis.free:
+            raise RewriteError(
+                "axis cannot have another width",
+                where=name,
+                found=size,
+                expected=axis.size,
+                hint=axis.reason,
+            )
+        kept[name] = np.arange(size) % axis.size
+    return cut(graph, kept).graph if kept else graph

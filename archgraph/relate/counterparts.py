@@ -1,0 +1,103 @@
+"""Operators and leaves of two graphs that belong together, pair by pair without contradiction."""
+
+from __future__ import annotations
+
+from archgraph.analysis.forms import Form
+from archgraph.graph.ir import Param
+from archgraph.relate.sides import Index, Match, Sides, inputs_of
+
+
+class Counterparts:
+    """Pairs of operators and leaves.
+
+    Attributes:
+        nodes: The whole's operators by the client's.
+        leaves: The whole's leaves by the client's.
+        back: The client's leaves by the whole's.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self.sides = sides
+        self.nodes: dict[str, str] = {}
+        self.leaves: dict[str, str] = {}
+        self.back: dict[str, str] = {}
+        # Entries of the blocks by exit.
+        self._entries = tuple(
+            {forms.through(b.exit): b.entry for b in blocks}
+            for forms, blocks in zip(sides.forms, sides.blocks, strict=True)
+        )
+
+    def pair(self, mine: Form, theirs: Form) -> None:
+        """Pair the operators and leaves of two parts of one form."""
+        self.nodes.update(zip(mine.nodes, theirs.nodes, strict=True))
+        for a, b in zip(mine.leaves, theirs.leaves, strict=True):
+            self.leaves[a], self.back[b] = b, a
+
+    def accept(self, match: Match) -> str:
+        """Pair the operators and leaves of a match; the reason where earlier pairs contradict."""
+        mine, theirs = self.sides.form(0, match[0]), self.sides.form(1, match[1])
+        reason = self._contradiction(mine, theirs) or self._other_inputs(match, mine, theirs)
+        if reason:
+            return reason
+        self.pair(mine, theirs)
+        for left, right in zip(*map(inputs_of, self.sides.graphs), strict=False):
+            self.nodes.setdefault(left, right)
+        return ""
+
+    def _contradiction(self, mine: Form, theirs: Form) -> str:
+        for a, b in zip(mine.leaves, theirs.leaves, strict=True):
+            if self.leaves.get(a, b) != b:
+                return f"shares {a} with a block whose counterpart has {self.leaves[a]}, not {b}"
+            if self.back.get(b, a) != a:
+                return f"has {a} where its counterpart shares {b} with that of {self.back[b]}"
+        return ""
+
+    def _other_inputs(self, match: Match, mine: Form, theirs: Form) -> str:
+        """Why two runs of blocks do not take what belongs together."""
+        a, b = self.sides.blocks[0][match[0][0]], self.sides.blocks[1][match[1][0]]
+        source, target = self._origin(a.entry, 0), self._origin(b.entry, 1)
+        if self.nodes.get(source, target) != target:
+            return f"takes the result of %{source}, its counterpart {b.name} that of %{target}"
+        if len(mine.far) == len(theirs.far):
+            for x, y in zip(mine.far, theirs.far, strict=True):
+                source, target = self._origin(x, 0), self._origin(y, 1)
+                if self.nodes.get(source, target) != target:
+                    return f"takes %{source}, its counterpart {b.name} takes %{target}"
+        return ""
+
+    def _origin(self, name: str, side: Index) -> str:
+        """What a value is without the blocks that have no counterpart."""
+        forms, entries = self.sides.forms[side], self._entries[side]
+        matched = self.nodes.keys() if side == 0 else set(self.nodes.values())
+        name = forms.through(name)
+        while name in entries and name not in matched and entries[name] != name:
+            name = forms.through(entries[name])
+        return name
+
+    def pair_unused(self) -> None:
+        """Pair leaves that evaluation does not use (counters) by their modules, then by name."""
+        client, whole = self.sides.graphs
+        modules = {
+            a.rpartition(".")[0]: b.rpartition(".")[0]
+            for a, b in self.leaves.items()
+            if client.param[a].role != "constant"
+        }
+        used = set(self.sides.forms[0].whole.leaves)
+        unavailable = {*self.back, *self.sides.forms[1].whole.leaves}
+        for param in client.params:
+            if param.name in used or param.name in self.leaves or param.role == "constant":
+                continue
+            prefix, _, last = param.name.rpartition(".")
+            names = [param.name]
+            if prefix in modules:
+                names.insert(0, f"{modules[prefix]}.{last}" if modules[prefix] else last)
+            for name in names:
+                other = whole.param.get(name)
+                if other is not None and name not in unavailable and _alike(param, other):
+                    self.leaves[param.name], self.back[name] = name, param.name
+                    unavailable.add(name)
+                    break
+
+
+def _alike(a: Param, b: Param) -> bool:
+    return (a.role, a.dtype, len(a.shape)) == (b.role, b.dtype, len(b.shape))
