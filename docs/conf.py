@@ -14,7 +14,8 @@ project_copyright = "archgraph developers"
 release = version = importlib.metadata.version("archgraph")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
-exclude_patterns = ["_build"]
+# The last two are included by other pages.
+exclude_patterns = ["_build", "_generated/language.md", "_generated/data-sets.md"]
 default_role = "code"
 nitpicky = False
 

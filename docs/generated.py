@@ -16,6 +16,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import archgraph
+import archgraph.language.help as language
+from archgraph.engine.data.source import DATASETS, source
 
 HERE = Path(__file__).parent
 OUT = HERE / "_generated"
@@ -31,7 +33,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def write() -> None:
     """Write every generated page; files that would not change are left alone."""
-    pages = reference()
+    pages = {"language.md": language.markdown(), "data-sets.md": data_sets(), **reference()}
     OUT.mkdir(exist_ok=True)
     for old in OUT.glob("*.md"):
         if old.name not in pages:
@@ -52,6 +54,15 @@ def plain_signs(
         if not example:
             line = re.sub(r"\|(\w+)\|", r"\\|\1\\|", line)
             lines[number] = re.sub(r", \*(?=\w+[\],])", r", \\*", line)
+
+
+def data_sets() -> str:
+    """The table of data sets, a row each."""
+    rows = ["| name | what it is | classes | files |", "|---|---|---|---|"]
+    for known in map(source, DATASETS):
+        files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
+        rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
 
 
 # ------------------------------------------------------------------------------- reference
