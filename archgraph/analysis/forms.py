@@ -27,9 +27,8 @@ from archgraph.graph.ir import (
     per_graph,
     walk,
 )
-from archgraph.ops.growth import growth
 from archgraph.ops.schema import schema
-from archgraph.ops.table import base, row
+from archgraph.ops.table import base, growth, row
 
 _WORDS = 8  # operators of a form that are named in full
 _OPERANDS = ("self", "other")

@@ -40,7 +40,7 @@ from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
 from archgraph.ops.schema import op_name, schema, to_value
-from archgraph.ops.views import overwritten
+from archgraph.ops.table import overwritten
 
 _WHOLE, _PART = Ref("whole"), Ref("part")
 
@@ -340,7 +340,7 @@ def _functional(target: torch._ops.OpOverload, place: str) -> str:
     if plain != packet:
         suffix = "" if target._overloadname == "default" else f".{target._overloadname}"
         op = f"aten.{plain}{suffix}"
-        candidates = [op, table.FUNCTIONAL.get(op, "")]
+        candidates = [op, table.functional(op)]
     else:  # add.out: the overload with the same arguments but that one
         expected = [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
         packets = getattr(torch.ops.aten, plain)

@@ -29,8 +29,9 @@ from archgraph.graph.ir import (
     specialise,
 )
 from archgraph.ops.constants import tensor_of
+from archgraph.ops.operator import Initialiser
 from archgraph.ops.schema import from_atom, schema, torch_dtype
-from archgraph.ops.table import Initialiser, initialiser
+from archgraph.ops.table import initialiser
 from archgraph.states import State
 
 

@@ -1,24 +1,27 @@
 """The operator table: one row per operator; nobody else asks what kind of layer something is."""
 
+from archgraph.ops.costs import type_of
+from archgraph.ops.operator import Growth, Initialiser, Operator, Start
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import (
-    Initialiser,
-    Row,
     base,
+    growth,
     initialiser,
     known,
     macs,
     normalisation,
     row,
     statistics,
-    type_of,
 )
 
 __all__ = [
+    "Growth",
     "Initialiser",
-    "Row",
+    "Operator",
+    "Start",
     "base",
     "canonical_args",
+    "growth",
     "initialiser",
     "known",
     "macs",

@@ -1,6 +1,7 @@
 """Types from operators: what a graph's results are, computed on meta tensors.
 
 Meta tensors have shapes and no memory. Two batch sizes tell a multiple of the batch from a number.
+The common case of common operators has a closed form instead (:mod:`archgraph.ops.types`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from archgraph.graph.ir import (
 )
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, schema, torch_dtype
+from archgraph.ops.table import row
 
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 
@@ -148,6 +150,13 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
     Raises:
         GraphError: If the arguments do not fit.
     """
+    rule = row(op).type
+    closed = rule(dict(args)) if rule is not None else None
+    return kernel_type(op, args) if closed is None else closed
+
+
+def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
+    """Type of an operator's result, from its meta kernel."""
     _check_count(op, args)
     results = []
     for batch in _PROBES:

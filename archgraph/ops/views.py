@@ -2,80 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from archgraph.graph.ir import Size, Value
-from archgraph.ops.table import base
-
-Call = tuple[str, dict[str, Value]]
+from archgraph.graph.ir import Value
+from archgraph.ops.operator import Call, ViewWrite
 
 
-def overwritten(
-    op: str,
-    given: Mapping[str, Value],
-    whole: Value,
-    part: Value,
-    shape: tuple[Size, ...],
-    index: int = 0,
-) -> Call | None:
-    """The call that gives a tensor after one of its views was overwritten; None if none does.
-
-    Args:
-        op: Operator that made the view, in canonical form; empty where the view is the whole.
-        given: Its arguments by name.
-        whole: The tensor before.
-        part: What the view holds now.
-        shape: Shape of the tensor.
-        index: Which result of the operator the view is.
-
-    >>> from archgraph.graph.ir import Ref
-    >>> overwritten("aten.select.int", {"dim": 1, "index": 2}, Ref("x"), Ref("y"), (4, 3))
-    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
-    """
-    match base(op):
-        case "slice":
-            bounds = {k: given[k] for k in ("dim", "start", "end", "step") if k in given}
-            return "aten.slice_scatter", {"self": whole, "src": part, **bounds}
-        case "select":
-            place = {"dim": given["dim"], "index": given["index"]}
-            return "aten.select_scatter", {"self": whole, "src": part, **place}
-        case "unbind":
-            place = {"dim": given.get("dim", 0), "index": index}
-            return "aten.select_scatter", {"self": whole, "src": part, **place}
-        case "split_with_sizes":
-            sizes = given["split_sizes"]
-            if not isinstance(sizes, tuple):
-                return None
-            cuts = [s for s in sizes if isinstance(s, int)]
-            if len(cuts) != len(sizes):
-                return None
-            start = sum(cuts[:index])
-            bounds = {"dim": given.get("dim", 0), "start": start, "end": start + cuts[index]}
-            return "aten.slice_scatter", {"self": whole, "src": part, **bounds}
-        case "diagonal":
-            place = {k: given[k] for k in ("offset", "dim1", "dim2") if k in given}
-            return "aten.diagonal_scatter", {"self": whole, "src": part, **place}
-        case "reshape" | "squeeze" | "unsqueeze":
-            return "aten.reshape", {"self": part, "shape": shape}
-        case "transpose" | "swapaxes" | "swapdims":
-            dims = [v for k, v in given.items() if k != "self"]
-            return "aten.transpose.int", {"self": part, "dim0": dims[0], "dim1": dims[1]}
-        case "permute":
-            order = given["dims"]
-            assert isinstance(order, tuple)
-            back = [0] * len(order)
-            for position, dim in enumerate(order):
-                assert isinstance(dim, int)
-                back[dim % len(order)] = position
-            return "aten.permute", {"self": part, "dims": tuple(back)}
-        case "t" | "numpy_T" | "mT":
-            return op, {"self": part}
-        case "view_as_real":
-            return "aten.view_as_complex", {"self": part}
-        case "view_as_complex":
-            return "aten.view_as_real", {"self": part}
-        case _:
-            return None
+def _scatter(op: str, write: ViewWrite, **place: Value) -> Call:
+    return op, {"self": write.whole, "src": write.part, **place}
 
 
-__all__ = ["overwritten"]
+def slice_(write: ViewWrite) -> Call:
+    """A run of positions."""
+    bounds = {k: write.args[k] for k in ("dim", "start", "end", "step") if k in write.args}
+    return _scatter("aten.slice_scatter", write, **bounds)
+
+
+def select(write: ViewWrite) -> Call:
+    """One position."""
+    return _scatter("aten.select_scatter", write, dim=write.args["dim"], index=write.args["index"])
+
+
+def unbind(write: ViewWrite) -> Call:
+    """One position of several that were taken apart."""
+    return _scatter("aten.select_scatter", write, dim=write.args.get("dim", 0), index=write.index)
+
+
+def split(write: ViewWrite) -> Call | None:
+    """One part of several, where all have a size that is a number."""
+    sizes = write.args["split_sizes"]
+    if not isinstance(sizes, tuple):
+        return None
+    cuts = [s for s in sizes if isinstance(s, int)]
+    if len(cuts) != len(sizes):
+        return None
+    start = sum(cuts[: write.index])
+    end = start + cuts[write.index]
+    dim = write.args.get("dim", 0)
+    return _scatter("aten.slice_scatter", write, dim=dim, start=start, end=end)
+
+
+def diagonal(write: ViewWrite) -> Call:
+    """A diagonal."""
+    place = {k: write.args[k] for k in ("offset", "dim1", "dim2") if k in write.args}
+    return _scatter("aten.diagonal_scatter", write, **place)
+
+
+def reshape(write: ViewWrite) -> Call:
+    """All of it in another shape."""
+    return "aten.reshape", {"self": write.part, "shape": write.shape}
+
+
+def transpose(write: ViewWrite) -> Call:
+    """Two dimensions change places again."""
+    dims = [v for k, v in write.args.items() if k != "self"]
+    return "aten.transpose.int", {"self": write.part, "dim0": dims[0], "dim1": dims[1]}
+
+
+def permute(write: ViewWrite) -> Call:
+    """The inverse order."""
+    order = write.args["dims"]
+    assert isinstance(order, tuple)
+    back = [0] * len(order)
+    for position, dim in enumerate(order):
+        assert isinstance(dim, int)
+        back[dim % len(order)] = position
+    return "aten.permute", {"self": write.part, "dims": tuple(back)}
+
+
+def itself(write: ViewWrite) -> Call:
+    """An operator that is its own inverse."""
+    return write.op, {"self": write.part}
+
+
+def by(op: str) -> Callable[[ViewWrite], Call]:
+    """An operator whose inverse is another one."""
+    return lambda write: (op, {"self": write.part})

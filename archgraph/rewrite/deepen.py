@@ -9,7 +9,8 @@ from typing import NoReturn
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
-from archgraph.ops.growth import Start, growth, multiplied, offset
+from archgraph.ops.operator import Start
+from archgraph.ops.table import growth, multiplied, offset
 from archgraph.rewrite.depth import grafted, skip, whole
 from archgraph.rewrite.insert import initialised
 from archgraph.states import Entry, Rewritten, Transfer

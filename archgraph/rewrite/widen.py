@@ -28,8 +28,8 @@ from archgraph.analysis.choice import (
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
-from archgraph.ops.growth import growth, offset
 from archgraph.ops.schema import schema
+from archgraph.ops.table import growth, offset
 from archgraph.rewrite.width import cut
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from archgraph.ops.table import ROWS
-
 aten: Any = torch.ops.aten  # operators that torch's own functions do not reach directly
 C = 8  # channels of an activation
 
@@ -820,8 +818,8 @@ LOSSES = [
 ]
 
 
-def pointwise_operators() -> list[str]:
-    """ATen's functional operators without a row but with the tag ``pointwise``."""
+def pointwise_operators(covered: set[str]) -> list[str]:
+    """ATen's functional operators with the tag ``pointwise``, but those that are covered."""
     names = {
         n[6:].partition(".")[0] for n in torch._C._dispatch_get_all_op_names() if n[:6] == "aten::"
     }
@@ -829,7 +827,7 @@ def pointwise_operators() -> list[str]:
     for name in sorted(n for n in names if not n.startswith("special_")):
         if name.endswith(("_", "backward", "_functional")) and not name.startswith("__"):
             continue
-        packet = None if name in ROWS else getattr(torch.ops.aten, name, None)
+        packet = None if name in covered else getattr(torch.ops.aten, name, None)
         for overload in packet.overloads() if packet is not None else ():
             op = getattr(packet, overload)
             given = [a for a in op._schema.arguments if not a.has_default_value()]

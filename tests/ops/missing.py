@@ -8,10 +8,10 @@ import sys
 import torch
 
 from archgraph.errors import GraphError
+from archgraph.ops.operator import Operator
+from archgraph.ops.rows import ROWS
 from archgraph.ops.schema import op_name, schema
-from archgraph.ops.table import _ALIASES, _COPIES, _FLIPS, _RESHAPES, _SPLITS, Row, base, row
-
-RENAMED = {*_COPIES, *_FLIPS, *_RESHAPES, *_SPLITS, "tile", "narrow", "expand_as"}
+from archgraph.ops.table import row
 
 # Backward passes, backends, storage formats: nothing that a forward pass of a model writes.
 ELSEWHERE = re.compile(
@@ -47,11 +47,7 @@ def missing() -> tuple[int, list[str]]:
         if n.startswith("aten::")
     }
     names = [n for p in sorted(packets) if not ELSEWHERE.search(p) for n in functional(p)]
-    without = [
-        n
-        for n in names
-        if row(n) == Row() and base(n) not in RENAMED and n.removeprefix("aten.") not in _ALIASES
-    ]
+    without = [n for n in names if row(n) == Operator() and n.removeprefix("aten.") not in ROWS]
     return len(names) - len(without), without
 
 

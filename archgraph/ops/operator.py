@@ -1,0 +1,195 @@
+"""What may be known of an operator: the fields of a row of the operator table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
+from archgraph.ops import rules, zeros
+from archgraph.ops.equations import Dims, Equations
+from archgraph.ops.rules import Rule
+from archgraph.ops.zeros import Zeros
+
+InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
+Scales: TypeAlias = Literal["", "all", "one", "first"]
+Repeats: TypeAlias = Literal["never", "uniform", "any"]
+# An operator's name and its arguments.
+Call: TypeAlias = "tuple[str, dict[str, Value]]"
+# How a leaf starts: the name and arguments of an initialiser.
+Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Initialiser:
+    """How a leaf starts: ``uniform`` in ±``scale``, ``normal`` with deviation ``scale``."""
+
+    kind: InitialiserKind
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A call before it has its canonical form.
+
+    Attributes:
+        op: Operator.
+        args: Arguments by name.
+        sizes: Shapes of tensor arguments by name.
+        shapes: Shapes of the results.
+    """
+
+    op: str
+    args: dict[str, Value]
+    sizes: Mapping[str, tuple[Size, ...]]
+    shapes: tuple[tuple[Size, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewWrite:
+    """A write into a view.
+
+    Attributes:
+        op: Operator that made the view, in canonical form.
+        args: Its arguments by name.
+        whole: The tensor before.
+        part: What the view contains now.
+        shape: Shape of the tensor.
+        index: Which result of the operator the view is.
+    """
+
+    op: str
+    args: Mapping[str, Value]
+    whole: Value
+    part: Value
+    shape: tuple[Size, ...]
+    index: int
+
+
+Cost: TypeAlias = Callable[[ArchGraph, Node], int]
+Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
+# From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
+TypeRule: TypeAlias = Callable[[Mapping[str, Any]], TensorType | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What an operator does with repeated positions, and how it becomes the identity (Net2Net).
+
+    Attributes:
+        scales: When its result is multiplied by what its operands are: ``all`` of them, exactly
+            ``one`` of them (a product), the ``first`` (a quotient), or never.
+        pointwise: Its operands' dimensions are its result's, counted from the last.
+        moves: It only moves positions of its one operand (or leaves some out).
+        affine: Leaves, by argument, that multiply its result position by position, with the
+            dimension that has the result's channels; the weight first.
+        bilinear: It multiplies and sums operands: whatever one of them is multiplied by, its result
+            is too.
+        repeats: Whether it gives the same over an axis whose positions are repeated: ``any`` how,
+            ``uniform``: all equally often, or ``never``; by node where its arguments decide.
+        identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
+        idempotent: Twice is the same as once.
+        keeps_zero: It is zero at zero.
+        picks: Every number of its result is one of its operand's.
+        finite: Its result is a number wherever its operands are: nothing is divided by them.
+    """
+
+    scales: Scales = ""
+    pointwise: bool = False
+    moves: bool = False
+    affine: Mapping[str, int] = field(default_factory=dict)
+    bilinear: bool = False
+    repeats: Repeats | Callable[[Node], Repeats] = "never"
+    identity: Callable[[ArchGraph, Node], Mapping[str, Start] | str] | None = None
+    idempotent: bool = False
+    keeps_zero: bool = False
+    picks: bool = False
+    finite: bool = True
+
+    def weight(self, node: Node) -> Value:
+        """The argument of a node that is its weight."""
+        return node.arg(next(iter(self.affine), "weight"))
+
+    def repeated(self, node: Node) -> Repeats:
+        """Whether a node gives the same over an axis whose positions are repeated."""
+        return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
+
+
+UNKNOWN_GROWTH = Growth(finite=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What is known of an operator: a row of the table.
+
+    Attributes:
+        rule: Equation between the layouts of its arguments and results.
+        zero: At which masked positions its results are zero.
+        macs: Multiply–accumulates for one example.
+        init: Initialiser by argument name, for leaves given as that argument.
+        training_flag: Argument that is true in training and false in evaluation.
+        statistics: Arguments that are running statistics, which forward updates in training.
+        sides: What the dimensions of a leaf are called, by the argument that it is given as.
+        weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
+        normalises: Divides by statistics of its input.
+        pointwise: Position by position: belongs to the block that feeds it.
+        merges: Joins branches by adding them: ends a residual region.
+        rates: Numbers that may differ between two networks of one form: they follow from training
+            or widths, or guard against division by zero.
+        growth: What it does with repeated positions.
+        type: Type of its result in the common case; None where PyTorch's meta kernel decides.
+        alias: Overload that it is another name of, argument by argument in the same order.
+        spelling: The canonical form of a call.
+        unchanged: Whether a call whose result has its input's type returns the input itself.
+        overwritten: The call that gives a tensor after the view that this operator makes of it was
+            overwritten; None if there is no such call.
+        fill: What the result is filled with, where it has its first argument's shape or dtype but
+            none of its values; ``argument`` where the caller says it.
+        functional: Functional form of an in-place operator, where it has another name.
+    """
+
+    rule: Rule = rules.unknown
+    zero: Zeros = zeros.never
+    macs: Cost | None = None
+    init: Mapping[str, Init] = field(default_factory=dict)
+    training_flag: str | None = None
+    statistics: tuple[str, ...] = ()
+    sides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    weighted: bool = False
+    normalises: bool = False
+    pointwise: bool = False
+    merges: bool = False
+    rates: tuple[str, ...] = ()
+    growth: Growth = UNKNOWN_GROWTH
+    type: TypeRule | None = None
+    alias: str = ""
+    spelling: Callable[[Spelling], Call] | None = None
+    unchanged: Callable[[Mapping[str, Value]], bool] | None = None
+    overwritten: Callable[[ViewWrite], Call | None] | None = None
+    fill: int | Literal["argument"] | None = None
+    functional: str = ""
+
+    def axes(self, eq: Equations) -> list[Dims]:
+        """Layouts of the current operator's results, after stating its equations."""
+        try:
+            results = self.rule(eq)
+            eq.settle(results, self.zero(eq, results))
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
+            # Of a rank or with arguments that the rule does not know: to pin is always right.
+            return rules.unknown(eq)
+        if self.pointwise:
+            eq.follow()
+        return results
+
+
+Rows: TypeAlias = dict[str, Operator]
+
+
+def alike(names: Sequence[str], operator: Operator) -> Rows:
+    """Rows of operators of which the same is known.
+
+    >>> sorted(alike(("mm", "bmm"), Operator(weighted=True)))
+    ['bmm', 'mm']
+    """
+    return dict.fromkeys(names, operator)

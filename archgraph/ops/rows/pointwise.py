@@ -1,0 +1,116 @@
+"""Operators that work position by position: activations, sums, products, casts, dropout, noise."""
+
+from dataclasses import replace
+
+from archgraph.ops import rules, spelling, starts, types, zeros
+from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
+
+_ONES: dict[str, Init] = {"self": starts.ones, "other": starts.ones}
+_KNOWN = Growth()  # nothing but that it does not make 0/0
+_SUM = Growth("all", pointwise=True, repeats="any")
+_COPY = Growth("all", pointwise=True, repeats="any", picks=True)
+_SAME = replace(_COPY, identity=starts.identity_plain)
+
+PLAIN = Operator(rules.elementwise, zeros.value, pointwise=True)
+# A curve over one operand; further operands do not broadcast with it.
+_curve = replace(PLAIN, rule=rules.same)
+_real = replace(PLAIN, type=types.elementwise)
+_integer = replace(PLAIN, type=types.arithmetic)
+_both = replace(PLAIN, zero=zeros.some)
+_copy = replace(_curve, zero=zeros.first)
+_noise = Operator(rules.like, pointwise=True)
+_softmax = Operator(rules.softmax, pointwise=True)
+_dropout = replace(_copy, training_flag="train", rates=("p",))
+
+
+def _activation(operator: Operator, **growth: bool) -> Operator:
+    return replace(operator, growth=Growth(**growth), type=types.elementwise)  # type: ignore[arg-type]
+
+
+ROWS: Rows = {
+    # -- sums, products, quotients
+    "add": replace(
+        _integer,
+        init={"self": starts.small, "other": starts.small},
+        merges=True,
+        growth=_SUM,
+    ),
+    "sub": replace(_integer, growth=_SUM),
+    "neg": replace(_real, growth=_SUM),
+    "rsub": _real,
+    "mul": replace(_integer, zero=zeros.some, init=_ONES, growth=Growth("one", pointwise=True)),
+    "div": replace(
+        PLAIN,
+        zero=zeros.quotient,
+        init=_ONES,
+        growth=Growth("first", pointwise=True, finite=False),
+        type=types.elementwise,
+    ),
+    # -- activations
+    **alike(("relu", "abs"), _activation(PLAIN, idempotent=True, keeps_zero=True)),
+    "relu6": _activation(_curve, idempotent=True, keeps_zero=True),
+    **alike(("hardtanh", "clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
+    "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
+    **alike(
+        ("gelu", "silu", "tanh", "elu", "leaky_relu", "sin"), _activation(PLAIN, keeps_zero=True)
+    ),
+    **alike(("selu", "hardswish", "mish"), _activation(_curve, keeps_zero=True)),
+    **alike(("sigmoid", "exp", "cos"), _activation(PLAIN)),
+    **alike(("hardsigmoid", "softplus"), _activation(_curve)),
+    **alike(("sqrt", "rsqrt"), _real),
+    "pow.Tensor_Scalar": _real,
+    **alike(
+        (
+            "celu",
+            "log_sigmoid",
+            "nan_to_num",
+            "hardshrink",
+            "softshrink",
+            "threshold",
+            "logit",
+            "isreal",
+            "real",
+            "imag",
+            "conj",
+            "resolve_conj",
+            "resolve_neg",
+            "bucketize",
+            "isin",
+        ),
+        _curve,
+    ),
+    "softmax": replace(_softmax, growth=_KNOWN),
+    **alike(("log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "glu": Operator(rules.glu, zeros.first),
+    "prelu": Operator(rules.prelu, zeros.first, init={"weight": starts.quarter}, pointwise=True),
+    # -- copies and casts
+    "detach": replace(_copy, growth=_COPY),
+    **alike(("clone", "contiguous"), replace(_copy, growth=_SAME, unchanged=spelling.always)),
+    **alike(("type_as", "alias"), replace(_copy, unchanged=spelling.always)),
+    **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=spelling.always)),
+    **alike(
+        ("to", "_to_copy"),
+        replace(_curve, growth=_SAME, unchanged=spelling.always, spelling=spelling.cast),
+    ),
+    "copy": Operator(rules.overwrite, zeros.second, spelling=spelling.copy),
+    # -- dropout and noise
+    "dropout": replace(_dropout, growth=_SAME, type=types.dropout),
+    **alike(("feature_dropout", "alpha_dropout"), replace(_dropout, growth=_SAME)),
+    **alike(("feature_alpha_dropout", "native_dropout"), _dropout),
+    **alike(("bernoulli", "poisson", "rrelu"), _copy),
+    "bernoulli.float": replace(_copy, functional="aten.bernoulli.p"),
+    "normal": replace(_noise, functional="aten.normal_functional"),
+    "uniform": replace(_noise, functional="aten.uniform"),
+    "fill.Scalar": replace(_noise, functional="aten.fill.Scalar"),
+    **alike(("bernoulli.p", "normal_functional", "fill"), _noise),
+    **alike(("exponential", "geometric", "log_normal", "cauchy"), _noise),
+    # -- comparisons, bits and choices
+    **alike(("max.other", "min.other"), replace(PLAIN, growth=Growth(repeats="any"))),
+    **alike(("lerp", "floor_divide", "isclose", "complex", "polar"), PLAIN),
+    **alike(("__or__", "__xor__", "__lshift__", "__rshift__"), PLAIN),
+    **alike(("logical_or", "logical_not", "logical_xor"), PLAIN),
+    **alike(("__and__", "logical_and", "bitwise_and"), _both),
+    "where": replace(PLAIN, zero=zeros.chosen, growth=_KNOWN),
+    "masked_fill": replace(PLAIN, zero=zeros.filled, growth=_KNOWN),
+    "broadcast_tensors": Operator(rules.broadcast_tensors, zeros.each),
+}

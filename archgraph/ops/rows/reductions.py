@@ -1,0 +1,60 @@
+"""Reductions, runs along a dimension, pooling and interpolation."""
+
+from dataclasses import replace
+
+from archgraph.graph.ir import Node
+from archgraph.ops import rules, types, zeros
+from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
+
+_KNOWN = Growth()  # nothing but that it does not make 0/0
+
+
+def _spread(node: Node) -> Repeats:
+    """Variances by N - 1 know how many positions there are."""
+    by_count = node.arg("correction", 1) == 0 or node.arg("unbiased", True) is False
+    return "uniform" if by_count else "never"
+
+
+_reduction = Operator(rules.reduction, zeros.first)
+_along = Operator(rules.along, zeros.first)
+_pool = Operator(rules.pooling, zeros.first)
+
+ROWS: Rows = {
+    # -- reductions
+    "sum": Operator(rules.total, zeros.first, growth=_KNOWN),
+    **alike(("nansum", "linalg_vector_norm", "norm"), Operator(rules.total, zeros.first)),
+    "any": Operator(rules.counted, zeros.first, growth=Growth(repeats="any")),
+    "count_nonzero": Operator(rules.counted, zeros.first),
+    "logsumexp": Operator(rules.reduction),
+    "all": Operator(rules.reduction, growth=Growth(repeats="any")),
+    **alike(("argmax", "argmin"), Operator(rules.reduction)),
+    "mean": replace(_reduction, growth=Growth(repeats="uniform"), type=types.mean),
+    **alike(("amax", "amin", "max", "min"), replace(_reduction, growth=Growth(repeats="any"))),
+    **alike(
+        ("var", "std", "var_mean", "std_mean"), replace(_reduction, growth=Growth(repeats=_spread))
+    ),
+    **alike(("nanmean", "aminmax", "prod", "median", "nanmedian"), _reduction),
+    # -- along one dimension
+    **alike(("cumsum", "sort", "topk"), replace(_along, growth=_KNOWN)),
+    "roll": replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True)),
+    **alike(("cumprod", "cummax", "cummin", "flip", "rot90", "diff"), _along),
+    **alike(("argsort", "logcumsumexp", "renorm"), Operator(rules.along)),
+    "msort": Operator(rules.along_first, zeros.first),
+    **alike(("kthvalue", "mode"), Operator(rules.along_reduced, zeros.first)),
+    # -- pooling and interpolation
+    **alike(tuple(rules.POOLED), _pool),
+    **{
+        f"{kind}_pool{rank}d": replace(_pool, growth=Growth(picks=kind == "max"), type=rule)
+        for rank in (1, 2, 3)
+        for kind, rule in (
+            ("max", types.pooling(rank) if rank == 2 else None),
+            ("avg", types.pooling(rank) if rank == 2 else None),
+            ("adaptive_avg", types.adaptive_pooling if rank == 2 else None),
+        )
+    },
+    **alike(("max_unpool2d", "max_unpool3d"), Operator(rules.unpooling, zeros.first)),
+    **alike(
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+        Operator(rules.grid_sample, zeros.first),
+    ),
+}

@@ -1,0 +1,114 @@
+"""Operators that rearrange, pick, join or write positions."""
+
+from archgraph.ops import rules, shapes, spelling, types, views, zeros
+from archgraph.ops.operator import Growth, Operator, Rows, alike
+
+_MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
+_ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
+_ALL = Growth(scales="all", repeats="any", picks=True)
+_PADS = Growth(scales="all", pointwise=True, repeats="any")
+_KNOWN = Growth()  # nothing but that it does not make 0/0
+
+_reshape = Operator(
+    shapes.reshape,
+    zeros.first,
+    pointwise=True,
+    growth=_MOVES,
+    spelling=spelling.reshape,
+    unchanged=spelling.always,
+    overwritten=views.reshape,
+)
+_stacked = Operator(shapes.stacked, zeros.every)
+_pad = Operator(shapes.pad, zeros.first, growth=_PADS, unchanged=spelling.pads_nothing)
+
+ROWS: Rows = {
+    "input": Operator(),
+    "getitem": Operator(rules.getitem, zeros.passed, pointwise=True, growth=_MOVES),
+    # -- all positions in another shape or order
+    "reshape": _reshape,
+    "view": Operator(
+        shapes.reshape, zeros.first, pointwise=True, growth=_MOVES, spelling=spelling.reshape
+    ),
+    "permute": Operator(
+        shapes.permute, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.permute
+    ),
+    "transpose": Operator(
+        shapes.transpose, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.transpose
+    ),
+    **alike(
+        ("t", "numpy_T", "mT"),
+        Operator(
+            shapes.matrix_transpose,
+            zeros.first,
+            pointwise=True,
+            growth=_MOVES,
+            overwritten=views.itself,
+        ),
+    ),
+    "matrix_H": Operator(shapes.matrix_transpose, zeros.first, pointwise=True, growth=_MOVES),
+    **alike(("mH", "adjoint"), Operator(shapes.matrix_transpose, zeros.first, pointwise=True)),
+    "movedim": Operator(shapes.movedim, zeros.first, pointwise=True, growth=_MOVES),
+    "unsqueeze": Operator(
+        shapes.unsqueeze, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.reshape
+    ),
+    "squeeze": Operator(
+        shapes.squeeze, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.reshape
+    ),
+    "view_as_complex": Operator(
+        shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_real")
+    ),
+    "view_as_real": Operator(
+        shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_complex")
+    ),
+    "pixel_shuffle": Operator(shapes.pixel_shuffle, zeros.first, growth=_MOVES),
+    "pixel_unshuffle": Operator(shapes.pixel_unshuffle, zeros.first, growth=_MOVES),
+    **alike(
+        ("channel_shuffle", "native_channel_shuffle"), Operator(shapes.channel_shuffle, zeros.first)
+    ),
+    # -- positions repeated
+    "expand": Operator(
+        shapes.expand,
+        zeros.first,
+        pointwise=True,
+        growth=_ALIGNED,
+        spelling=spelling.expand,
+        unchanged=spelling.always,
+    ),
+    "repeat": Operator(shapes.repeat, zeros.first, growth=_ALIGNED),
+    "repeat_interleave": Operator(shapes.repeat_interleave, zeros.first, growth=_ALL),
+    # -- several tensors joined
+    "cat": Operator(shapes.cat, zeros.every, growth=_ALIGNED, type=types.cat),
+    "stack": Operator(shapes.stack, zeros.every, growth=_ALL),
+    **alike(("hstack", "vstack", "dstack", "column_stack"), _stacked),
+    **alike(("pad", "constant_pad_nd"), _pad),
+    # -- some positions
+    "split_with_sizes": Operator(shapes.split, zeros.first, growth=_MOVES, overwritten=views.split),
+    "slice": Operator(
+        shapes.slice_,
+        zeros.first,
+        growth=_MOVES,
+        spelling=spelling.slice_,
+        unchanged=spelling.always,
+        overwritten=views.slice_,
+    ),
+    "select": Operator(shapes.select, zeros.first, growth=_MOVES, overwritten=views.select),
+    "unbind": Operator(shapes.unbind, zeros.first, growth=_MOVES, overwritten=views.unbind),
+    "index": Operator(shapes.index, zeros.first, growth=_KNOWN),
+    "index_select": Operator(shapes.index_select, zeros.first, growth=_KNOWN),
+    "gather": Operator(shapes.gather, zeros.first, growth=_KNOWN),
+    "take_along_dim": Operator(shapes.take_along, zeros.first),
+    **alike(("tril", "triu"), Operator(shapes.triangle, zeros.first, growth=_KNOWN)),
+    "diagonal": Operator(shapes.diagonal, zeros.first, overwritten=views.diagonal),
+    "linalg_diagonal": Operator(shapes.diagonal, zeros.first),
+    "diag_embed": Operator(shapes.diagonal_matrix, zeros.first),
+    "unfold": Operator(shapes.windows, zeros.first),
+    "im2col": Operator(shapes.patches, zeros.first),
+    "col2im": Operator(shapes.from_patches, zeros.first),
+    # -- positions written
+    **alike(("scatter", "scatter_add", "scatter_reduce"), Operator(shapes.scatter, zeros.every)),
+    **alike(("index_add", "index_copy"), Operator(shapes.index_add, zeros.every)),
+    "index_fill": Operator(shapes.index_fill),
+    "index_put": Operator(shapes.index_put, zeros.every),
+    "slice_scatter": Operator(shapes.slice_scatter, zeros.every),
+    "select_scatter": Operator(shapes.select_scatter, zeros.every),
+}
