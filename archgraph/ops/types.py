@@ -280,7 +280,7 @@ def cat(args: Args) -> TensorType | None:
         return None
     if not all(type(s) is int for s in sizes):
         return None
-    total: Any = sum(sizes)  # type: ignore[arg-type]
+    total: Any = sum(sizes)
     first = tensors[0]
     return TensorType((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
 

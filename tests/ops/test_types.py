@@ -31,7 +31,9 @@ def agree(op, **arguments):
     args = tuple(
         (k, pattern(v, TYPES) if not isinstance(v, TensorType) else v) for k, v in arguments.items()
     )
-    closed = row(op).type(dict(args))
+    rule = row(op).type
+    assert rule is not None
+    closed = rule(dict(args))
     assert closed is None or closed == kernel(op, args)
     return closed
 

@@ -35,8 +35,10 @@ _ALIASES = {
             ("less_equal", "le"),
             ("not_equal", "ne"),
         )
-        for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")
+        for overload in ("Tensor", "Scalar")
     },
+    "divide.Tensor_mode": "div.Tensor_mode",
+    "divide.Scalar_mode": "div.Scalar_mode",
     "clip": "clamp",
     "clip.Tensor": "clamp.Tensor",
 }
