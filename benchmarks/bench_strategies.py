@@ -15,7 +15,7 @@ import torch
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
-from archgraph.federation import Client, Result, Strategy, Task, Tier, World, configure
+from archgraph.federation import Client, Outcome, Result, Strategy, Task, Tier, World, configure
 from benchmarks.bench_transfer import added, keep_freed_memory, seconds
 
 CLIENTS, CLASSES = 10, 10
@@ -73,10 +73,9 @@ def world(graph: ag.ArchGraph, state: dict[str, torch.Tensor], make: Make) -> Wo
 
 def returned(task: Task) -> Result:
     """What a client gives back that moved its weights a little."""
-    own = {k: v for k, v in task.state.items() if k not in task.kept}
-    moved = {k: v * 1.01 if v.is_floating_point() else v.clone() for k, v in own.items()}
+    moved = {k: v * 1.01 if v.is_floating_point() else v.clone() for k, v in task.state.items()}
     others = {k: dict(m.state) for k, m in task.others.items()}
-    return Result(task.client, moved, 100, others=others)
+    return task.result(Outcome(moved, others=others), 100)
 
 
 def figures(repeat: int = 9) -> Iterator[tuple[str, float]]:

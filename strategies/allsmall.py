@@ -7,21 +7,25 @@ Computing Environments*, 2023, §5.1): what the weak reach alone, at the price o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import archgraph as ag
 from archgraph.federation import (
     CrossEntropy,
     Evaluated,
-    NormPolicy,
+    Model,
     Result,
     ServerState,
     Strategy,
     Task,
     Tier,
     Train,
+    Weights,
     World,
+    by_tier,
+    covered_mean,
+    part,
 )
 
 
@@ -42,7 +46,7 @@ class AllSmall(Strategy):
     """
 
     tier: str | None = None
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
 
@@ -68,50 +72,24 @@ class AllSmall(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The small model, whatever the client could run."""
-        tier = self.small(world)
-        return Task(
-            client=client,
-            graph=tier.graph,
-            state=state.group("global"),
-            program=self._train(),
-            kept=NormPolicy(self.norm).kept(tier.graph),
-            tier=tier.name,
+        small = self.small(world)
+        return part(
+            world,
+            state,
+            client,
+            tier=replace(small, transfer=ag.Transfer.identity(small.graph)),
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            norm=self.norm,
         )
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """The mean over all clients."""
-        graph = self.small(world).graph
-        policy = NormPolicy(self.norm)
-        same = ag.Transfer.identity(graph)
-        merger = ag.Merger(graph, state.group("global"))
-        for result in results:
-            merger.add(
-                same,
-                policy.filled(graph, result.state),
-                weight=result.examples if self.weights == "examples" else 1,
-                skip=policy.left_out(graph),
-                trusted=True,
-            )
-        merged, _ = merger.result()
-        return state.with_group("global", merged)
+        into = "global", self.small(world).graph
+        return covered_mean(world, state, results, weights=self.weights, into=lambda _: into)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """The small model, once for each kind of client, so that strong and weak are told apart."""
-        policy = NormPolicy(self.norm)
-        graph, weights = self.small(world).graph, state.group("global")
-        for tier in world.tiers:
-            clients = tuple(c.id for c in world.clients if c.name == tier.name)
-            if clients:
-                yield Evaluated(
-                    name=tier.name,
-                    graph=graph,
-                    state=weights,
-                    clients=clients,
-                    statistics=policy.evaluation,
-                    kept=policy.name == "local",
-                )
-
-    def _train(self) -> Train:
-        return Train(CrossEntropy(mask_absent=self.mask_absent))
+        """The small model, once for each kind of client: strong and weak are compared."""
+        small = Model(self.small(world).graph, state.group("global"))
+        return by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

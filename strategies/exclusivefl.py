@@ -8,20 +8,25 @@ own training.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import archgraph as ag
 from archgraph.federation import (
     CrossEntropy,
     Evaluated,
-    NormPolicy,
+    Model,
     Result,
     ServerState,
     Strategy,
     Task,
+    Tier,
     Train,
+    Weights,
     World,
+    by_tier,
+    covered_mean,
+    part,
 )
 
 
@@ -39,7 +44,7 @@ class ExclusiveFL(Strategy):
         False
     """
 
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
 
@@ -60,53 +65,31 @@ class ExclusiveFL(Strategy):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The model of the client's group."""
         tier = world.tier(world.clients[client].name)
-        return Task(
-            client=client,
-            graph=tier.graph,
-            state=state.group(tier.graph.digest),
-            program=self._train(),
-            kept=NormPolicy(self.norm).kept(tier.graph),
-            tier=tier.name,
+        return part(
+            world,
+            state,
+            client,
+            tier=replace(tier, transfer=ag.Transfer.identity(tier.graph)),
+            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            norm=self.norm,
+            weights=state.group(tier.graph.digest),
         )
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """In each group the mean over its clients; a group that nobody returned to stays."""
-        policy = NormPolicy(self.norm)
-        mergers: dict[str, tuple[ag.Merger, ag.Transfer]] = {}
-        for result in results:
-            graph = world.tier(world.clients[result.client].name).graph
-            group = graph.digest
-            if group not in mergers:
-                merger = ag.Merger(graph, state.group(group))
-                mergers[group] = merger, ag.Transfer.identity(graph)
-            merger, same = mergers[group]
-            merger.add(
-                same,
-                policy.filled(graph, result.state),
-                weight=result.examples if self.weights == "examples" else 1,
-                skip=policy.left_out(graph),
-                trusted=True,
-            )
-        for group, (merger, _) in mergers.items():
-            state = state.with_group(group, merger.result()[0])
-        return state
+        """In each group the mean over its clients; a group without results stays as it is."""
+
+        def into(result: Result) -> tuple[str, ag.ArchGraph]:
+            graph = world.tier(result.tier).graph
+            return graph.digest, graph
+
+        return covered_mean(world, state, results, weights=self.weights, into=into)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier's model: that of its group."""
-        policy = NormPolicy(self.norm)
-        for tier in world.tiers:
-            clients = tuple(c.id for c in world.clients if c.name == tier.name)
-            if clients:
-                yield Evaluated(
-                    name=tier.name,
-                    graph=tier.graph,
-                    state=state.group(tier.graph.digest),
-                    clients=clients,
-                    statistics=policy.evaluation,
-                    kept=policy.name == "local",
-                )
 
-    def _train(self) -> Train:
-        return Train(CrossEntropy(mask_absent=self.mask_absent))
+        def model(tier: Tier) -> Model:
+            return Model(tier.graph, state.group(tier.graph.digest))
+
+        return by_tier(world, state, norm=self.norm, model=model, whole=False)

@@ -41,6 +41,7 @@ from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     Json,
+    Model,
     NormPolicy,
     Result,
     ServerState,
@@ -49,7 +50,10 @@ from archgraph.federation import (
     Task,
     Tier,
     Train,
+    Weights,
     World,
+    by_tier,
+    part,
     seeded,
 )
 
@@ -81,7 +85,7 @@ class FedADP(Strategy):
     narrow: Mode = "paper"
     redraw: bool = False
     approximate: bool = False
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
 
@@ -113,14 +117,15 @@ class FedADP(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
-        name = world.clients[client].name
-        fit = self.fit(world, world.tier(name), state.values["drawn"])
-        return Task(
-            client=client,
-            graph=fit.graph,
-            state=state.group(f"sent/{name}") or fit.sent(state.group("global")),
+        tier = world.tier(world.clients[client].name)
+        fit = self.fit(world, tier, state.values["drawn"])
+        return part(
+            world,
+            state,
+            client,
             program=Train(CrossEntropy(mask_absent=self.mask_absent)),
-            kept=NormPolicy(self.norm).kept(fit.graph),
+            norm=self.norm,
+            weights=state.group(f"sent/{tier.name}") or fit.sent(state.group("global")),
         )
 
     def receive(
@@ -146,21 +151,14 @@ class FedADP(Strategy):
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
         models is the grown mean. So an architecture is grown once, however many clients run it.
         """
-        policy = NormPolicy(self.norm)
         means: dict[Fit, ag.Merger] = {}
         totals: dict[Fit, float] = {}
         for result in results:
             fit = self.fit(world, world.tier(world.clients[result.client].name), drawn)
-            weight = result.examples if self.weights == "examples" else 1
+            weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0
-            means[fit].add(
-                fit.same,
-                policy.filled(fit.graph, result.state),
-                weight=weight,
-                skip=policy.left_out(fit.graph),
-                trusted=True,
-            )
+            means[fit].add(fit.same, result.state, weight, skip=result.skip, trusted=True)
             totals[fit] += weight
         if not totals:
             return old, {}
@@ -171,28 +169,20 @@ class FedADP(Strategy):
                 ag.Transfer.identity(world.graph),
                 fit.grown(mean, old),
                 weight=totals[fit],
-                skip=policy.left_out(world.graph),
+                skip=NormPolicy(self.norm).left_out(world.graph),
                 trusted=True,
             )
         return merger.result()
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, and each architecture's on the data of the clients that run it."""
-        policy = NormPolicy(self.norm)
         weights = state.group("global")
-        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
-        for tier in world.tiers:
-            clients = tuple(c.id for c in world.clients if c.name == tier.name)
-            if clients:
-                fit = self.fit(world, tier, state.values["drawn"])
-                yield Evaluated(
-                    name=tier.name,
-                    graph=fit.graph,
-                    state=fit.sent(weights),
-                    clients=clients,
-                    statistics=policy.evaluation,
-                    kept=policy.name == "local",
-                )
+
+        def model(tier: Tier) -> Model:
+            fit = self.fit(world, tier, state.values["drawn"])
+            return Model(fit.graph, fit.sent(weights))
+
+        return by_tier(world, state, norm=self.norm, model=model)
 
     def fit(self, world: World, tier: Tier, drawn: int = 0) -> Fit:
         """How a tier is reached from the global model, and the global model from it.
@@ -240,7 +230,7 @@ class Fit:
         """The client's state from the global one."""
         if self.down is not None:
             return self.down.pull(whole)
-        wide = whole if _plain(self.reached) else self.reached.pull(whole)
+        wide = self.reached.pull(whole, copy=False)
         sums, covered = self.widened.push(wide)
         for name, entry in self.widened.entries.items():
             origin = str(entry.source)
@@ -253,10 +243,7 @@ class Fit:
 
     def grown(self, own: State, old: State) -> State:
         """The global state from the client's; what cannot be made of it is the old global's."""
-        if _plain(self.up):
-            grown = {name: own[str(entry.source)] for name, entry in self.up.entries.items()}
-        else:
-            grown = self.up.pull(own)
+        grown = self.up.pull(own, copy=False)
         if _plain(self.reached) and len(grown) == len(old):
             return grown
         values, covered = self.reached.push(grown)

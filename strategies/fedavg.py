@@ -29,7 +29,10 @@ from archgraph.federation import (
     Strategy,
     Task,
     Train,
+    Weights,
     World,
+    covered_mean,
+    part,
 )
 
 
@@ -47,7 +50,7 @@ class FedAvg(Strategy):
         'averaged'
     """
 
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
 
@@ -69,39 +72,22 @@ class FedAvg(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``w_t`` to client ``k`` (*for each client … ClientUpdate*)."""
-        return Task(
-            client=client,
-            graph=world.graph,
-            state=state.group("global"),
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
-            kept=NormPolicy(self.norm).kept(world.graph),
-        )
+        train = Train(CrossEntropy(mask_absent=self.mask_absent))
+        return part(world, state, client, program=train, norm=self.norm)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """``w_{t+1} = Σ n_k w^k / Σ n_k`` (the last step of a round)."""
-        merger = ag.Merger(world.graph, state.group("global"))
-        policy = NormPolicy(self.norm)
-        for result in results:
-            merger.add(
-                world.clients[result.client].transfer,
-                policy.filled(world.graph, result.state),
-                weight=result.examples if self.weights == "examples" else 1,
-                skip=policy.left_out(world.graph),
-                trusted=True,
-            )
-        merged, _ = merger.result()
-        return state.with_group("global", merged)
+        return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, on every client's data too."""
-        policy = NormPolicy(self.norm)
         yield Evaluated(
             name="global",
             graph=world.graph,
             state=state.group("global"),
-            clients=tuple(c.id for c in world.clients),
-            statistics=policy.evaluation,
-            kept=policy.name == "local",
+            clients=tuple(client.id for client in world.clients),
+            statistics=NormPolicy(self.norm).evaluation,
+            kept=self.norm == "local",
         )

@@ -13,7 +13,7 @@ symbol                 here
 ``N_{D_c}``            ``Result.examples``
 ``M_{95%,c}^{(l)}``    what :func:`inner_norm` takes the norm of
 ``n_c``                ``||M_{95%,c}^{(l)}||``
-``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the mean is applied once, in ``Merger.result``
+``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the ``sizes`` of ``covered_mean``
 ``γ^{(l)}``            the merger's coverage
 ``⊕`` / ``⊖``          ``ag.graft`` (Algorithm 2) / ``ag.shorten`` (Algorithm 3)
 =====================  ==================================================================
@@ -39,7 +39,6 @@ from archgraph.federation import (
     Evaluated,
     Json,
     Model,
-    NormPolicy,
     Objective,
     Outcome,
     Result,
@@ -49,15 +48,18 @@ from archgraph.federation import (
     Task,
     Tier,
     Train,
+    Weights,
     Work,
     World,
+    by_tier,
+    covered_mean,
     module_of,
+    part,
     seeded,
 )
 
 Variant = Literal["both", "depth", "width"]
 SAMPLE = 1 << 14
-TINY = 1e-30  # a norm below it counts as zero
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class FedFA(Strategy):
     inner: Literal["abs", "central"] = "abs"
     rms: bool = False
     scale_vectors: bool = False
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Weights = "examples"
     mask_absent: bool = True
     norm: Literal["static", "averaged", "local"] = "static"
 
@@ -160,68 +162,44 @@ class FedFA(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``M_c^t`` from ``M_G^t`` (lines 7-9, Algorithm 3)."""
-        fit = _fit(world, state.values["tiers"][client], self.variant)
-        return Task(
-            client=client,
-            graph=fit.graph,
-            state=fit.down.pull(state.group("global")),
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
-            kept=NormPolicy(self.norm).kept(fit.graph),
-            tier=state.values["tiers"][client],
-        )
+        tier = world.tier(state.values["tiers"][client])
+        fit = _fit(world, tier.name, self.variant)
+        tier = dataclasses.replace(tier, graph=fit.graph, transfer=fit.down)
+        train = Train(CrossEntropy(mask_absent=self.mask_absent))
+        return part(world, state, client, tier=tier, program=train, norm=self.norm)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Graft, scale and average in one pass (lines 11-22).
+        """Graft, scale and average in one pass (lines 11-22)."""
 
-        ``α_c = mean_κ(n_κ) / n_c`` needs all norms before the first product; since the mean is the
-        same for all clients, ``Σ N_c push(θ_c) / n_c`` is accumulated and multiplied at the end.
-        """
-        merger = ag.Merger(world.graph, state.group("global"))
-        policy = NormPolicy(self.norm)
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        for result in results:
-            fit = _fit(world, state.values["tiers"][result.client], self.variant)
-            grafted = fit.complete(policy.filled(fit.graph, result.state))  # line 11, Algorithm 2
-            scales = {}
-            if self.scale:
-                norms = self._norms(fit, grafted)  # lines 12, 18
-                for name, norm in norms.items():
-                    sums[name] = sums.get(name, 0.0) + norm
-                    counts[name] = counts.get(name, 0) + 1
-                    # Weights that are all but zero stay so, and 1/n would overflow.
-                    scales[name] = 1.0 / norm if norm > TINY else 1.0
-            merger.add(  # lines 17, 19, 20
-                fit.up,
-                grafted,
-                weight=result.examples if self.weights == "examples" else 1,
-                scales=scales or None,
-                skip=policy.left_out(fit.grafted),
-                trusted=True,
-            )
-        means = {name: sums[name] / counts[name] for name in sums}
-        merged, _ = merger.result(multiply=means or None)  # line 22
-        return state.with_group("global", merged)
+        def grafted(result: Result) -> Result:
+            """A client's model at the global depth (line 11, Algorithm 2)."""
+            fit = _fit(world, result.tier, self.variant)
+            skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
+            weights = fit.graft.pull(result.state, copy=False, partial=True)
+            return dataclasses.replace(result, state=weights, transfer=fit.up, skip=frozenset(skip))
+
+        def norms(result: Result) -> dict[str, float]:  # lines 12, 18
+            return self._norms(_fit(world, result.tier, self.variant), result.state)
+
+        return covered_mean(  # lines 17, 19, 20, 22
+            world,
+            state,
+            map(grafted, results),
+            weights=self.weights,
+            sizes=norms if self.scale else None,
+        )
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, and each architecture's on the data of the clients that run it."""
-        policy = NormPolicy(self.norm)
         weights = state.group("global")
-        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
-        for tier in world.tiers:
-            clients = tuple(c for c, name in enumerate(state.values["tiers"]) if name == tier.name)
-            if clients:
-                fit = _fit(world, tier.name, self.variant)
-                yield Evaluated(
-                    name=tier.name,
-                    graph=fit.graph,
-                    state=fit.down.pull(weights),
-                    clients=clients,
-                    statistics=policy.evaluation,
-                    kept=policy.name == "local",
-                )
+
+        def model(tier: Tier) -> Model:
+            fit = _fit(world, tier.name, self.variant)
+            return Model(fit.graph, fit.down.pull(weights))
+
+        return by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
 
     def _limited(self, world: World) -> frozenset[int]:
         """The clients that have resources for the smallest architecture only."""
@@ -378,12 +356,6 @@ class Fit:
     grafted: ag.ArchGraph
     graft: ag.Transfer
     up: ag.Transfer
-
-    def complete(self, state: State) -> State:
-        """The grafted state; copies are the same tensors, not new ones."""
-        if all(entry.unchanged for entry in self.graft.entries.values()):
-            return {k: state[str(entry.source)] for k, entry in self.graft.entries.items()}
-        return self.graft.pull(state)
 
 
 def _fit(world: World, name: str, variant: Variant) -> Fit:

@@ -9,7 +9,7 @@ symbol                         here
 ``w_e``, ``w_c``               group ``shared`` of the server state, by the first tier's names
 ``w_in,k``                     ``Cut.own``: entries that client k keeps
 ``(s_in^k, s_out^k)``          ``Result.extras``: ``in/0``, ``out/0``, one row per example
-server dataset                 groups ``store/k``, bounded (:func:`reservoir`)
+server dataset                 groups ``store/k``, bounded (``reservoir``)
 ``S``                          group ``sample``, from ``begin`` to ``receive``
 ``l_local``, ``l_IN``          Eq. 6, Eq. 10: the objective; :meth:`Chain.distance`
 ``G_local``, ``G_IN``          gradients of both at ``w_in,k``
@@ -42,14 +42,16 @@ from archgraph.federation import (
     Outcome,
     Result,
     ServerState,
-    State,
     Strategy,
     Task,
     Tier,
+    Weights,
     Work,
     World,
     descend,
+    identity_of,
     module_of,
+    reservoir,
     seeded,
     state_of,
 )
@@ -95,7 +97,7 @@ class FedIN(Strategy):
     upload: int | None = None
     capacity: int = 64
     sample: int = 64
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: Weights = "uniform"
     norm: Literal["averaged", "local"] = "averaged"
 
     needs_global: ClassVar[bool] = False
@@ -187,7 +189,7 @@ class FedIN(Strategy):
     ) -> ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
         shared = state.group("shared")
-        same = _same(world.tiers[0].graph, tuple(shared))
+        same = identity_of(world.tiers[0].graph, tuple(shared))
         merger = ag.Merger(same.source, shared)
         seen, started = list(state.values["seen"]), list(state.values["started"])
         tensors = {k: v for k, v in state.tensors.items() if not k.startswith("sample/")}
@@ -195,13 +197,12 @@ class FedIN(Strategy):
             client = world.clients[result.client]
             cut = self._cut(world.tier(client.name))
             new = {name: result.extras[name] for name in cut.features} if self.in_training else {}
-            weight = 1 if self.weights == "uniform" else result.examples
             names = self._mapped(world, cut)
             fixed = ag.frozen(cut.graph)
             merger.add(
                 same,
                 {n: result.state[o] for n, o in names.items()},
-                weight,
+                result.weight(self.weights),
                 skip={n for n, o in names.items() if o in fixed},
                 trusted=True,
             )
@@ -285,13 +286,6 @@ class FedIN(Strategy):
                     found=found,
                     expected=(shape, dtype),
                 )
-
-
-@functools.lru_cache(maxsize=64)
-def _same(graph: ag.ArchGraph, names: tuple[str, ...]) -> ag.Transfer:
-    """The identity on some entries of an architecture."""
-    slots = {slot.name: slot for slot in ag.Transfer.identity(graph).source}
-    return ag.Transfer.identity(tuple(slots[name] for name in names))
 
 
 # ---------------------------------------------------------------- three parts
@@ -444,47 +438,6 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
 
 def _told(tier: str, cut: Cut) -> str:
     return f"{tier} after {cut.after} and before {cut.before}"
-
-
-# ---------------------------------------------------------------- the server dataset
-
-
-def reservoir(
-    old: State, new: State, seen: int, capacity: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """A uniform sample of at most ``capacity`` of all rows that ever came (Vitter, algorithm R).
-
-    Args:
-        old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
-        new: Rows that arrive.
-        seen: Rows that came before.
-        capacity: Rows to hold at most.
-        generator: Source of chance.
-
-    Example:
-        >>> rows = reservoir({}, {"in/0": torch.arange(3.0)}, 0, 8, seeded(0, "store"))
-        >>> rows["in/0"].tolist()
-        [0.0, 1.0, 2.0]
-    """
-    count = len(next(iter(new.values())))
-    numbers = torch.arange(seen, seen + count)
-    chance = torch.rand(count, generator=generator, dtype=torch.float64)
-    drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
-    # Of rows that fall into one slot the last one stays.
-    slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
-    filled, size = min(seen, capacity), min(seen + count, capacity)
-    at = torch.tensor(list(slots), dtype=torch.int64)
-    rows = torch.tensor(list(slots.values()), dtype=torch.int64)
-    result = {}
-    for name, arrived in new.items():
-        if not slots:
-            result[name] = old[name]
-            continue
-        result[name] = arrived.new_empty((size, *arrived.shape[1:]))
-        if filled:
-            result[name][:filled] = old[name]
-        result[name].index_copy_(0, at, arrived.index_select(0, rows))
-    return result
 
 
 # ---------------------------------------------------------------- both gradients

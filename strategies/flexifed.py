@@ -35,6 +35,7 @@ from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     Json,
+    Model,
     NormPolicy,
     Result,
     ServerState,
@@ -43,7 +44,10 @@ from archgraph.federation import (
     Task,
     Tier,
     Train,
+    Weights,
     World,
+    by_tier,
+    part,
 )
 
 Sharing = Literal["basic", "clustered", "max"]
@@ -75,7 +79,7 @@ class FlexiFed(Strategy):
     sharing: Sharing = "max"
     match: Match = "operator"
     unit: Unit = "layer"
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: Weights = "uniform"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False
 
@@ -112,23 +116,18 @@ class FlexiFed(Strategy):
         """The layers that the client shares; the others it has."""
         tier = world.tier(world.clients[client].name)
         weights, own = self._weights(state, tier)
-        return Task(
-            client=client,
-            graph=tier.graph,
-            state=weights,
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
-            kept=own,
-        )
+        program = Train(CrossEntropy(mask_absent=self.mask_absent))
+        task = part(world, state, client, program=program, norm=self.norm, weights=weights)
+        return dataclasses.replace(task, kept=own)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """Every run: the mean over the clients that have it."""
-        policy = NormPolicy(self.norm)
         mergers: dict[int, ag.Merger] = {}
         for result in results:
             client = world.clients[result.client]
-            skip = policy.left_out(client.graph) | ag.frozen(client.graph)
+            skip = result.skip | ag.frozen(client.graph)
             for number, transfer in self._shares(client.graph, state.values["runs"][client.name]):
                 if number not in mergers:
                     mergers[number] = ag.Merger(
@@ -137,7 +136,7 @@ class FlexiFed(Strategy):
                 mergers[number].add(
                     transfer,
                     {name: result.state[name] for name in transfer.entries},
-                    weight=1 if self.weights == "uniform" else result.examples,
+                    weight=result.weight(self.weights),
                     skip=skip & transfer.entries.keys(),
                     trusted=True,
                 )
@@ -150,20 +149,13 @@ class FlexiFed(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each architecture's model, with what its clients have for themselves."""
-        clients: dict[str, list[int]] = {}
-        for client in world.clients:
-            clients.setdefault(client.name, []).append(client.id)
-        for tier in world.tiers:
-            if tier.name in clients:
-                weights, own = self._weights(state, tier)
-                yield Evaluated(
-                    name=tier.name,
-                    graph=tier.graph,
-                    state=weights,
-                    clients=tuple(clients[tier.name]),
-                    statistics=NormPolicy(self.norm).evaluation,
-                    kept=bool(own),
-                )
+
+        def model(tier: Tier) -> Model:
+            return Model(tier.graph, self._weights(state, tier)[0])
+
+        for tested in by_tier(world, state, norm=self.norm, model=model, whole=False):
+            own = self._weights(state, world.tier(tested.name))[1]
+            yield dataclasses.replace(tested, kept=bool(own))
 
     def _shares(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]

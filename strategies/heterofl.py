@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -37,7 +37,11 @@ from archgraph.federation import (
     Task,
     Tier,
     Train,
+    Weights,
     World,
+    by_tier,
+    covered_mean,
+    part,
     seeded,
 )
 
@@ -68,7 +72,7 @@ class HeteroFL(Strategy):
     scaler: bool = True
     mask_absent: bool = True
     label_rows: bool = True
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: Weights = "uniform"
     norm: Literal["static", "averaged", "local"] = "static"
 
     def __post_init__(self) -> None:
@@ -130,61 +134,32 @@ class HeteroFL(Strategy):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
-        graph = scaled(tier.graph, self._rate(tier)) if self.scaler else tier.graph
-        return Task(
-            client=client,
-            graph=graph,
-            state=tier.transfer.pull(state.group("global")),
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
-            kept=NormPolicy(self.norm).kept(graph),
-            tier=tier.name,
-        )
+        train = Train(CrossEntropy(mask_absent=self.mask_absent))
+        task = part(world, state, client, tier=tier, program=train, norm=self.norm)
+        return replace(task, graph=scaled(tier.graph, self._rate(tier))) if self.scaler else task
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """Every entry: the mean over the clients that cover it (second inner loop)."""
-        merger = ag.Merger(world.graph, state.group("global"))
-        policy = NormPolicy(self.norm)
-        for result in results:
-            client = world.clients[result.client]
-            tier = world.tier(state.values["tiers"][client.id])
-            merger.add(
-                tier.transfer,
-                policy.filled(tier.graph, result.state),
-                weight=1 if self.weights == "uniform" else result.examples,
-                rows=self._rows(tier, client),
-                skip=policy.left_out(tier.graph),
-                trusted=True,
-            )
-        merged, _ = merger.result()
-        return state.with_group("global", merged)
+
+        def rows(result: Result) -> Mapping[str, Tensor]:
+            return self._rows(world.tier(result.tier), world.clients[result.client])
+
+        return covered_mean(world, state, results, weights=self.weights, rows=rows)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, and each tier's on the data of the clients that run it."""
-        policy = NormPolicy(self.norm)
-        weights = state.group("global")
-        yield Evaluated("global", world.graph, weights, statistics=policy.evaluation)
-        for tier in world.tiers:
-            yield Evaluated(
-                name=tier.name,
-                graph=tier.graph,
-                state=tier.transfer.pull(weights),
-                clients=tuple(
-                    c for c, name in enumerate(state.values["tiers"]) if name == tier.name
-                ),
-                statistics=policy.evaluation,
-                kept=policy.name == "local",
-            )
+        return by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def _rate(self, tier: Tier) -> float:
         """Width rate of a tier, as given or measured."""
         return self.rates.get(tier.name) or rate_of(tier)
 
-    def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor] | None:
-        """0/1 over the rows of label-wise entries; None where the client owns every label."""
+    def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor]:
+        """0/1 over the rows of label-wise entries; none where the client owns every label."""
         if not self.label_rows or all(client.histogram):
-            return None
+            return {}
         owned = torch.tensor([float(n > 0) for n in client.histogram])
         return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), owned)
 

@@ -12,8 +12,8 @@ symbol                     here
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
 ``s_j`` step size          ``ag.add_step_sizes``: a scalar on the branch of every residual region
 ``M_k``                    the results of a round whose client drew submodel k
-NeFedAvg                   ``ag.Merger`` of what is consistent: mean of those who cover it
-InconsistentParamAvg       one :class:`Mean` per submodel of what is its own
+NeFedAvg                   ``covered_mean`` of what is consistent
+InconsistentParamAvg       one ``ag.Merger`` per submodel of what is its own
 =========================  ==============================================================
 
 NeFL-W, -D and -WD differ in their families alone.
@@ -22,12 +22,11 @@ NeFL-W, -D and -WD differ in their families alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation import (
@@ -40,8 +39,11 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
+    Weights,
     World,
+    covered_mean,
+    identity_of,
+    part,
     seeded,
 )
 
@@ -76,7 +78,7 @@ class NeFL(Strategy):
     initial: Initial = "ones"
     inconsistent: Inconsistent = "auto"
     spread: int = 2
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: Weights = "uniform"
     norm: Norm = "per_submodel"
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
@@ -117,8 +119,10 @@ class NeFL(Strategy):
         """
         state = ServerState().with_group("global", world.state)
         for tier in world.tiers:
-            own = self._submodel(world, tier).own
-            state = state.with_group(f"submodel/{tier.name}", own.pull(world.state))
+            submodel = self._submodel(world, tier)
+            start = submodel.transfer.pull(world.state)
+            own = {name: value for name, value in start.items() if name in submodel.own}
+            state = state.with_group(f"submodel/{tier.name}", own)
         return state
 
     def drawn(self, world: World, client: int, round: int) -> Tier:
@@ -133,36 +137,39 @@ class NeFL(Strategy):
         """A submodel for the client (Algorithm 1)."""
         tier = self.drawn(world, client, round)
         submodel = self._submodel(world, tier)
-        return Task(
-            client=client,
-            graph=submodel.graph,
-            state=self._state(world, state, tier),
-            program=Train(),
-            kept=NormPolicy(self.norm).kept(submodel.graph),
-            tier=tier.name,
+        task = part(
+            world,
+            state,
+            client,
+            tier=replace(tier, graph=submodel.graph, transfer=submodel.transfer),
+            norm=self.norm,
+            weights=self._state(world, state, tier),
         )
+        return replace(task, skip=submodel.own | submodel.unmerged)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
-        nested = ag.Merger(world.graph, state.group("global"))
-        within: dict[str, Mean] = {}
-        for result in results:
-            tier = self.drawn(world, result.client, round)
-            submodel = self._submodel(world, tier)
-            weight = 1 if self.weights == "uniform" else result.examples
-            nested.add(
-                submodel.consistent, submodel.shared(result.state), weight=weight, trusted=True
-            )
-            group = f"submodel/{tier.name}"
-            if group not in within:
-                within[group] = Mean(state.group(group))
-            within[group].add(result.state, weight)
-        state = state.with_group("global", nested.result()[0])
-        for group, mean in within.items():
-            state = state.with_group(group, mean.result())
-        return state
+        within: dict[str, ag.Merger] = {}
+
+        def inconsistent() -> Iterator[Result]:
+            """Results as they pass, after their own entries were added up."""
+            for result in results:
+                group = f"submodel/{result.tier}"
+                old = state.group(group)
+                submodel = self._submodel(world, world.tier(result.tier))
+                same = identity_of(submodel.graph, tuple(old))
+                if group not in within:
+                    within[group] = ag.Merger(same.source, old)
+                own = {name: result.state[name] for name in old}
+                within[group].add(same, own, result.weight(self.weights), trusted=True)
+                yield result
+
+        merged = covered_mean(world, state, inconsistent(), weights=self.weights)
+        for group, merger in within.items():
+            merged = merged.with_group(group, merger.result()[0])
+        return merged
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
@@ -190,68 +197,13 @@ class NeFL(Strategy):
 
     def _state(self, world: World, state: ServerState, tier: Tier) -> State:
         """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
-        made = self._submodel(world, tier)
-        weights = made.rest.pull(state.group("global")) | state.group(f"submodel/{tier.name}")
-        return {name: weights[name] for name in made.graph.state_names}
+        weights = self._submodel(world, tier).transfer.pull(state.group("global"))
+        return weights | state.group(f"submodel/{tier.name}")
 
 
 def ladder(world: World) -> list[Tier]:
     """The submodels from the smallest to the largest (§IV: γ_1 ≤ … ≤ γ_Ns)."""
     return sorted(world.tiers, key=lambda tier: ag.cost(tier.graph).parameters)
-
-
-class Mean:
-    """Mean of states of one architecture: few numbers in many tensors, added up as one vector.
-
-    Integers (counters) combine by maximum and bools keep their old values, as in ``ag.Merger``.
-
-    Args:
-        old: A state of that architecture.
-
-    Example:
-        >>> mean = Mean({"s": torch.tensor(1.0), "n": torch.tensor(0)})
-        >>> mean.add({"s": torch.tensor(2.0), "n": torch.tensor(5)}, weight=1)
-        >>> mean.add({"s": torch.tensor(6.0), "n": torch.tensor(3)}, weight=3)
-        >>> mean.result()
-        {'s': tensor(5.), 'n': tensor(5)}
-    """
-
-    def __init__(self, old: State) -> None:
-        self._old = old
-        self._names: dict[torch.dtype, list[str]] = {}
-        for name, value in old.items():
-            if value.dtype != torch.bool:
-                self._names.setdefault(value.dtype, []).append(name)
-        self._sums: dict[torch.dtype, Tensor] = {}
-        self._unit = self._weight = 0.0
-
-    @torch.no_grad()
-    def add(self, state: State, weight: float) -> None:
-        """Add a state; further entries of it do not matter."""
-        self._unit = self._unit or weight
-        weight /= self._unit  # equal weights are exactly 1
-        self._weight += weight
-        for dtype, names in self._names.items():
-            flat = torch.cat([state[name].flatten() for name in names])
-            total = self._sums.get(dtype)
-            if not (dtype.is_floating_point or dtype.is_complex):
-                self._sums[dtype] = flat if total is None else total.maximum(flat)
-                continue
-            flat = flat.to(torch.promote_types(dtype, torch.float32))
-            self._sums[dtype] = flat * weight if total is None else total.add_(flat, alpha=weight)
-
-    @torch.no_grad()
-    def result(self) -> dict[str, Tensor]:
-        """The mean, in the entries' types."""
-        made = dict(self._old)
-        for dtype, total in self._sums.items():
-            if dtype.is_floating_point or dtype.is_complex:
-                total = total / self._weight
-            names = self._names[dtype]
-            parts = total.split([self._old[name].numel() for name in names])
-            for name, part in zip(names, parts, strict=True):
-                made[name] = part.view(self._old[name].shape).to(dtype, copy=True)
-        return made
 
 
 @dataclass(frozen=True)
@@ -260,19 +212,15 @@ class Submodel:
 
     Attributes:
         graph: What clients run.
-        rest: Global state → the entries that are not its own.
-        consistent: The part of ``rest`` that is averaged with other submodels.
-        own: Global state → its own entries, as they start.
+        transfer: Global state → its state; it makes step sizes.
+        own: Entries that are its own.
+        unmerged: Further entries that are not averaged with other submodels.
     """
 
     graph: ag.ArchGraph
-    rest: ag.Transfer
-    consistent: ag.Transfer
-    own: ag.Transfer
-
-    def shared(self, state: State) -> State:
-        """The consistent entries of an update."""
-        return {name: state[name] for name in self.consistent.entries}
+    transfer: ag.Transfer
+    own: frozenset[str]
+    unmerged: frozenset[str]
 
 
 @functools.lru_cache(maxsize=256)
@@ -304,32 +252,18 @@ def submodel(
         after = left_out_after(whole, graph, transfer) if initial == "ode" else {}
         starts = {name: 1.0 + k for name, k in after.items()}  # the others start at 1
         made = made >> ag.add_step_sizes(graph, initial=starts, learnable=steps == "learnable")
-    entries = made.transfer.entries
     own = held(made.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
         own -= NormPolicy("static").left_out(made.graph)
         unmerged = NormPolicy(norm).left_out(made.graph)
     # What the global state has nothing of (step sizes) can be nobody else's.
-    own |= {name for name, entry in entries.items() if entry.source is None} - unmerged
+    own |= {
+        name for name, entry in made.transfer.entries.items() if entry.source is None
+    } - unmerged
     if steps == "constant":  # their values are part of the architecture
         own -= set(made.graph.state_names) - set(graph.state_names)
-    return Submodel(
-        graph=made.graph,
-        rest=_part(made.transfer, entries.keys() - own),
-        consistent=_part(made.transfer, entries.keys() - own - unmerged),
-        own=_part(made.transfer, own),
-    )
-
-
-def _part(transfer: ag.Transfer, names: Iterable[str]) -> ag.Transfer:
-    """A transfer to some of its entries only."""
-    wanted = set(names)
-    return ag.Transfer(
-        transfer.source,
-        tuple(slot for slot in transfer.target if slot.name in wanted),
-        {name: entry for name, entry in transfer.entries.items() if name in wanted},
-    )
+    return Submodel(made.graph, made.transfer, own, unmerged)
 
 
 def held(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
@@ -345,7 +279,7 @@ def held(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
         >>> len(held(graph, "norms")), len(held(graph, "none"))
         (7, 0)
     """
-    norms = NormPolicy("per_submodel").grouped(graph)
+    norms = NormPolicy("per_submodel").left_out(graph)
     statistics = NormPolicy("static").left_out(graph)
     match inconsistent:
         case "norms":

@@ -256,14 +256,7 @@ class Turn:
         for name, tensor in outcome.extras.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
-        result = Result(
-            client=task.client,
-            state={k: v for k, v in outcome.state.items() if k not in task.kept},
-            examples=len(self.experiment.shares[task.client]),
-            others=outcome.others,
-            extras=outcome.extras,
-            metrics=outcome.metrics,
-        )
+        result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
         changing = task.kept - frozen(task.graph)
         own = {name: outcome.state[name] for name in changing if name in outcome.state}

@@ -1,3 +1,7 @@
+from .average import by_tier as by_tier
+from .average import covered_mean as covered_mean
+from .average import identity_of as identity_of
+from .average import part as part
 from .family import Family as Family
 from .family import Member as Member
 from .family import resolve as resolve
@@ -12,6 +16,7 @@ from .objectives import mask_absent as mask_absent
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .registry import strategy_names as strategy_names
+from .reservoir import reservoir as reservoir
 from .state import Json as Json
 from .state import ServerState as ServerState
 from .state import State as State
@@ -26,6 +31,7 @@ from .tasks import Program as Program
 from .tasks import Progress as Progress
 from .tasks import Result as Result
 from .tasks import Task as Task
+from .tasks import Weights as Weights
 from .tasks import Work as Work
 from .tasks import silent as silent
 from .training import Train as Train

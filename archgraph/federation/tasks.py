@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch import Tensor
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
-from archgraph.states import State
+from archgraph.states import State, Transfer
+
+Weights = Literal["examples", "uniform"]
 
 
 class Examples(NamedTuple):
@@ -144,8 +146,10 @@ class Task:
         state: Its weights. Entries of ``kept`` may be left out where the client has them.
         program: What to do.
         kept: Entries that stay with the client from round to round and are never returned. A later
-            task that keeps one of them gives it the same shape. :func:`frozen` ones are not held
-            for a client, since nothing changes them: every task brings them.
+            task that keeps one of them gives it the same shape. Frozen ones (``ag.frozen``) are
+            not held for a client, since nothing changes them: every task brings them.
+        skip: Further entries that the server does not merge: they come back, and are left out.
+        transfer: Linear map from the global state to this model's; it comes back on the result.
         others: Further models by name; all of their state is sent and returned.
         extras: Tensors that are no weights.
         values: Plain values.
@@ -161,6 +165,22 @@ class Task:
     extras: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
     tier: str = ""
+    skip: frozenset[str] = frozenset()
+    transfer: Transfer | None = None
+
+    def result(self, outcome: Outcome, examples: int) -> Result:
+        """What the server sees of an outcome: all but what stays with the client."""
+        return Result(
+            client=self.client,
+            state={k: v for k, v in outcome.state.items() if k not in self.kept},
+            examples=examples,
+            others=outcome.others,
+            extras=outcome.extras,
+            metrics=outcome.metrics,
+            tier=self.tier,
+            skip=self.kept | self.skip,
+            transfer=self.transfer,
+        )
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,8 @@ class Result:
     """What the server sees of a client's work, validated by the engine.
 
     ``state`` holds all entries of the task's graph except ``Task.kept``; floating point tensors,
-    those of ``extras`` too, are finite.
+    those of ``extras`` too, are finite. ``tier`` and ``transfer`` are the task's; ``skip`` is what
+    is not merged: ``Task.kept`` and ``Task.skip``.
     """
 
     client: int
@@ -177,3 +198,10 @@ class Result:
     others: Mapping[str, State] = field(default_factory=dict)
     extras: State = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tier: str = ""
+    skip: frozenset[str] = frozenset()
+    transfer: Transfer | None = None
+
+    def weight(self, weights: Weights) -> float:
+        """Weight of this client in a mean: its number of examples, or 1."""
+        return self.examples if weights == "examples" else 1

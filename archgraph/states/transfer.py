@@ -135,13 +135,23 @@ class Transfer:
         return self.then(other)
 
     @torch.no_grad()
-    def pull(self, state: State, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
+    def pull(
+        self,
+        state: State,
+        *,
+        seed: int | torch.Generator = 0,
+        copy: bool = True,
+        partial: bool = False,
+    ) -> dict[str, Tensor]:
         """The target's state from the source's: contiguous copies, dtype and device kept.
 
         Args:
             state: A state of the source; entries that nothing comes from may be missing.
             seed: Of the initialised entries; each has its own stream, so that composing transfers
                 or reordering entries changes nothing. A generator gives one seed.
+            copy: Whether an entry that is taken as a whole is copied, too; else it is the same
+                tensor as in the source.
+            partial: Whether an entry whose source is missing is left out; else it is an error.
 
         Raises:
             RewriteError: If the state lacks an entry or one has another shape.
@@ -156,8 +166,13 @@ class Transfer:
                 result[name] = result[name].to(device=device)
                 continue
             value = state.get(entry.source)
+            if value is None and partial:
+                continue
             if value is None or value.shape != shape:
                 value = entry_of(state, entry.source, shape)
+            if not copy and entry.unchanged and dtype is None:
+                result[name] = value
+                continue
             if index is None:
                 value = entry.pull(value)
             else:

@@ -15,7 +15,7 @@ from archgraph.federation import (
     Client,
     Examples,
     LocalOptions,
-    Result,
+    Outcome,
     Strategy,
     Task,
     Tier,
@@ -160,11 +160,7 @@ def one_round(
     state = strategy.begin(world, state, round, sampled)
     tasks = {c: strategy.send(world, state, c, round) for c in sampled}
     results = (
-        Result(
-            client=c,
-            state={k: v for k, v in update(tasks[c]).items() if k not in tasks[c].kept},
-            examples=world.clients[c].examples,
-        )
+        tasks[c].result(Outcome(state=dict(update(tasks[c]))), world.clients[c].examples)
         for c in sampled
     )
     return strategy.receive(world, state, results, round).group("global"), tasks

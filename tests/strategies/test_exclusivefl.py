@@ -20,7 +20,7 @@ from archgraph.engine.shard import histogram
 from archgraph.federation import (
     Client,
     LocalOptions,
-    Result,
+    Outcome,
     ServerState,
     Strategy,
     Tier,
@@ -57,8 +57,7 @@ def after_round(
     results = []
     for client in sampled:
         task = strategy.send(world, state, client, 1)
-        sent = {k: v for k, v in update(task).items() if k not in task.kept}
-        results.append(Result(client, sent, world.clients[client].examples))
+        results.append(task.result(Outcome(update(task)), world.clients[client].examples))
     return strategy.receive(world, state, iter(results), 1)
 
 
@@ -208,9 +207,10 @@ def test_results_are_taken_one_at_a_time(lab, tiers):
 
     def stream():
         for client in range(3):
-            update = lab.random_state(strategy.send(world, state, client, 1).state, client)
+            task = strategy.send(world, state, client, 1)
+            update = lab.random_state(task.state, client)
             taken.append(client)
-            yield Result(client, update, 10)
+            yield task.result(Outcome(update), 10)
             for value in update.values():
                 if value.is_floating_point():
                     value.fill_(float("nan"))

@@ -33,6 +33,7 @@ from archgraph.federation import (
     Train,
     World,
     configure,
+    reservoir,
     seeded,
 )
 from archgraph.strategies.fedin import (
@@ -43,7 +44,6 @@ from archgraph.strategies.fedin import (
     cut,
     inner,
     projected,
-    reservoir,
     summed,
 )
 
@@ -981,8 +981,7 @@ def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs
         local = LocalOptions(lr=1e-3, optimiser="adam", batch=4)
         outcome = task.program(lab.work_of(task, data, local))
         kept = {k: outcome.state[k] for k in task.kept}
-        sent = {k: v for k, v in outcome.state.items() if k not in task.kept}
-        state = strategy.receive(world, state, iter([Result(0, sent, 4, extras=outcome.extras)]), 1)
+        state = strategy.receive(world, state, iter([task.result(outcome, 4)]), 1)
         assert ("in_loss" in outcome.metrics) == (round == 2)
 
 
@@ -1069,9 +1068,7 @@ def test_all_that_crosses_the_cuts_is_exchanged(lab):
     data = type(lab.toy(0))(tokens, tokens[:, 0])
     outcome = task.program(lab.work_of(task, data, LocalOptions(lr=0.1, batch=4)))
     assert {k: len(v) for k, v in outcome.extras.items()} == dict.fromkeys(split.features, 4)
-    result = Result(
-        1, {k: v for k, v in outcome.state.items() if k not in task.kept}, 8, extras=outcome.extras
-    )
+    result = dataclasses.replace(task.result(outcome, 8), client=1)
     state = strategy.receive(world, state, iter([result]), 1)
     again = strategy.send(world, strategy.begin(world, state, 2, [0]), 0, 2)
     metrics = again.program(lab.work_of(again, data, LocalOptions(lr=0.1, batch=4))).metrics

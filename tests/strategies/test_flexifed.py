@@ -23,7 +23,7 @@ from archgraph.federation import (
     Client,
     CrossEntropy,
     LocalOptions,
-    Result,
+    Outcome,
     ServerState,
     Task,
     Tier,
@@ -110,14 +110,7 @@ def play(
     sampled = list(order if order is not None else range(len(world.clients)))
     tasks = {c: strategy.send(world, state, c, 1) for c in sampled}
     trained = {c: update(tasks[c]) for c in sampled}
-    results = (
-        Result(
-            c,
-            {k: v for k, v in trained[c].items() if k not in tasks[c].kept},
-            world.clients[c].examples,
-        )
-        for c in sampled
-    )
+    results = (tasks[c].result(Outcome(trained[c]), world.clients[c].examples) for c in sampled)
     # States travel: plain values survive JSON.
     state = ServerState(state.tensors, json.loads(json.dumps(state.values)))
     return strategy.receive(world, state, results, 1), tasks, trained
@@ -382,8 +375,9 @@ def test_results_are_taken_one_at_a_time():
 
     def stream():
         for client in range(3):
-            update = constant(strategy.send(world, state, client, 1))
-            yield Result(client, update, 10)
+            task = strategy.send(world, state, client, 1)
+            update = constant(task)
+            yield task.result(Outcome(update), 10)
             for value in update.values():
                 if value.is_floating_point():
                     value.fill_(float("nan"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.federation import LocalOptions, Result
+from archgraph.federation import LocalOptions
 from archgraph.rewrite.train_only import train_only
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
@@ -73,9 +73,7 @@ def test_methods_without_a_global_model_leave_frozen_entries(lab, strategy):
         for task in tasks:
             full = lab.replace(task, state={**lab.state, **task.state})
             outcome = task.program(lab.work_of(full, lab.toy(task.client, 12), LOCAL))
-            sent = {k: v for k, v in outcome.state.items() if k not in task.kept}
-            count = world.clients[task.client].examples
-            results.append(Result(task.client, sent, count, extras=outcome.extras))
+            results.append(task.result(outcome, world.clients[task.client].examples))
         state = strategy.receive(world, state, results, number)
     (model,) = strategy.evaluated(world, state)
     for name in ("stem.weight", "stem.bias"):

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.federation import NormPolicy, Result, Strategy
+from archgraph.federation import (
+    NormPolicy,
+    Outcome,
+    Strategy,
+)
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA
@@ -147,9 +151,10 @@ def test_results_are_taken_one_at_a_time(lab, make):
 
     def stream():
         for client in range(3):
-            update = lab.random_state(strategy.send(world, state, client, 1).state, client)
+            task = strategy.send(world, state, client, 1)
+            update = lab.random_state(task.state, client)
             alive.append(client)
-            yield Result(client, update, 10)
+            yield task.result(Outcome(update), 10)
             for value in update.values():
                 if value.is_floating_point():
                     value.fill_(float("nan"))

@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation import LocalOptions, Result, ServerState, Task, World, configure
+from archgraph.federation import (
+    LocalOptions,
+    Outcome,
+    ServerState,
+    Task,
+    World,
+    configure,
+)
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.nefl import (
     Inconsistent,
-    Mean,
     NeFL,
     held,
     ladder,
@@ -122,7 +128,10 @@ def family(lab):
 
 def finish(strategy: NeFL, world: World, state: ServerState, updates, round: int = 1):
     """The server's state after clients have returned these states."""
-    results = (Result(c, s, world.clients[c].examples) for c, s in updates)
+    results = (
+        strategy.send(world, state, c, round).result(Outcome(s), world.clients[c].examples)
+        for c, s in updates
+    )
     return strategy.receive(world, state, results, round)
 
 
@@ -251,38 +260,6 @@ def test_inconsistent_parameters_are_means_within_their_submodel(lab, family, we
     )
 
 
-def test_means_keep_types_and_leave_the_states_alone():
-    old = {
-        "half": torch.ones(2, dtype=torch.bfloat16),
-        "wave": torch.ones(1, dtype=torch.complex64),
-        "count": torch.tensor(9),
-        "flag": torch.tensor(False),
-        "plain": torch.ones(2, 3),
-        "other": torch.ones(4),
-    }
-    mean = Mean(old)
-    states = [{k: torch.full_like(v, i) for k, v in old.items()} for i in (1, 2, 6)]
-    for state in states:
-        mean.add({**state, "further": torch.zeros(3)}, weight=7)
-    found = mean.result()
-    assert list(found) == list(old)
-    assert {k: v.dtype for k, v in found.items()} == {k: v.dtype for k, v in old.items()}
-    assert found["count"].item() == 6 and not found["flag"]
-    for name in ("half", "wave", "plain", "other"):
-        assert torch.equal(found[name], torch.full_like(old[name], 3))
-    assert [s["plain"].unique().tolist() for s in states] == [[1], [2], [6]]
-    assert len({v.untyped_storage().data_ptr() for v in found.values()}) == 6
-
-
-def test_equal_weights_are_exactly_the_uniform_mean(lab):
-    one, seven = Mean(lab.state), Mean(lab.state)
-    for seed in range(3):
-        update = lab.random_state(lab.state, seed)
-        one.add(update, 1)
-        seven.add(update, 7)
-    assert same(one.result(), seven.result())
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
 def test_the_order_of_clients_does_not_matter_for_any_part_of_the_state(lab, family, order):
     world = lab.make_world(lab.graph, lab.state, family, ["small", "full", "middle", "full"])
@@ -371,9 +348,9 @@ def test_a_layer_has_a_step_size_for_each_of_its_halves(lab, mixer):
 
 def test_every_entry_is_either_shared_or_own(lab, family):
     made = submodel(lab.graph, family["small"].graph, family["small"].transfer)
-    rest, own = made.rest.entries.keys(), made.own.entries.keys()
-    assert not rest & own and rest | own == set(made.graph.state_names)
-    assert made.consistent.entries.keys() == rest
+    shared = {name for name, entry in made.transfer.entries.items() if entry.source}
+    assert made.own < set(made.graph.state_names) and not made.unmerged
+    assert set(made.graph.state_names) - made.own < shared
 
 
 def test_without_steps_the_tiers_graph_is_sent(lab, family):
@@ -423,8 +400,8 @@ def test_ode_step_sizes_of_resnet56_start_as_published():
     for member, starts in zip(family.clients, published, strict=True):
         made = submodel(family.graph, member.graph, member.transfer, initial="ode")
         wanted = [float(s) for row in starts.split() for s in row.split(",") if s != "0"]
-        names = [k for k in made.own.entries if "step_size" in k]
-        entries = (made.own.entries[k] for k in names)
+        names = [k for k in made.graph.state_names if k in made.own and "step_size" in k]
+        entries = (made.transfer.entries[k] for k in names)
         assert [entry.pull(None).item() for entry in entries] == wanted
 
 

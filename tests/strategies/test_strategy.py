@@ -25,6 +25,7 @@ from archgraph.federation import (
     Model,
     NormPolicy,
     Objective,
+    Outcome,
     ServerState,
     Task,
     Train,
@@ -34,6 +35,7 @@ from archgraph.federation import (
     find_strategy,
     mask_absent,
     module_of,
+    part,
     seeded,
     state_of,
     strategy_names,
@@ -335,27 +337,30 @@ def test_norm_policies(lab):
     affine = {k for k in lab.state if ".bn" in k} - own
     assert len(own) == 36 and len(affine) == 24
     cases = {
-        "averaged": (set(), set(), set(), "stored"),
-        "local": (own, own, set(), "stored"),
-        "static": (set(), own, set(), "recompute"),
-        "per_submodel": (set(), own | affine, own | affine, "stored"),
-        "per_width_stats": (set(), own, own, "stored"),
+        "averaged": (set(), set(), "stored"),
+        "local": (own, own, "stored"),
+        "static": (set(), own, "recompute"),
+        "per_submodel": (set(), own | affine, "stored"),
     }
-    for name, (kept, left_out, grouped, evaluation) in cases.items():
+    for name, (kept, left_out, evaluation) in cases.items():
         policy = NormPolicy(name)  # type: ignore[arg-type]  # names as in a spec
         assert policy.kept(lab.graph) == kept
         assert policy.left_out(lab.graph) == left_out
-        assert policy.grouped(lab.graph) == grouped
         assert policy.evaluation == evaluation
 
 
-def test_filled_stands_in_for_kept_entries_only(lab):
-    policy = NormPolicy("local")
-    sent = {k: v for k, v in lab.state.items() if k not in policy.kept(lab.graph)}
-    whole = policy.filled(lab.graph, sent)
-    assert list(whole) == list(lab.graph.state_names)
-    assert all(whole[k] is v for k, v in sent.items())
-    assert NormPolicy("static").filled(lab.graph, sent) is sent
+def test_a_result_is_what_does_not_stay_with_the_client(lab):
+    """What stays and what is not merged are known once: the task says it, the result repeats it."""
+    world = lab.uniform(1)
+    state = ServerState().with_group("global", world.state)
+    statistics = NormPolicy("static").left_out(lab.graph)
+    for norm, kept in (("averaged", set()), ("static", set()), ("local", statistics)):
+        task = part(world, state, 0, norm=norm)  # type: ignore[arg-type]  # names as in a spec
+        result = task.result(Outcome(state=lab.state), 7)
+        assert result.state.keys() == lab.state.keys() - kept
+        assert result.skip == (set() if norm == "averaged" else statistics)
+        assert (result.transfer, result.tier) == (world.tiers[0].transfer, "all")
+        assert (result.weight("examples"), result.weight("uniform")) == (7, 1)
 
 
 # ---------------------------------------------------------------- lookup and options

@@ -1,0 +1,163 @@
+"""What most methods share: a part of the global model goes out, what comes back is averaged.
+
+A method is what it does otherwise: it changes the task that :func:`part` makes, weighs what
+:func:`covered_mean` averages, or adds to what :func:`by_tier` tests.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from archgraph.federation.norms import NormName, NormPolicy
+from archgraph.federation.state import ServerState
+from archgraph.federation.strategy import Evaluated
+from archgraph.federation.tasks import Model, Program, Result, Task, Weights
+from archgraph.federation.training import Train
+from archgraph.federation.world import Tier, World
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import Merger, State, Transfer, signature
+
+GLOBAL = "global"
+TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
+
+
+def part(
+    world: World,
+    state: ServerState,
+    client: int,
+    *,
+    tier: Tier | None = None,
+    program: Program | None = None,
+    norm: NormName = "averaged",
+    weights: State | None = None,
+) -> Task:
+    """The task of a client: its part of the global model, to be trained.
+
+    Args:
+        world: Who takes part.
+        state: Holds the global weights.
+        client: To whom.
+        tier: What it is to train; None: the tier that the family gives it.
+        program: What it is to do; None: plain training.
+        norm: What becomes of running statistics; see :class:`NormPolicy`.
+        weights: The model's weights; None: the tier's part of the global ones.
+    """
+    tier = tier or world.tier(world.clients[client].name)
+    policy = NormPolicy(norm)
+    if weights is None:
+        weights = tier.transfer.pull(state.group(GLOBAL), copy=False)
+    return Task(
+        client=client,
+        graph=tier.graph,
+        state=weights,
+        program=program or Train(),
+        kept=policy.kept(tier.graph),
+        skip=policy.left_out(tier.graph),
+        transfer=tier.transfer,
+        tier=tier.name,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
+    """The identity on some entries of an architecture, for a mean of these alone."""
+    slots = {slot.name: slot for slot in signature(graph)}
+    return Transfer.identity(tuple(slots[name] for name in names))
+
+
+def covered_mean(
+    world: World,
+    state: ServerState,
+    results: Iterable[Result],
+    *,
+    weights: Weights = "examples",
+    rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
+    sizes: Callable[[Result], Mapping[str, float]] | None = None,
+    into: Callable[[Result], tuple[str, ArchGraph]] | None = None,
+) -> ServerState:
+    """The state with global weights that are the mean of all results, entry by entry.
+
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
+    stays with clients (``Result.skip``) is left out. One update is in memory at a time.
+
+    Args:
+        world: Who takes part.
+        state: Holds the global weights.
+        results: What clients returned for tasks of :func:`part`.
+        weights: Weight of a client: its number of examples, or 1.
+        rows: Of a result, per entry a vector of 0 and 1 over its first axis: the rows that this
+            client gives.
+        sizes: Of a result, the size of some entries: they are divided by it, and their mean is
+            multiplied by the mean size (FedFA's α).
+        into: Of a result, what it is averaged into: a group of the state, and its architecture;
+            None: ``global``, and that of the world.
+    """
+    mergers: dict[str, Merger] = {}
+    totals: dict[str, list[float]] = {}  # by global entry: sum of its sizes, their number
+    for result in results:
+        assert result.transfer is not None, "a result of a task that part() made"
+        group, graph = (GLOBAL, world.graph) if into is None else into(result)
+        if group not in mergers:
+            mergers[group] = Merger(graph, state.group(group))
+        scales = {}
+        for name, size in (sizes(result) if sizes else {}).items():
+            total = totals.setdefault(str(result.transfer.entries[name].source), [0.0, 0])
+            total[0], total[1] = total[0] + size, total[1] + 1
+            scales[name] = 1.0 / size if size > TINY else 1.0
+        mergers[group].add(
+            result.transfer,
+            result.state,
+            result.weight(weights),
+            scales=scales,
+            rows=rows(result) if rows else None,
+            skip=result.skip,
+            trusted=True,
+        )
+    means = {name: total / count for name, (total, count) in totals.items()}
+    for group, merger in mergers.items():
+        state = state.with_group(group, merger.result(multiply=means)[0])
+    return state
+
+
+def by_tier(
+    world: World,
+    state: ServerState,
+    *,
+    norm: NormName = "averaged",
+    runs: Sequence[str] = (),
+    model: Callable[[Tier], Model] | None = None,
+    whole: bool = True,
+    idle: bool = False,
+) -> Iterator[Evaluated]:
+    """What is tested: the global model, and each tier's on the data of the clients that run it.
+
+    Args:
+        world: Who takes part.
+        state: Holds the global weights.
+        norm: What becomes of running statistics; see :class:`NormPolicy`.
+        runs: The tier that each client runs, by id; empty: the one that the family gives it.
+        model: A tier's model; None: its part of the global one.
+        whole: Whether the global model is tested, too.
+        idle: Whether tiers that no client runs are tested, too.
+    """
+    policy, weights = NormPolicy(norm), state.group(GLOBAL)
+    if whole:
+        yield Evaluated(GLOBAL, world.graph, weights, statistics=policy.evaluation)
+    names = runs or [client.name for client in world.clients]
+    for tier in world.tiers:
+        clients = tuple(client for client, name in enumerate(names) if name == tier.name)
+        if clients or idle:
+            graph, own = (
+                model(tier) if model else (tier.graph, tier.transfer.pull(weights, copy=False))
+            )
+            yield Evaluated(
+                name=tier.name,
+                graph=graph,
+                state=own,
+                clients=clients,
+                statistics=policy.evaluation,
+                kept=norm == "local",
+            )

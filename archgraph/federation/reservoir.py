@@ -1,0 +1,47 @@
+"""A bounded uniform sample of all rows that ever came: a server's data set of features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from archgraph.states import State
+
+
+def reservoir(
+    old: State, new: State, seen: int, capacity: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """A uniform sample of at most ``capacity`` of all rows that ever came (Vitter, algorithm R).
+
+    Args:
+        old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
+        new: Rows that arrive.
+        seen: Rows that came before.
+        capacity: Rows to hold at most.
+        generator: Source of chance.
+
+    Example:
+        >>> from archgraph.federation import seeded
+        >>> rows = reservoir({}, {"in/0": torch.arange(3.0)}, 0, 8, seeded(0, "store"))
+        >>> rows["in/0"].tolist()
+        [0.0, 1.0, 2.0]
+    """
+    count = len(next(iter(new.values())))
+    numbers = torch.arange(seen, seen + count)
+    chance = torch.rand(count, generator=generator, dtype=torch.float64)
+    drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
+    # Of rows that fall into one slot the last one stays.
+    slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
+    filled, size = min(seen, capacity), min(seen + count, capacity)
+    at = torch.tensor(list(slots), dtype=torch.int64)
+    rows = torch.tensor(list(slots.values()), dtype=torch.int64)
+    result = {}
+    for name, arrived in new.items():
+        if not slots:
+            result[name] = old[name]
+            continue
+        result[name] = arrived.new_empty((size, *arrived.shape[1:]))
+        if filled:
+            result[name][:filled] = old[name]
+        result[name].index_copy_(0, at, arrived.index_select(0, rows))
+    return result
