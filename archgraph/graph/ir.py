@@ -15,11 +15,12 @@ import re
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from archgraph.errors import GraphError
+
+if TYPE_CHECKING:
+    import networkx
 
 Role = Literal["parameter", "buffer", "constant"]
 
@@ -448,14 +449,16 @@ class ArchGraph:
         return tuple(p.name for p in self.params if p.role != "constant")
 
     @property
-    def nx(self) -> nx.DiGraph:
+    def nx(self) -> networkx.DiGraph:
         """Frozen networkx view: an edge from producer to user; node attribute ``node``."""
+        # Loaded where it is needed: a graph that is only read or printed does without.
+        import networkx
 
-        def build(g: ArchGraph) -> nx.DiGraph:
-            view = nx.DiGraph(name=g.name)
+        def build(g: ArchGraph) -> networkx.DiGraph:
+            view = networkx.DiGraph(name=g.name)
             view.add_nodes_from((n.name, {"node": n, "op": n.op}) for n in g.nodes)
             view.add_edges_from((u, n.name) for n in g.nodes for u in n.uses())
-            return nx.freeze(view)
+            return networkx.freeze(view)
 
         return self._memo("nx", build)
 

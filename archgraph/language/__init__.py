@@ -6,6 +6,7 @@ A model file has one of three forms: *authored* (blocks and sections), *flat* (e
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -84,7 +85,7 @@ def load_model(
         document.fail((), "is no model", expected="keys and values")
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
-            return lower(document, document.validate(AuthoredModel), choices), None
+            return _lowered(document, tuple((choices or {}).items())), None
         except GraphError as error:  # a law about the whole, which no step could break alone
             document.fail(
                 ("sections",),
@@ -118,6 +119,12 @@ def load_model(
             hint=error.hint,
         ) from error
     return graph, None
+
+
+# A family names its model once for each client, and many experiments name one family.
+@functools.lru_cache(maxsize=64)
+def _lowered(document: Document, choices: tuple[tuple[str, int], ...]) -> ArchGraph:
+    return lower(document, document.validate(AuthoredModel), dict(choices))
 
 
 def load_family(path: Path_) -> FamilySpec:

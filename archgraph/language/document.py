@@ -7,6 +7,7 @@ depth, values (aliases count each time they are used).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -43,9 +44,9 @@ def dotted(place: Place) -> str:
     return "".join(parts).removeprefix(".")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Document:
-    """The content of a YAML file.
+    """The content of a YAML file; equal files that were read once are one document.
 
     Attributes:
         file: Path as the user gave it, for messages.
@@ -482,6 +483,15 @@ def parse_document(text: str, file: str) -> Document:
         >>> parse_document("a: [1, {b: yes}]", "x.yaml").data
         {'a': (1, {'b': 'yes'})}
     """
+    return _parsed(text, file) if len(text) <= _REMEMBERED else _parsed.__wrapped__(text, file)
+
+
+# Texts that are remembered: specs, which refer to one another, not weights or long flat graphs.
+_REMEMBERED = 2**15
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(text: str, file: str) -> Document:
     rest, blocks = _cut_blocks(text)
     root = _compose(rest, file)
     if not isinstance(root, MappingNode):

@@ -6,7 +6,6 @@ tracing the built module gives the same graph back.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -24,13 +23,11 @@ from archgraph.graph.ir import (
     Value,
     prune,
     renumber,
-    replace,
-    show,
 )
 from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
-from archgraph.ops.infer import infer_node
+from archgraph.ops.infer import infer_call
 from archgraph.ops.schema import canonical_args
 
 
@@ -137,23 +134,12 @@ class GraphDraft:
         )
 
     def _infer(self, node: Node) -> TensorType | tuple[TensorType, ...]:
-        """Types of a call's results; equal calls on equal types are inferred once."""
-        types: dict[Ref | Leaf, TensorType | tuple[TensorType, ...]] = {}
-        anonymous: dict[Ref | Leaf, Ref | Leaf] = {}
-
-        def rename(value: Value) -> Value:
-            if isinstance(value, Ref | Leaf):
-                leaf = isinstance(value, Leaf)
-                types[value] = (self.leaves if leaf else self.nodes)[value.name].type
-                anonymous.setdefault(value, type(value)(f"v{len(anonymous)}"))
-                return anonymous[value]
-            return value
-
-        args = tuple((k, replace(v, rename)) for k, v in node.args)
-        known = tuple((anonymous[v], types[v]) for v in anonymous)
+        """Types of a call's results."""
+        results = {name: self.nodes[name].type for name in node.uses()}
+        leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
-            return _infer(node.op, args, show(tuple(v for _, v in args)), known)
-        except GraphError as error:
+            return infer_call(node, results, leaves)
+        except GraphError as error:  # whoever calls knows the place
             raise GraphError(error.message, found=error.found, expected=error.expected) from error
 
     def graph(
@@ -192,25 +178,6 @@ class GraphDraft:
         )
         live = prune(whole).node
         return tuple(n for n in self.nodes if n not in live)
-
-
-@functools.lru_cache(maxsize=4096)
-def _infer(
-    op: str,
-    args: tuple[tuple[str, Value], ...],
-    text: str,
-    known: tuple[tuple[Ref | Leaf, TensorType | tuple[TensorType, ...]], ...],
-) -> TensorType | tuple[TensorType, ...]:
-    """Types of a call; ``text`` tells apart what compares equal (``1``, ``1.0``, ``True``)."""
-    around = ArchGraph(
-        inputs=(),
-        params=tuple(
-            Param(v.name, t) for v, t in known if isinstance(v, Leaf) and isinstance(t, TensorType)
-        ),
-        nodes=tuple(Node(v.name, "input", (), t) for v, t in known if isinstance(v, Ref)),
-        outputs=None,
-    )
-    return infer_node(around, Node("call", op, args))
 
 
 def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
