@@ -54,13 +54,13 @@ def pair(text: str) -> tuple[str, str]:
 
 def numbers(texts: Iterable[str]) -> dict[str, int]:
     """`key=N` as numbers by key."""
-    found = {}
+    values = {}
     for text in texts:
         key, value = pair(text)
         if not value.isdecimal():
             raise SpecError("is not a number", where=repr(text), found=value, expected=f"{key}=N")
-        found[key] = int(value)
-    return found
+        values[key] = int(value)
+    return values
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 @contextlib.contextmanager
 def located(name: str, place: str) -> Iterator[None]:
-    """Say where a mistake on the command line is: there is no file and no line, only a key."""
+    """Name the option or key in an error: a command line has neither file nor line."""
     try:
         yield
     except SpecError as error:

@@ -33,9 +33,9 @@ def check(
         from archgraph.papers.published import figures as compared
         from archgraph.papers.published import figures_table
 
-        found = compared(paths, python=python)
-        show_item(figures_table(found))
-        if not all(finding.good for finding in found):
+        findings = compared(paths, python=python)
+        show_item(figures_table(findings))
+        if not all(finding.good for finding in findings):
             raise typer.Exit(DIFFERENT)
         return
     from archgraph.engine.verdicts import verdicts

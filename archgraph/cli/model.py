@@ -81,8 +81,8 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
         raise SpecError(
             "is not an input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
         )
-    given: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
-    return name, {**given, "dtype": dtype} if dtype else given
+    spec: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
+    return name, {**spec, "dtype": dtype} if dtype else spec
 
 
 @command()
@@ -109,15 +109,15 @@ def explain(
     """Which axes and blocks can change, or why not.
 
     Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
-    parts alike share a row; NAME tells them one by one, and of one axis all that moves with it.
+    similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
     """
     from archgraph.display import explain as explained
 
-    found = explained(graph_of(file, choose), name)
+    explanation = explained(graph_of(file, choose), name)
     if as_json:
-        say_json(found.plain())
+        say_json(explanation.plain())
     else:
-        show_tables(found.tables())
+        show_tables(explanation.tables())
 
 
 @command()
@@ -192,9 +192,9 @@ def diff(
     """
     from archgraph.display import diff as differences
 
-    found = differences(graph_of(a), graph_of(b))
-    show_tables(found.tables())
-    if found:
+    difference = differences(graph_of(a), graph_of(b))
+    show_tables(difference.tables())
+    if difference:
         raise typer.Exit(DIFFERENT)
     say("the same architecture")
 

@@ -52,7 +52,8 @@ def rewrite(
     An option for each rewrite, in the order in which they are applied; its value is that of the
     key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
     layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
-    a split go into numbered files. Without --output it tells what would become of the model.
+    a split go into numbered files. Without --output, only the summary
+    is printed.
     """
     import archgraph
     from archgraph.federation.family import rewritten

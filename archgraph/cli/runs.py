@@ -90,26 +90,26 @@ def compare(
     what the rows differ in.
 
     Each figure is that of the last test, or with --last the mean over several. With --tiers the
-    clients of each tier are told apart: each is tested on as much of every class as it has.
+    clients of each tier have a column: each is tested on its own mixture of classes.
     """
     from archgraph.display.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
         raise SpecError("can be one only", where="--json, --csv, --markdown")
-    found = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
+    compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
         from archgraph.display.plots import save, spread
 
         save(
-            spread({group.label: [log.rounds for log in group.runs] for group in found.groups}),
+            spread({group.label: [log.rounds for log in group.runs] for group in compared.groups}),
             output,
         )
     if as_json:
-        say_json(found.plain())
+        say_json(compared.plain())
     elif as_csv or as_markdown:
-        typer.echo(found.csv() if as_csv else found.markdown(), nl=False)
+        typer.echo(compared.csv() if as_csv else compared.markdown(), nl=False)
     else:
-        show_tables(found.tables())
+        show_tables(compared.tables())
     if output is not None and not (as_json or as_csv or as_markdown):
         wrote(output)
 

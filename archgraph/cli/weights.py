@@ -47,8 +47,8 @@ def similarity(
     """How alike the weights of blocks are.
 
     Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
-    blocks of each section, or between two models. Random weights reach more than half: chance is
-    told beside.
+    blocks of each section, or between two models. Random weights reach more than half, so chance
+    is shown beside each figure.
     """
     from archgraph.display.plots import save
     from archgraph.papers.similarity import block_similarity
@@ -56,7 +56,7 @@ def similarity(
 
     names = [model] if other is None else [model, other]
     (graph, weights), *second = [_one(name, data, s) for name, s in _with_states(names, state)]
-    found = block_similarity(
+    likeness = block_similarity(
         graph,
         weights,
         second[0] if second else None,
@@ -64,15 +64,15 @@ def similarity(
         filters=filters or None,
         sections=section or (),
     )
-    if not found:
+    if not likeness:
         raise SpecError(
             "no blocks to compare",
             where=" and ".join(names),
             expected="a section with two blocks whose weights have the same shapes",
         )
-    show_tables(similarity_tables(found))
+    show_tables(similarity_tables(likeness))
     if output is not None:
-        wrote(save(heat(found, title=" and ".join(Path(n).name for n in names)), output))
+        wrote(save(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
 
 
 @command()
@@ -98,15 +98,15 @@ def scales(
     from archgraph.papers.similarity import scale_variation
     from archgraph.papers.weights import scale_plot, scale_table
 
-    found: dict[str, Any] = {}
+    models_by_label: dict[str, Any] = {}
     for name, file in _with_states(models, state):
         for key, weighted in _models(name, data, file).items():
             inside = key and len(models) > 1 and not name.endswith(f":{key}")
             label = key if len(models) == 1 else f"{name}:{key}" if inside else name
-            if label in found:  # one architecture with several states
-                label = f"{label} ({file or len(found) + 1})"
-            found[label] = weighted
-    compared = scale_variation(found, baseline)
+            if label in models_by_label:  # one architecture with several states
+                label = f"{label} ({file or len(models_by_label) + 1})"
+            models_by_label[label] = weighted
+    compared = scale_variation(models_by_label, baseline)
     show_item(scale_table(compared))
     if output is not None:
         wrote(save(scale_plot(compared), output))
@@ -116,10 +116,10 @@ def _with_states(
     names: Sequence[str], files: Sequence[Path] | None
 ) -> Iterable[tuple[str, Path | None]]:
     """Models and the files of their weights, one each in the order of the models."""
-    given = list(files or ())
-    if len(given) > len(names):
-        raise SpecError("is one too many", where="--state", found=str(given[len(names)]))
-    return zip(names, [*given, *[None] * (len(names) - len(given))], strict=True)
+    weights = list(files or ())
+    if len(weights) > len(names):
+        raise SpecError("is one too many", where="--state", found=str(weights[len(names)]))
+    return zip(names, [*weights, *[None] * (len(names) - len(weights))], strict=True)
 
 
 def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
@@ -140,12 +140,14 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
     if Path(folder or name).is_dir():
         if file is not None:
             raise SpecError("has weights of its own", where=name, found=f"--state {file}")
-        found: dict[str, Any] = dict(trained(folder or name, data_root=data))
+        trained_models: dict[str, Any] = dict(trained(folder or name, data_root=data))
         if not mark:
-            return found
-        if chosen not in found:
-            raise SpecError("no such model", where=name, found=chosen, expected=", ".join(found))
-        return {chosen: found[chosen]}
+            return trained_models
+        if chosen not in trained_models:
+            raise SpecError(
+                "has no such model", where=name, found=chosen, expected=", ".join(trained_models)
+            )
+        return {chosen: trained_models[chosen]}
     graph, state = load_model(read_document(name))
     if file is not None:
         try:
@@ -158,9 +160,9 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
 
 def _one(name: str, data: Path | None, file: Path | None) -> Any:
     """An architecture with weights; of a run folder its global model."""
-    found = _models(name, data, file)
-    if len(found) > 1 and "global" not in found:
+    models = _models(name, data, file)
+    if len(models) > 1 and "global" not in models:
         raise SpecError(
-            "holds several models", where=name, found=", ".join(found), expected=f"{name}:MODEL"
+            "holds several models", where=name, found=", ".join(models), expected=f"{name}:MODEL"
         )
-    return found.get("global") or next(iter(found.values()))
+    return models.get("global") or next(iter(models.values()))

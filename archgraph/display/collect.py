@@ -161,29 +161,29 @@ class _Collector:
 
     def _pin(self, axis: Axis) -> Pin:
         """The reason taken apart: what, which operator, where in the model and in its source."""
-        why, node, said = axis.reason, None, None
-        found = _PLACE.fullmatch(axis.reason)
-        if found is not None and found["node"] in self.graph.node:
-            why, said, node = found["why"], found["remedy"], self.graph.node[found["node"]]
+        why, node, remedy = axis.reason, None, None
+        match = _PLACE.fullmatch(axis.reason)
+        if match is not None and match["node"] in self.graph.node:
+            why, remedy, node = match["why"], match["remedy"], self.graph.node[match["node"]]
         if node is None:
             name = self.returned.get(axis.name) or self.maker.get(axis.name)
             node = self.graph.node[name] if name else None
         if node is None:
             place = self.pricing.leaves_of[axis.name][0]
-            return Pin(why, None, None, place, None, _remedy(why, said, False))
+            return Pin(why, None, None, place, None, _remedy(why, remedy, False))
         first = next(iter(node.leaves()), "").rpartition(".")[0]
-        given = any(self.graph.node[used].op == "input" for used in node.uses())
+        outside = any(self.graph.node[used].op == "input" for used in node.uses())
         return Pin(
             why,
             node.op,
             node.name,
             node.scope or first or "the model itself",
             node.source or None,
-            _remedy(why, said, given),
+            _remedy(why, remedy, outside),
         )
 
 
-# Terms of a concatenation that are told; a dense network has one of hundreds in every leaf.
+# Terms of a concatenation that are shown; a dense network concatenates hundreds.
 TERMS = 8
 
 
@@ -199,9 +199,9 @@ def layout_text(layout: Layout, axis: str = "") -> str:
             texts = ((f, layout_text(f, axis)) for f in factors)
             return " × ".join(f"({text})" if isinstance(f, Sum) else text for f, text in texts)
         case Sum(terms) if len(terms) > TERMS:
-            told = {0, len(terms) - 1}
-            told |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
-            parts = [layout_text(t, axis) if i in told else "…" for i, t in enumerate(terms)]
+            shown = {0, len(terms) - 1}
+            shown |= {i for i, term in enumerate(terms) if axis in axis_names(term)}
+            parts = [layout_text(t, axis) if i in shown else "…" for i, t in enumerate(terms)]
             return " + ".join(text for text, _ in itertools.groupby(parts))
         case Sum(terms):
             return " + ".join(layout_text(term, axis) for term in terms)
@@ -231,12 +231,12 @@ _REMEDIES = (
 )
 
 
-def _remedy(why: str, said: str | None, given: bool) -> str:
-    if said:
-        return said.removesuffix(" would free it")
-    if given and why.startswith("meets a dimension"):
+def _remedy(why: str, spoken: str | None, outside: bool) -> str:
+    if spoken:
+        return spoken.removesuffix(" would free it")
+    if outside and why.startswith("meets a dimension"):
         return "another input: its size comes from outside"
     for beginning, remedy in _REMEDIES:
         if why.startswith(beginning):
             return remedy
-    return "nothing: its positions are no channels"
+    return "nothing: its positions are not channels"

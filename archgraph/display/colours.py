@@ -1,4 +1,4 @@
-"""The palette of every picture: few hues, told apart by people of all kinds of colour vision.
+"""The palette of every picture: few hues, distinguishable with every kind of colour vision.
 
 Hues are Okabe and Ito's (Color Universal Design, 2008): blue against orange and vermilion differ
 in lightness and in the blue–yellow direction, which red–green blindness leaves alone.

@@ -62,7 +62,7 @@ class Measure:
         read: From the rounds until the last common test, and the tests that count; None: not
             measured.
         show: A value as text.
-        absent: What a run counts that did not measure it, where another did; None: then nobody has
+        absent: Value of a run that did not measure it where others did; None: then no run has
             the figure.
     """
 
@@ -109,7 +109,7 @@ class Comparison:
         measures: The columns, as far as a row has them.
         last: Of which part of the rounds tests are averaged; None: the last test counts alone.
         mixed: Whether tiers were tested on each client's own mixture of classes; else on test
-            examples of its classes; None: tiers are no columns.
+            examples of its classes; None: tiers are not columns.
     """
 
     groups: tuple[RunGroup, ...]
@@ -146,9 +146,9 @@ class Comparison:
             note=self._note(),
         )
         labels = tuple(group.label for group in self.groups)
-        found = tuple((key, *texts) for key, texts in self.differences.items())
-        second = Table("What they differ in", ("setting", *labels), found)
-        return (first, second) if found else (first,)
+        differences = tuple((key, *texts) for key, texts in self.differences.items())
+        second = Table("What they differ in", ("setting", *labels), differences)
+        return (first, second) if differences else (first,)
 
     def plain(self) -> dict[str, Any]:
         """The comparison as values that JSON can write."""
@@ -184,9 +184,9 @@ class Comparison:
             for key in keys:
                 figure = group.figures.get(key)
                 cells += [figure.mean, figure.std] if figure else [None, None]
-            told = [] if self.last is None else [len(group.tests)]
+            tests = [] if self.last is None else [len(group.tests)]
             writer.writerow(
-                [group.label, group.strategy, len(group.seeds), group.at, *told, *cells]
+                [group.label, group.strategy, len(group.seeds), group.at, *tests, *cells]
             )
         return stream.getvalue()
 
@@ -199,7 +199,7 @@ class Comparison:
         return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
 
     def _tests(self) -> list[str]:
-        """The column that tells how many tests were averaged, where some are."""
+        """The column with the number of averaged tests, if any are averaged."""
         return [] if self.last is None else ["tests"]
 
     def _note(self) -> str:
@@ -234,7 +234,7 @@ def comparison(
             (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
 
     Raises:
-        RunError: If there is no run, one is not done or was never tested, or one is there twice.
+        RunError: If there are no runs, or a run is unfinished, untested or named twice.
     """
     if last is not None and not last > 0:
         raise RunError(
@@ -243,7 +243,7 @@ def comparison(
             found=last,
             expected="a fraction of all rounds (below 1), or a number of rounds",
         )
-    found: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
+    groups: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
     for folder in _folders(places):
         log = read_run(folder)
         settings = _settings(log)
@@ -257,9 +257,9 @@ def comparison(
             )
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
-        found.setdefault(key, []).append((seed, log, settings))
-    labels = _labels([(of[0][1], of[0][2]) for of in found.values()])
-    chosen = [_chosen(runs, last) for runs in found.values()]
+        groups.setdefault(key, []).append((seed, log, settings))
+    labels = _labels([(of[0][1], of[0][2]) for of in groups.values()])
+    chosen = [_chosen(runs, last) for runs in groups.values()]
     tested = [row for of in chosen for test in of.evaluations() for row in _by_tier(test).values()]
     mixed = all("matched" in row for row in tested)
     names = dict.fromkeys(n for of in chosen for test in of.evaluations() for n in _by_tier(test))
@@ -385,12 +385,12 @@ def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
         alike = [i for i, label in enumerate(labels) if label == name]
         apart = list(_differences([named[i][1] for i in alike]).items())[:TOLD]
         for place, i in enumerate(alike):
-            told = (
+            details = (
                 of[place] if key == "strategy" else f"{key.split('.')[-1]}={of[place]}"
                 for key, of in apart
                 if of[place] != NOTHING
             )
-            labels[i] = f"{name} ({', '.join(told)})"
+            labels[i] = f"{name} ({', '.join(details)})"
     again = _repeated(labels)
     return [
         f"{label}: {log.folder}" if label in again else label
@@ -425,7 +425,7 @@ def _strategy(settings: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings as texts by path; what is told by content is one short text."""
+    """Settings as texts by path; a setting identified by its content is one short text."""
     yield "strategy", _strategy(settings)
     for key, value in settings.items():
         if key in UNTOLD:
@@ -527,7 +527,7 @@ def _number(value: float) -> str:
 
 
 def _lost(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-    """Clients whose update was refused or never came; None: nobody's."""
+    """Clients whose update was rejected or never arrived; None: there were none."""
     many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
     return float(many) or None
 

@@ -19,7 +19,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> dict[str, f
         federation: A family, or transfers (global → client), each with its number of clients.
 
     Raises:
-        ArchGraphError: If there is no client, or the transfers start from different states.
+        ArchGraphError: If there are no clients, or the transfers start from different states.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, Param, TensorType

@@ -38,12 +38,12 @@ class Difference:
             rows = tuple((c.name, c.before or "–", c.after or "–") for c in changes)
             return Table(title, ("name", "before", "after"), rows)
 
-        found = (
+        tables = (
             table("Leaves", self.leaves),
             table("Operators", self.nodes),
             table("Inputs, outputs, updates", self.ends),
         )
-        return tuple(t for t in found if t.rows)
+        return tuple(t for t in tables if t.rows)
 
 
 def diff(a: ArchGraph, b: ArchGraph) -> Difference:
@@ -90,10 +90,10 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
         def rename(value: Any) -> Any:
             return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
 
-        found = {f"input {k}": show(replace(v, rename)) for k, v in graph.inputs}
-        found |= {f"update {k}": show(replace(v, rename)) for k, v in graph.updates}
-        found |= {f"section {k}": show(v) for k, v in graph.sections}
-        return found | {"output": show(replace(graph.outputs, rename))}
+        parts = {f"input {k}": show(replace(v, rename)) for k, v in graph.inputs}
+        parts |= {f"update {k}": show(replace(v, rename)) for k, v in graph.updates}
+        parts |= {f"section {k}": show(v) for k, v in graph.sections}
+        return parts | {"output": show(replace(graph.outputs, rename))}
 
     old, new = values(a, {}), values(b, partner)
     ends = [

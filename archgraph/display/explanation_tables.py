@@ -56,17 +56,17 @@ def runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, lis
             rest = ("".join(parts[:at]), "".join(parts[at + 1 :]))
             members.setdefault((at, *rest, alike[index]), []).append(index)
     taken: set[int] = set()
-    found: list[tuple[str, list[int]]] = []
+    runs_of_names: list[tuple[str, list[int]]] = []
     # the longest runs first; of equal ones that of the number further left, e.g. the block's
     for (_, before, after, _), indices in sorted(
         members.items(), key=lambda item: (-len(item[1]), item[0][0])
     ):
         left = [i for i in indices if i not in taken]
         if len(left) > 1:
-            found.append((f"{before}*{after}", left))
+            runs_of_names.append((f"{before}*{after}", left))
             taken.update(left)
-    found += [(name, [i]) for i, name in enumerate(names) if i not in taken]
-    return sorted(found, key=lambda run: run[1][0])
+    runs_of_names += [(name, [i]) for i, name in enumerate(names) if i not in taken]
+    return sorted(runs_of_names, key=lambda run: run[1][0])
 
 
 def _grouped(
@@ -77,8 +77,8 @@ def _grouped(
 
 def _kinds(spans: Sequence[str]) -> str:
     """`layer norm ×2, softmax` of spans with their places."""
-    found = Counter(s.partition(" in ")[0] for s in spans)
-    return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in found.items())
+    counts = Counter(s.partition(" in ")[0] for s in spans)
+    return ", ".join(k if n == 1 else f"{k} ×{n}" for k, n in counts.items())
 
 
 def free_axes(
@@ -95,7 +95,7 @@ def free_axes(
         many = (str(len(members)) if len(members) > 1 else "",) if several else ()
         role = f"{first.role}*" if first.spans else first.role
         rows.append((name, *many, str(first.size), role, *savings(together(members))))
-    notes = ["a row of several axes tells what halving all of them saves"] if several else []
+    notes = ["a row of several axes shows what halving all of them saves"] if several else []
     kinds = dict.fromkeys(s.partition(" in ")[0] for a in axes for s in a.spans)
     if kinds:
         notes.append(f"*: {', '.join(kinds)} runs over it; cutting it changes what that computes")
@@ -244,11 +244,11 @@ def leaves_with_axis(axis: AxisFact) -> Table:
         return "×".join(f"[{size}]" if i in cut else str(size) for i, size in sizes)
 
     def made_of(members: Sequence[AxisMember]) -> str:
-        found = []
+        texts = []
         for layout in dict.fromkeys(m.layout for m in members if m.layout != whole):
             several = layout.count(" + ") > 1
-            found.append("one of several terms" if several else _local(layout, axis.name))
-        return ", ".join(found)
+            texts.append("one of several terms" if several else _local(layout, axis.name))
+        return ", ".join(texts)
 
     shapes = [shape(members) for members in dims.values()]
     layouts = [made_of(members) for members in dims.values()]
@@ -288,12 +288,12 @@ def _local(layout: str, axis: str) -> str:
 
 def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
     """Operators that an axis runs through, in runs of places."""
-    found: dict[str, list[str]] = {}
+    places_by_kind: dict[str, list[str]] = {}
     for name in axis.operators:
         operator = about.operators[name]
-        found.setdefault(operator.operator, []).append(operator.place or f"%{name}")
+        places_by_kind.setdefault(operator.operator, []).append(operator.place or f"%{name}")
     rows = []
-    for kind, places in found.items():
+    for kind, places in places_by_kind.items():
         labels = _counted(list(dict.fromkeys(places)))
         lines = [label for label, _ in labels[: 2 * EACH]]
         hidden = sum(n for _, n in labels[2 * EACH :])

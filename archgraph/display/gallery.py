@@ -33,7 +33,7 @@ def draw_family(
         Paths of the pictures, the global one first, if there is one.
 
     Raises:
-        RunError: If a file cannot be written, or there is no such format.
+        RunError: If a file cannot be written, or the format is unknown.
     """
     place = Path(folder)
     total = sum(member.count for member in family.clients)

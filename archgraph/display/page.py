@@ -54,7 +54,7 @@ def report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None =
         The page's path.
 
     Raises:
-        RunError: If it is no run folder, or the page cannot be written.
+        RunError: If the folder is not a run folder, or the page cannot be written.
     """
     log = read_run(folder)
     return write(path or log.folder / "report.html", page(log))
@@ -119,7 +119,7 @@ def _incidents(log: Log) -> Iterator[str]:
 
 
 def _pictures(log: Log) -> Iterator[str]:
-    """The architectures that the run folder holds, and pictures that somebody put there."""
+    """The architectures and pictures in the run folder."""
     from archgraph.display.picture import draw, render
 
     graphs = dict(_graphs(log))
@@ -140,7 +140,7 @@ def _pictures(log: Log) -> Iterator[str]:
 
 
 def _graphs(log: Log) -> Iterator[tuple[str, ArchGraph | str]]:
-    """Models of the run folder, the global one first; of a damaged file, what is wrong with it."""
+    """Models of the run folder, the global one first; for a damaged file, its error message."""
     from archgraph.language import load
 
     paths = sorted(log.folder.glob("models/*.yaml"), key=lambda p: (p.stem != "global", p.stem))
@@ -152,9 +152,9 @@ def _graphs(log: Log) -> Iterator[tuple[str, ArchGraph | str]]:
 
 
 def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> dict[str, float] | None:
-    """Share of clients by leaf of the global model, from what the run folder holds alone.
+    """Share of clients by leaf of the global model, computed from the run folder alone.
 
-    Models are related by their structure, so that no file and no code from elsewhere is needed.
+    Models are aligned by structure, so that other files and the user's code are not needed.
     """
     from archgraph.display.cover import coverage
     from archgraph.language.document import read_document

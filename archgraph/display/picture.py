@@ -23,7 +23,7 @@ Direction = Literal["TB", "LR"]
 FORMATS = ("dot", "svg", "png", "pdf")
 FONT = "Helvetica,Arial,sans-serif"
 SECONDS = 300.0
-# Letters of a block's name above which it is told without its section's.
+# Names of blocks longer than this are shown without the name of their section.
 LONG = 20
 # Total length of arrows, in ranks, above which they are drawn with less care.
 DENSE = 4000
@@ -57,8 +57,8 @@ def draw(
         title: Heading; None: the graph's name.
 
     Raises:
-        RunError: If the file cannot be written or its ending names no format.
-        ArchGraphError: If `cover` holds unknown names or values that are no shares.
+        RunError: If the file cannot be written or its ending is not a format.
+        ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
@@ -73,15 +73,15 @@ def draw(
     ending = "" if target is None else target.suffix.lower().lstrip(".")
     if target is not None and ending not in FORMATS:
         raise RunError(
-            "no picture format",
+            "is not a picture format",
             where=str(target),
             found=target.suffix or "no ending",
             expected=" or ".join(f".{name}" for name in FORMATS),
         )
     from archgraph.analysis.structure import structure
 
-    found = structure(graph)
-    sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in found.sections]
+    structured = structure(graph)
+    sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structured.sections]
     picture = scene(graph, sections, detail=detail)
     shares = None if cover is None else _shares(graph, picture, cover)
     text = _dot(graph, picture, shares, direction, graph.name if title is None else title)
@@ -137,7 +137,9 @@ def _shares(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dic
         if name not in known:
             raise ArchGraphError("coverage of an unknown leaf or block", where=name)
         if not 0.0 <= share <= 1.0:
-            raise ArchGraphError("no share of clients", where=name, found=share, expected="0 to 1")
+            raise ArchGraphError(
+                "is not a share of clients", where=name, found=share, expected="0 to 1"
+            )
 
     def mean(leaves: tuple[str, ...]) -> float | None:
         known_leaves = [(cover[k], parameters(graph, (k,))) for k in leaves if k in cover]
@@ -164,7 +166,7 @@ def _shares(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dic
 
 
 def percent(share: float) -> str:
-    """A share in whole per cent; neither nobody nor everybody is reached by rounding.
+    """A share in whole per cent; rounding never reaches 0 % or 100 %.
 
     >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
     ('0 %', '<1 %', '50 %', '>99 %', '100 %')
@@ -217,7 +219,7 @@ def _single(group: Cluster) -> bool:
 
 
 def _short(name: str, within: str) -> str:
-    """A block's name; without its section's where it is long.
+    """A block's name, without the name of its section if it is long.
 
     >>> _short("layer1.0", "layer1"), _short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
     ('layer1.0', 'encoder_layer_0.mlp')
@@ -302,11 +304,11 @@ def _dot(
             look.update(style="filled,rounded,bold", fillcolor=fill)
         if box.training:
             look["style"] = "filled,rounded,dashed"
-        # A share is worth its place where it is not what the frame around says already.
-        told = share is None or not box.leaves
-        told = told or (around is not None and percent(around) == percent(share or 0.0))
+        # A share is shown unless the frame around the box shows the same one.
+        hidden = share is None or not box.leaves
+        hidden = hidden or (around is not None and percent(around) == percent(share or 0.0))
         label = _box_label(
-            box, None if told else share, colours.QUIET if share is None else colours.INK
+            box, None if hidden else share, colours.QUIET if share is None else colours.INK
         )
         target.node(ids[box.name], label, tooltip="\n".join(_tips(graph, box)), **look)
 
@@ -370,11 +372,11 @@ def _spine(picture: Scene) -> frozenset[str]:
     depth, into = _depths(picture)
     ends = [b for b in picture.boxes if b.kind == "output" and not b.training] or picture.boxes
     name = max(ends, key=lambda box: depth[box.name]).name
-    found = [name]
+    path = [name]
     while into.get(name):
         name = max(into[name], key=lambda tail: depth[tail])
-        found.append(name)
-    return frozenset(found)
+        path.append(name)
+    return frozenset(path)
 
 
 def _tips(graph: ArchGraph, box: Box) -> Iterator[str]:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
-# Shapes besides colours tell lines apart in print and for everybody.
+# Markers besides colours distinguish lines in print and without colour vision.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
-# Signs that fit side by side below one panel.
+# Characters that fit side by side below one panel.
 BESIDE = 45
 PURPOSES = {
     "local": "local training",
@@ -63,7 +63,7 @@ def compare(runs: Mapping[str, Sequence[RoundLine]], *, title: str = "") -> Figu
         title: Heading.
 
     Raises:
-        RunError: If there is no run.
+        RunError: If there are no runs.
     """
     if not runs:
         raise RunError("no runs to compare", expected="at least one")
@@ -91,7 +91,7 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
         title: Heading.
 
     Raises:
-        RunError: If there is no run.
+        RunError: If there are no runs.
     """
     runs = {name: [line for rounds in many for line in rounds] for name, many in groups.items()}
     if not any(runs.values()):
@@ -135,7 +135,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     form = Path(path).suffix.lower().lstrip(".")
     if form not in FORMATS:
         raise RunError(
-            "no picture format",
+            "is not a picture format",
             where=str(path),
             found=Path(path).suffix or "no ending",
             expected=" or ".join(f".{name}" for name in FORMATS),
@@ -179,7 +179,7 @@ def _line(
         linewidth=2.6 if bold else 1.8,
         # Below the others: a tier that equals the global model stays visible on top of it.
         zorder=1.9 if bold else 2.0,
-        # A curve of many rounds is told apart by its line; markers would hide it.
+        # A curve of many rounds is distinguished by its line style; markers would hide it.
         marker=MARKERS[number % len(MARKERS)] if len(points[0]) <= 25 else None,
         markersize=4,
     )
@@ -189,12 +189,12 @@ def _reduced(
     rounds: Sequence[RoundLine], what: str, reduce: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
     """One figure of all submodels together, by round."""
-    found = {}
+    values_by_round = {}
     for line in rounds:
         values = [row.get(what) for row in submodels(line)]
         if values and None not in values:
-            found[int(line["round"])] = reduce(v for v in values if v is not None)
-    return found
+            values_by_round[int(line["round"])] = reduce(v for v in values if v is not None)
+    return values_by_round
 
 
 def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: int) -> None:

@@ -49,8 +49,8 @@ class Pricing:
             leaf: frozenset[str]().union(*map(self.names, dims))
             for leaf, dims in self.solved.leaf.items()
         }
-        for leaf, held in leaf_names.items():
-            for name in held:
+        for leaf, names in leaf_names.items():
+            for name in names:
                 self.leaves_of[name].append(leaf)
         value_names = {
             node: frozenset[str]().union(*(self.names(d) for dims in results for d in dims))
@@ -61,11 +61,11 @@ class Pricing:
             stated.setdefault(node_name, set()).update(*map(self.names, _layouts(sizes)))
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
-            held = value_names[node.name].union(stated.get(node.name, ()))
-            held = held.union(*(value_names[used] for used in node.uses()))
-            held = held.union(*(leaf_names[leaf] for leaf in node.leaves()))
-            self.met[node.name] = held
-            for name in held:
+            names = value_names[node.name].union(stated.get(node.name, ()))
+            names = names.union(*(value_names[used] for used in node.uses()))
+            names = names.union(*(leaf_names[leaf] for leaf in node.leaves()))
+            self.met[node.name] = names
+            for name in names:
                 self.nodes_of[name].append(node.name)
         self.counting = frozenset(n.name for n in self.evaluated.nodes if row(n.op).macs)
         self._trained = Liveness(graph)
@@ -211,7 +211,7 @@ class Liveness:
         for leaf, users in graph.leaf_users.items():
             if users:
                 under.setdefault(leaf.rpartition(".")[0], set()).add(leaf)
-        self.leaves_under = {module: frozenset(held) for module, held in under.items()}
+        self.leaves_under = {module: frozenset(names) for module, names in under.items()}
 
     def without(self, end: str, entry: str, terms: Sequence[str]) -> frozenset[str]:
         """Operators that are gone when a value stands in for another and lists lose terms."""

@@ -41,7 +41,7 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     """Read a run folder, finished or not; a last line that a crash cut off is left out.
 
     Raises:
-        RunError: If it is no run folder, or a line is damaged.
+        RunError: If the folder is not a run folder, or a line is damaged.
     """
     place = Path(folder)
     try:
@@ -113,7 +113,7 @@ def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
         for purpose, value in line.get("seconds", {}).items():
             sums[purpose] = sums.get(purpose, 0.0) + float(value)
     total = sums.pop("total", None)
-    # What recording took belongs to the round before and is no part of its own total.
+    # Recording is measured after a round ends, so it is not part of the total.
     inside = sum(value for purpose, value in sums.items() if purpose != "record")
     if total is not None:
         sums["other"] = max(total - inside, 0.0)

@@ -28,8 +28,8 @@ def summary(graph: ArchGraph) -> Table:
         ('total', '', '8', '0', '0', '')
     """
     spent = cost(graph)
-    found = structure(graph)
-    owner = {name: block for block in found.blocks for name in block.nodes}
+    structured = structure(graph)
+    owner = {name: block for block in structured.blocks for name in block.nodes}
     runs: list[tuple[Any, list[Node]]] = []
     at: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -62,7 +62,7 @@ def summary(graph: ArchGraph) -> Table:
             continue
         shape = shape_label(graph.node[block.exit].types[0])
         can = "removable" if block.removable else ""
-        section = next(s for s in found.sections if s.name == block.section)
+        section = next(s for s in structured.sections if s.name == block.section)
         if len(section.blocks) == 1:
             alike = block.name == section.name
             name = section.name if alike else f"{section.name}: {block.name}"

@@ -196,7 +196,7 @@ def test_draw_writes_by_ending_or_prints(here: Path):
     assert (here / "out/net.dot").read_text() != text
     assert call("draw", "model.yaml", "-o", "net.svg").exit_code == 0
     assert b"<svg" in (here / "net.svg").read_bytes()
-    refused(call("draw", "model.yaml", "-o", "net.bmp"), "net.bmp: no picture format")
+    refused(call("draw", "model.yaml", "-o", "net.bmp"), "net.bmp: is not a picture format")
     assert not (here / "net.bmp").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -157,8 +158,8 @@ def test_cover_by_block_name_wins_over_its_leaves(residual: Net):
     ("cover", "message"),
     [
         ({"layer9.0": 0.5}, "layer9.0: coverage of an unknown leaf or block"),
-        ({"layer1.0": 1.5}, "layer1.0: no share of clients; found 1.5; expected 0 to 1"),
-        ({"layer1.0": float("nan")}, "layer1.0: no share of clients; found nan; expected 0 to 1"),
+        ({"layer1.0": 1.5}, "layer1.0: is not a share of clients; found 1.5; expected 0 to 1"),
+        ({"layer1.0": math.nan}, "layer1.0: is not a share of clients; found nan; expected 0 to 1"),
     ],
 )
 def test_cover_that_makes_no_sense_is_refused(residual: Net, cover, message: str):
@@ -181,7 +182,7 @@ def test_files_by_ending(residual: Net, tmp_path: Path):
 
 def test_a_file_is_written_whole_or_not_at_all(residual: Net, tmp_path: Path):
     graph, _ = residual((1,), (8,))
-    with pytest.raises(RunError, match=r"no picture format; found \.bmp; expected \.dot or"):
+    with pytest.raises(RunError, match=r"is not a picture format; found \.bmp; expected \.dot or"):
         draw(graph, tmp_path / "net.bmp")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(RunError, match="cannot write the file"):

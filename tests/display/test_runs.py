@@ -148,7 +148,7 @@ def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path):
     assert picture(curves(rounds)) == picture(curves(rounds))
     save(curves(rounds), tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").read_bytes() == picture(curves(rounds))
-    with pytest.raises(RunError, match="no picture format"):
+    with pytest.raises(RunError, match="is not a picture format"):
         save(curves(rounds), tmp_path / "curves.gif")
     assert not (tmp_path / "curves.gif").exists()
 

@@ -430,7 +430,7 @@ def test_similarity_of_models_and_of_a_run(folder, tmp_path):
     "words, message",
     [
         (["similarity", "{run}"], "holds several models; found half/0, half/1, whole/2"),
-        (["similarity", "{run}:x"], "no such model; found x; expected half/0"),
+        (["similarity", "{run}:x"], "has no such model; found x; expected half/0"),
         (["similarity", "{model}"], "no blocks to compare; expected a section"),
         (["similarity", "{model}", "--state", "{model}"], "is not a safetensors file"),
         (["similarity", "{model}", "--section", "stm"], "no such section; found stm"),
