@@ -1,4 +1,4 @@
-"""Commands about files: check them, print their schema, write the shipped ones."""
+"""Commands about files: check and explain them, print their schema, write the shipped ones."""
 
 from __future__ import annotations
 
@@ -88,3 +88,19 @@ def init(
     from archgraph.demo.start import start
 
     say(f"wrote {start(folder)}; its README.md says how to begin")
+
+
+@command("help")
+def explain_word(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="E.g. conv, take, local.lr.")
+    ] = None,
+) -> None:
+    """Explain a word of the files: a step, a rewrite or a key.
+
+    Its sentence, options with defaults, and an example. Without NAME all topics are listed; the
+    page "The spec language" of the documentation shows the same.
+    """
+    from archgraph.language.help import overview, topic
+
+    say(overview() if name is None else str(topic(name)))

@@ -510,3 +510,13 @@ def test_the_demo_goes_the_whole_way(here: Path):
     assert "report.html" in result.output
     again = call("check", "shown/specs")
     assert again.exit_code == 0, again.output
+
+
+def test_help_explains_a_word_of_the_files():
+    text = call("help", "conv").output
+    assert text.startswith("conv (steps)") and "kernel" in text and "Example:" in text
+    every = call("help").output
+    assert {"conv", "take", "shorten", "local"} <= {
+        line.split()[0] for line in every.splitlines() if line.startswith("  ")
+    }
+    refused(call("help", "connv"), "did you mean", "conv")
