@@ -243,7 +243,7 @@ def comparison(
             found=last,
             expected="a fraction of all rounds (below 1), or a number of rounds",
         )
-    groups: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
+    by_settings: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
     for folder in _folders(places):
         log = read_run(folder)
         settings = _settings(log)
@@ -257,9 +257,9 @@ def comparison(
             )
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
-        groups.setdefault(key, []).append((seed, log, settings))
-    labels = _labels([(of[0][1], of[0][2]) for of in groups.values()])
-    chosen = [_chosen(runs, last) for runs in groups.values()]
+        by_settings.setdefault(key, []).append((seed, log, settings))
+    labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
+    chosen = [_chosen(runs, last) for runs in by_settings.values()]
     tested = [row for of in chosen for test in of.evaluations() for row in _by_tier(test).values()]
     mixed = all("matched" in row for row in tested)
     names = dict.fromkeys(n for of in chosen for test in of.evaluations() for n in _by_tier(test))
