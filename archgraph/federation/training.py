@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from archgraph import eager
 from archgraph.errors import RejectedUpdate
 from archgraph.federation.objectives import CrossEntropy, Objective, Penalty
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
@@ -89,7 +90,7 @@ def descend(
                 raise _not_finite(work, parameters, number)
             if work.local.clip is not None:
                 nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
-            steps.step()
+            eager.step(steps)
             size = len(batch.ids)
             total, count, seen = total + number * size, count + size, seen + size
             work.progress(epoch=epoch, step=step, loss=number)

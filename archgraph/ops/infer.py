@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from archgraph.eager import without_compiler
 from archgraph.errors import GraphError
 from archgraph.graph.ir import (
     ArchGraph,
@@ -31,6 +32,8 @@ from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import row
 
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
+
+without_compiler()
 
 _PROBES = (2, 3)  # two batch sizes tell a multiple of the batch from a constant
 

@@ -1,0 +1,63 @@
+"""Torch without its compiler, whose import takes longer than everything else before a first step.
+
+Torch hides some functions from ``torch.compile``: each imports ``torch._dynamo`` when it is first
+called, only to call through. Until something else imports it there is nothing to hide from, and
+these functions can be called as they are: the same code runs, with the same results.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+
+COMPILER = "torch._dynamo"
+# Where the wrapper keeps what it calls, once it knows.
+_ANSWER = "__dynamo_disable"
+
+
+@functools.cache
+def without_compiler() -> None:
+    """Let torch's hidden functions run without its compiler, until that is imported.
+
+    A torch that hides functions in another way is left as it is: it is only slower.
+    """
+    if COMPILER in sys.modules:
+        return
+    codes = (c for c in _disable_dynamo.__code__.co_consts if isinstance(c, CodeType))
+    wrapper = next((c for c in codes if "fn" in c.co_freevars), None)
+    hidden: list[Callable[..., Any]] = []
+    for function in gc.get_referrers(wrapper) if wrapper else ():
+        if isinstance(function, FunctionType) and function.__closure__:
+            place = function.__code__.co_freevars.index("fn")
+            target = function.__closure__[place].cell_contents
+            if vars(target).setdefault(_ANSWER, target) is target:
+                hidden.append(target)
+    sys.meta_path.insert(0, _Undo(hidden))
+
+
+def step(optimiser: torch.optim.Optimizer) -> None:
+    """``optimiser.step()`` with the same bits; hooks of the optimiser are not called."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimiser).step)(optimiser)
+
+
+class _Undo:
+    """Hides the functions as torch wants them when its compiler is about to be imported."""
+
+    def __init__(self, hidden: list[Callable[..., Any]]) -> None:
+        self.hidden = hidden
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing: the compiler is imported as ever."""
+        if name == COMPILER:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]  # typeshed asks for a loader
+            for function in self.hidden:
+                vars(function).pop(_ANSWER, None)
