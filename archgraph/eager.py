@@ -58,6 +58,6 @@ class _Undo:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing: the compiler is imported as ever."""
         if name == COMPILER:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]  # typeshed asks for a loader
+            sys.meta_path.remove(self)
             for function in self.hidden:
                 vars(function).pop(_ANSWER, None)
