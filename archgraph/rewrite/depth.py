@@ -37,6 +37,7 @@ from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.check import check
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import row
+from archgraph.rewrite.leaves import silent, tidied
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
@@ -223,36 +224,12 @@ def _without(
             updates=tuple((k, replace(v, change)) for k, v in graph.updates),
         )
     )
-    new = renumber(_tidied(graph, new))
+    new = renumber(tidied(graph, new))
     check(new)
     return Rewritten(
         new,
         Transfer(signature(graph), signature(new), {n: entries[n] for n in new.state_names}),
     )
-
-
-def _silent(graph: ArchGraph) -> dict[str, set[str]]:
-    """Leaves that no operator uses (counters of a capture in evaluation), with their module's."""
-    assigned = {buffer for buffer, _ in graph.updates}
-    modules: dict[str, set[str]] = {}
-    for param in graph.params:
-        if graph.leaf_users[param.name]:
-            modules.setdefault(param.name.rpartition(".")[0], set()).add(param.name)
-    return {
-        p.name: modules.get(p.name.rpartition(".")[0], set())
-        for p in graph.params
-        if not graph.leaf_users[p.name] and p.name not in assigned and p.role != "constant"
-    }
-
-
-def _tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """The graph without leaves that nothing uses whose module is gone."""
-    gone = {
-        name
-        for name, module in _silent(before).items()
-        if module and not any(leaf in after.param for leaf in module)
-    }
-    return after.replace(params=tuple(p for p in after.params if p.name not in gone))
 
 
 def _resized(graph: ArchGraph, param: Param, kept: Kept) -> tuple[Param, tuple[DimMap | None, ...]]:
@@ -645,8 +622,8 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
         for leaf in used
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
-    silent = _silent(graph).items()
-    mine += tuple(name for name, module in silent if module and module.issubset(mine))
+    unused = silent(graph).items()
+    mine += tuple(name for name, module in unused if module and module.issubset(mine))
     return _Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
 
