@@ -10,6 +10,7 @@ from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load, load_experiment, load_family, load_model
 from archgraph.language.document import parse_document
+from archgraph.rewrite.registry import BY_NAME
 
 GOOD = """\
 archgraph: 1
@@ -362,8 +363,7 @@ clients:
     [
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
-         "model, choose, skip, shorten, graft, deepen, take, narrow, widen, "
-         "add_step_sizes, add_adapters, add_exits, train_only; did you mean 'count'?"),
+         f"model, choose, {', '.join(BY_NAME)}; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
          "expected greater than or equal to 1"),
