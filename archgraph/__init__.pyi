@@ -78,6 +78,7 @@ from .rewrite.deepen import deepen as deepen
 from .rewrite.depth import graft as graft
 from .rewrite.depth import shorten as shorten
 from .rewrite.depth import skip as skip
+from .rewrite.ends_after import ends_after as ends_after
 from .rewrite.exits import add_exits as add_exits
 from .rewrite.scaler import add_scaler as add_scaler
 from .rewrite.split import chain as chain

@@ -98,6 +98,13 @@ class WidenOptions(Base):
     )
 
 
+class EndsAfter(Base):
+    """Options of ``ends_after``."""
+
+    section: str = Field(description="the last section or block that stays")
+    head: Count = Field(description="number of classes: a mean over positions, a linear layer")
+
+
 def _blocks(value: Any) -> Any:
     return value if isinstance(value, Mapping | Base) else {"blocks": value}
 

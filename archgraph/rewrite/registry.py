@@ -100,6 +100,11 @@ ROWS: tuple[RewriteRow, ...] = (
         "{layer2: 4}", "same function",
     ),
     RewriteRow(
+        "ends_after", "ends_after", "EndsAfter",
+        "Keep the network up to a section and answer there with a head of its own.",
+        "{section: layer1, head: 10}", "the head of what the section of the original makes",
+    ),
+    RewriteRow(
         "take", "width", "Take",
         "Keep a share, a number or chosen positions of axes; every other size follows.",
         "0.5", "mask ≡ take: equals the original with the other positions at zero",

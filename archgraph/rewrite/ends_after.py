@@ -1,0 +1,80 @@
+"""The network up to a section, with a head of its own (DepthFL, ScaleFL, InclusiveFL)."""
+
+from __future__ import annotations
+
+from archgraph.analysis.structure import structure
+from archgraph.graph.ir import ArchGraph, Node, prune
+from archgraph.ops.check import check
+from archgraph.rewrite.heads import Head, head_behind
+from archgraph.rewrite.insert import fresh, initialised
+from archgraph.rewrite.leaves import tidied
+from archgraph.states import Rewritten
+
+STEM = "end"
+
+
+def ends_after(
+    graph: ArchGraph, section: str, head: ArchGraph | int, *, verify: bool = False
+) -> Rewritten:
+    """Keep the network up to a section or block and answer there.
+
+    The transfer pulls the weights of what stays; the head starts as a fresh one. Its leaves are
+    named ``end.…`` (``end_1.…`` where there is an ``end``).
+
+    Args:
+        graph: The architecture.
+        section: The last section or block that stays.
+        head: What answers: an architecture with one input and one output, or a number of classes
+            for a mean over positions and a linear layer.
+        verify: Check that the answer is the head's to what the section of the original makes (two
+            forwards in float64).
+
+    Raises:
+        GraphError: For a section or block that does not exist; names the nearest.
+        RewriteError: For a head that does not take what the section makes.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> short = ends_after(trace(net, torch.zeros(1, 3)).graph, "0", 5, verify=True)
+        >>> {p.name: p.shape for p in short.graph.params}
+        {'0.weight': (8, 3), '0.bias': (8,), 'end.weight': (5, 8), 'end.bias': (5,)}
+
+    Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
+    """
+    found = structure(graph)
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    end = graph.node[max(found.nodes(section), key=order.__getitem__)]
+    stem = fresh({p.name.partition(".")[0] for p in graph.params}, STEM)
+    added = head_behind(graph, end, head, stem, section, set(order))
+    whole = _with_head(graph, added)
+    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, end, order))))
+    check(short)
+    rewritten = initialised(graph, short)
+    if verify:
+        from archgraph.rewrite.laws import same_function
+
+        # The original with nothing pruned, which answers with the same head in the same place.
+        same_function(whole, Rewritten(rewritten.graph, initialised(whole, short).transfer))
+    return rewritten
+
+
+def _with_head(graph: ArchGraph, head: Head) -> ArchGraph:
+    return graph.replace(
+        nodes=(*graph.nodes, *head.nodes),
+        params=(*graph.params, *head.params),
+        updates=(*graph.updates, *head.updates),
+        outputs=head.result,
+    )
+
+
+def _up_to(
+    graph: ArchGraph, end: Node, order: dict[str, int]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The user's own sections, as far as they stay."""
+    found = structure(graph)
+    last = order[end.name]
+    stay = {b.name for b in found.blocks if all(order[n] <= last for n in b.nodes)}
+    own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
+    return tuple((name, blocks) for name, blocks in own if blocks)

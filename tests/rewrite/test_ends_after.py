@@ -1,0 +1,64 @@
+"""The prefix of a network with a head of its own."""
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import GraphError, RewriteError
+from tests import structures as nets
+
+
+@pytest.fixture(scope="module")
+def whole():
+    model = nets.Net(nets.Basic, (2, 2, 2), (8, 12, 16))
+    return model, *ag.trace(model, torch.randn(2, 3, 8, 8))
+
+
+def test_it_is_the_head_of_what_the_section_makes(whole):
+    model, graph, state = whole
+    short = ag.ends_after(graph, "stage2", 7)
+    pulled = short.transfer.pull(state)
+    net = ag.build(short.graph, pulled).eval()
+    x = torch.randn(3, 3, 8, 8)
+    model.eval()
+    inside = model.stage2(model.stage1(torch.relu(model.stem(x)))).mean((2, 3))
+    expected = nn.functional.linear(inside, pulled["end.weight"], pulled["end.bias"])
+    torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-6)  # float32
+    assert [s.name for s in ag.structure(short.graph).sections][:3] == ["stem", "stage1", "stage2"]
+
+
+def test_only_the_head_is_initialised_and_the_rest_goes_back(whole):
+    _, graph, state = whole
+    short = ag.ends_after(graph, "stage1", 7)
+    entries = short.transfer.entries
+    assert {n for n, e in entries.items() if e.source is None} == {"end.weight", "end.bias"}
+    kept = [n for n in short.graph.state_names if not n.startswith("end.")]
+    assert kept == [n for n in state if n.startswith(("stem.", "stage1."))]
+    again = short.transfer.pull(state)
+    assert all(torch.equal(again[n], state[n]) for n in kept)
+    merger = ag.Merger(graph, state)
+    merger.add(short.transfer, again)
+    merged, _ = merger.result()
+    assert all(torch.equal(merged[n], tensor) for n, tensor in state.items())
+
+
+def test_a_head_may_be_an_architecture_and_a_second_end_has_another_name(whole):
+    _, graph, _ = whole
+    head = ag.trace(nn.Sequential(nn.Conv2d(12, 4, 1), nn.Flatten()), torch.zeros(2, 12, 4, 4))
+    once = ag.ends_after(graph, "stage2.1", head.graph, verify=True)
+    assert "end.0.weight" in once.graph.state_names
+    twice = ag.ends_after(once.graph, "stage1.0", 3, verify=True).graph
+    assert [n for n in twice.state_names if n.startswith("end")] == ["end_1.weight", "end_1.bias"]
+
+
+def test_what_cannot_end(whole):
+    _, graph, _ = whole
+    with pytest.raises(GraphError, match=r"stage9; expected stage"):
+        ag.ends_after(graph, "stage9", 3)
+    with pytest.raises(
+        RewriteError, match=r"stage1: not a head; found 0; expected an architecture"
+    ):
+        ag.ends_after(graph, "stage1", 0)
+    with pytest.raises(RewriteError, match=r"stage1: head does not take what the section makes"):
+        ag.ends_after(graph, "stage1", ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph)
