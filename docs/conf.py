@@ -14,8 +14,13 @@ project_copyright = "archgraph developers"
 release = version = importlib.metadata.version("archgraph")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
-# The last two are included by other pages.
-exclude_patterns = ["_build", "_generated/language.md", "_generated/data-sets.md"]
+exclude_patterns = [
+    "_build",
+    # Included by other pages.
+    "_generated/data-sets.md",
+    "_generated/language.md",
+    "_generated/rewrites.md",
+]
 default_role = "code"
 nitpicky = False
 

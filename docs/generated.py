@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 import archgraph
 import archgraph.language.help as language
 from archgraph.engine.data.source import DATASETS, source
+from archgraph.rewrite.registry import rewrite_table
 
 HERE = Path(__file__).parent
 OUT = HERE / "_generated"
@@ -33,7 +34,12 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def write() -> None:
     """Write every generated page; files that would not change are left alone."""
-    pages = {"language.md": language.markdown(), "data-sets.md": data_sets(), **reference()}
+    pages = {
+        "language.md": language.markdown(),
+        "data-sets.md": data_sets(),
+        "rewrites.md": rewrite_table().markdown() + "\n",
+        **reference(),
+    }
     OUT.mkdir(exist_ok=True)
     for old in OUT.glob("*.md"):
         if old.name not in pages:
