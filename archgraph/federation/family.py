@@ -13,7 +13,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
 from archgraph.language.document import Document, read_document
 from archgraph.language.family import MemberSpec, Rewrites
-from archgraph.language.lower import written_choices
+from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.relate.align import align
 from archgraph.relate.join import join

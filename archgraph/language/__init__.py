@@ -21,7 +21,7 @@ from archgraph.hints import nearest
 from archgraph.language import flat
 from archgraph.language.document import Document, folder_beside, read_document, shorten
 from archgraph.language.family import DataSpec, ExperimentSpec, FamilySpec
-from archgraph.language.lower import lower
+from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel, anchored
 from archgraph.language.schema import schema
 from archgraph.ops.check import check

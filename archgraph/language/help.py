@@ -37,7 +37,7 @@ from archgraph.language.family import (
     MemberSpec,
     Rewrites,
 )
-from archgraph.language.lower import BlockOptions
+from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import (
     AuthoredModel,
     BlockSpec,

@@ -12,7 +12,7 @@ from archgraph.hints import nearest
 from archgraph.language.family import ExperimentSpec, FamilySpec
 from archgraph.language.figures import FiguresSpec
 from archgraph.language.flat import FlatModel
-from archgraph.language.lower import BlockOptions
+from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 

@@ -1,0 +1,348 @@
+"""From an authored model to a graph: blocks unfold, names are bound, steps become operators.
+
+Sections follow one another; a block is a list of steps with a scope of its own, whose names are
+also looked up in the scopes around it; each step appends operators to one growing graph.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+from archgraph.errors import GraphError, SpecError
+from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
+from archgraph.hints import nearest
+from archgraph.language import steps as table
+from archgraph.language.document import Document, Place
+from archgraph.language.draft import GraphDraft
+from archgraph.language.expression import Scalar
+from archgraph.language.lowering.choices import choose
+from archgraph.language.lowering.names import check_names
+from archgraph.language.lowering.reader import BlockOptions, StepReader
+from archgraph.language.lowering.scope import (
+    CHANNELS,
+    FEATURES,
+    INPUT,
+    Scope,
+    labels_of,
+    missing,
+)
+from archgraph.language.lowering.shortcut import Shortcut, kind_of
+from archgraph.language.model import AuthoredModel, BlockBody, BlockSpec, SectionSpec, Step
+from archgraph.language.steps import Site, StepOptions, StepRow
+from archgraph.limits import LIMITS
+
+
+def lower(
+    document: Document, model: AuthoredModel, choices: Mapping[str, int] | None = None
+) -> ArchGraph:
+    """The graph of an authored model.
+
+    Args:
+        document: Where the model was read from; mistakes point there.
+        model: The model.
+        choices: Values other than the written ones, by ``section.key`` or parameter.
+
+    Raises:
+        SpecError: If it cannot be built, with file, line and key.
+    """
+    reader = StepReader(document, choose(document, model, choices or {}))
+    check_names(reader)
+    return _Lowering(reader).graph()
+
+
+class _Lowering:
+    def __init__(self, reader: StepReader) -> None:
+        self.reader = reader
+        self.document = reader.document
+        self.model = reader.model
+        self.draft = GraphDraft()
+        self.places: dict[str, Place] = {}  # node → the step that made it
+        self.nesting: list[str] = []
+
+    # -- the whole ------------------------------------------------------------------------
+
+    def graph(self) -> ArchGraph:
+        model = self.model
+        values: dict[str, Ref] = {}
+        for name, spec in model.inputs.items():
+            values[name] = self.draft.input(name, TensorType((Batch(), *spec.shape), spec.dtype))
+        labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
+        later = frozenset(labels | {s.name for s in model.sections})
+        root = Scope("", values, model.params, later=later)
+        x = next(iter(values.values()))
+        sections: list[tuple[str, tuple[str, ...]]] = []
+        for index, section in enumerate(model.sections):
+            place: Place = ("sections", index)
+            if section.block is None:
+                x = self._plain(section, (*place, "steps"), root, x)
+            else:
+                x, blocks = self._section(section, section.block, place, root, x)
+                sections.append((section.name, blocks))
+            values[section.name] = x
+        outputs = self._outputs(root, x)
+        self._check_used(outputs)
+        try:
+            return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
+        except GraphError as error:
+            raise SpecError(
+                f"{error.where}: {error.message}" if error.where else error.message,
+                where=self.document.file,
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            ) from error
+
+    def _check_used(self, outputs: Value) -> None:
+        for name in self.draft.unused(outputs):
+            if self.draft.nodes[name].op != "input":
+                self.document.fail(
+                    self.places.get(name, ()),
+                    "makes a value that nothing uses",
+                    hint="draw it with from:, or take it out",
+                )
+
+    def _outputs(self, root: Scope, last: Ref) -> Value:
+        outputs = self.model.outputs
+        if outputs is None:
+            return last
+        if isinstance(outputs, str):
+            return self._output(root, outputs, ("outputs",))
+        if isinstance(outputs, tuple):
+            return tuple(self._output(root, n, ("outputs", i)) for i, n in enumerate(outputs))
+        return Record(tuple((k, self._output(root, n, ("outputs", k))) for k, n in outputs.items()))
+
+    def _output(self, root: Scope, name: str, place: Place) -> Ref:
+        value = root.find(name)
+        if value is None:
+            known = list(root.names())
+            self.document.fail(
+                place,
+                "names an unknown value",
+                found=repr(name),
+                expected=f"one of {', '.join(known)}",
+                hint=nearest(name, known),
+            )
+        return value
+
+    # -- sections and blocks --------------------------------------------------------------
+
+    def _plain(self, section: SectionSpec, place: Place, root: Scope, x: Ref) -> Ref:
+        """A section of plain steps; the names that they give are known to all later sections."""
+        steps = section.steps or ()
+        scope = Scope(section.name, {INPUT: x}, self._with_sizes(root.params, x), root, root.later)
+        for index, label in enumerate(labels_of(steps)):
+            if label in root.values:
+                self._taken(label, (*place, index, steps[index].name, "as"))
+        modules = self._modules(steps, (), place[:-1], scope)
+        y = self._steps(steps, place, scope, x, modules)
+        root.values.update((k, v) for k, v in scope.values.items() if k != INPUT)
+        return y
+
+    def _section(
+        self, section: SectionSpec, name: str, place: Place, root: Scope, x: Ref
+    ) -> tuple[Ref, tuple[str, ...]]:
+        """A run of equal blocks: its result, and the paths of the blocks."""
+        block = self.model.blocks[name]
+        depth = self.reader.resolve(section.depth, root.params, (*place, "depth"))
+        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
+            self.document.fail(
+                (*place, "depth"),
+                "has a wrong value",
+                found=depth,
+                expected=f"1 to {LIMITS.blocks}",
+            )
+        blocks = []
+        for index in range(depth):
+            params = self._arguments(section, place, root, first=index == 0)
+            path = f"{section.name}.{index}"
+            try:
+                x = self._block(block, ("blocks", name), place, params, root, path, x)
+            except SpecError as error:
+                line = self.document.lines.get(place, 1)
+                hint = f"in block {path} of the section on line {line}"
+                error.hint = f"{error.hint}; {hint}" if error.hint else hint
+                raise
+            blocks.append(path)
+        return x, tuple(blocks)
+
+    def _arguments(
+        self, section: SectionSpec, place: Place, root: Scope, *, first: bool
+    ) -> dict[str, Scalar]:
+        """What a section gives to one of its blocks."""
+        written = {**section.arguments, **(section.first_arguments if first else {})}
+        params: dict[str, Scalar] = {}
+        for key, value in written.items():
+            here = (*place, "first", key) if key in section.first else (*place, key)
+            params[key] = self.reader.resolve(value, root.params, here)
+        for key in ("width", "stride"):
+            size = params.get(key, 1)
+            if not isinstance(size, int) or size < 1:
+                self.document.fail((*place, key), "has a wrong value", found=size, expected="≥ 1")
+        return params
+
+    def _block(
+        self,
+        block: BlockBody,
+        place: Place,
+        user: Place,
+        arguments: Mapping[str, Scalar],
+        outer: Scope,
+        path: str,
+        x: Ref,
+    ) -> Ref:
+        """One use of a block on a value."""
+        self.nesting.append(str(place[-1]))
+        if len(self.nesting) > LIMITS.block_nesting:
+            self.document.fail(
+                place,
+                "is nested too deeply",
+                found=" → ".join(self.nesting[-4:]),
+                expected=f"at most {LIMITS.block_nesting} blocks, none inside itself",
+            )
+        own = block.params if isinstance(block, BlockSpec) else {}
+        params = {**outer.params, **own, **arguments}
+        for key in own:
+            if params[key] is None:
+                self.document.fail(user, f"lacks the parameter {key!r} of block {place[-1]!r}")
+        scope = Scope(path, {INPUT: x}, self._with_sizes(params, x), outer, outer.later)
+        modules = self._modules(block.steps, block.after, place, scope)
+        count = len(block.steps)
+        y = self._steps(block.steps, (*place, "steps"), scope, x, modules[:count])
+        kind = kind_of(self.reader, block, place, scope)
+        if kind is not None:
+            norm = _is_norm(self.reader.step_name(block.steps[-1], scope.params, place))
+            shortcut = Shortcut(self.reader, self.draft, scope, (*place, "shortcut"), kind, norm)
+            y = shortcut.add(x, y)
+        y = self._steps(block.after, (*place, "after"), scope, y, modules[count:])
+        self.nesting.pop()
+        return y
+
+    def _with_sizes(self, params: Mapping[str, Scalar], x: Ref) -> dict[str, Scalar]:
+        """Parameters and the sizes of a list's input."""
+        shape = self.draft.shape(x)
+        sizes = {}
+        if len(shape) > 1 and isinstance(shape[1], int):
+            sizes[CHANNELS] = shape[1]
+        if shape and isinstance(shape[-1], int):
+            sizes[FEATURES] = shape[-1]
+        return {**params, **sizes}
+
+    # -- steps ----------------------------------------------------------------------------
+
+    def _modules(
+        self, steps: Sequence[Step], after: Sequence[Step], place: Place, scope: Scope
+    ) -> list[str]:
+        """Module names: what ``name:`` gives, else the stem, numbered where there are several."""
+        parts = [("steps", i, s) for i, s in enumerate(steps)]
+        parts += [("after", i, s) for i, s in enumerate(after)]
+        stems, names = [], []
+        for part, index, step in parts:
+            here = (*place, part, index)
+            kind = self.reader.step_name(step, scope.params, here)
+            row = table.find(kind)
+            stems.append(row.stem if row is not None else kind)
+            own = step.options.get("name") if isinstance(step.options, dict) else None
+            names.append(self.reader.resolve(own, scope.params, (*here, step.name, "name")))
+        unnamed = [stem for stem, name in zip(stems, names, strict=True) if name is None]
+        several = collections.Counter(unnamed)
+        numbers: collections.Counter[str] = collections.Counter()
+        modules: dict[str, None] = {"shortcut": None}  # taken, in order
+        for stem, own, (part, index, step) in zip(stems, names, parts, strict=True):
+            numbers[stem] += own is None
+            module = str(own) if own else f"{stem}{numbers[stem]}" if several[stem] > 1 else stem
+            if module in modules:
+                self.document.fail(
+                    (*place, part, index, *((step.name, "name") if own else ())),
+                    "has the module name of another step",
+                    found=repr(module),
+                    expected="a name of its own",
+                )
+            modules[module] = None
+        return list(modules)[1:]
+
+    def _steps(
+        self, steps: Sequence[Step], place: Place, scope: Scope, x: Ref, modules: Sequence[str]
+    ) -> Ref:
+        """A list of steps, one after the other, on a value."""
+        names = [self.reader.step_name(s, scope.params, (*place, i)) for i, s in enumerate(steps)]
+        normalised = any(map(_is_norm, names))
+        labels = labels_of(steps)
+        for index, (step, name) in enumerate(zip(steps, names, strict=True)):
+            here = (*place, index)
+            find = functools.partial(self._find, scope, steps, index)
+            x = self._step(
+                Step(name, step.options), here, scope, x, modules[index], normalised, find
+            )
+            label = labels[index]
+            if label is not None:
+                if label in scope.values or label in self.model.inputs:
+                    self._taken(label, (*here, step.name, "as"))
+                scope.values[label] = x
+        return x
+
+    def _find(
+        self, scope: Scope, steps: Sequence[Step], index: int, name: str, place: Place
+    ) -> Ref:
+        """The value of a name, as a step of a list sees it."""
+        value = scope.find(name)
+        if value is None:
+            missing(self.document, name, place, scope, steps, index)
+        return value
+
+    def _step(
+        self,
+        step: Step,
+        place: Place,
+        scope: Scope,
+        x: Ref,
+        module: str,
+        normalised: bool,
+        find: functools.partial[Ref],
+    ) -> Ref:
+        """One step: a block of the model, a block in place, or a row of the table."""
+        inner = (*place, step.name)
+        reader = self.reader
+        block: BlockBody | None = self.model.blocks.get(step.name)
+        where: Place = ("blocks", step.name)
+        arguments: dict[str, Scalar] = {}
+        row: StepRow | None = None
+        options: StepOptions
+        if block is not None:
+            options, arguments = reader.block_arguments(step, place, scope.params)
+        elif step.name == "block":
+            # The expressions inside wait for the steps that hold them.
+            options = inline = reader.options(BlockOptions, step, "steps", place, None)
+            block, where = inline, inner
+        else:
+            row = reader.row(step.name, place)
+            options = reader.options(row.options, step, row.main, place, scope.params)
+        sources = (options.source,) if isinstance(options.source, str) else options.source
+        inputs = tuple(find(n, (*inner, "from")) for n in sources) if sources else (x,)
+        if len(inputs) > 1 and (row is None or not row.several):
+            self.document.fail(
+                (*inner, "from"), "names several values", found=len(inputs), expected="one"
+            )
+        path = scope.under(module)
+        if block is not None:
+            return self._block(block, where, place, arguments, scope, path, inputs[0])
+        assert row is not None
+        emit = row.emit
+        site = Site(
+            self.draft, path, lambda name: find(name, reader.known(inner, ("other",))), normalised
+        )
+        before = len(self.draft.nodes)
+        result = reader.guard(inner, lambda: emit(site, options, inputs))
+        for name in itertools.islice(self.draft.nodes, before, None):
+            self.places[name] = place
+        return result
+
+    def _taken(self, label: str, place: Place) -> None:
+        self.document.fail(place, "is taken", found=repr(label), expected="another name")
+
+
+def _is_norm(name: str) -> bool:
+    row = table.find(name)
+    return row is not None and row.batch_norm

@@ -1,0 +1,91 @@
+"""The values that a model leaves open: candidates, what is written, what is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from archgraph.errors import SpecError
+from archgraph.hints import nearest
+from archgraph.language.document import Document
+from archgraph.language.model import AuthoredModel
+
+
+def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int]) -> AuthoredModel:
+    """The model with other values of what its choices leave open.
+
+    Raises:
+        SpecError: If a choice is unknown or its value not among the candidates.
+    """
+    sections = {s.name: s for s in model.sections}
+    params = dict(model.params)
+    for key, value in choices.items():
+        if key not in model.choices:
+            raise SpecError(
+                "is no choice of the model",
+                where=document.file,
+                found=repr(key),
+                expected=f"one of {', '.join(model.choices)}" if model.choices else "no choice",
+                hint=nearest(key, model.choices),
+            )
+        if value not in model.choices[key]:
+            raise SpecError(
+                f"is no candidate of {key!r}",
+                where=document.where(("choices", key)),
+                found=value,
+                expected=f"one of {', '.join(map(str, model.choices[key]))}",
+            )
+    written_choices(document, model)
+    for key, value in choices.items():
+        name, dot, option = key.partition(".")
+        if not dot:
+            params[key] = value
+        else:
+            sections[name] = sections[name].model_copy(update={option: value})
+    return model.model_copy(
+        update={"params": params, "sections": tuple(sections[s.name] for s in model.sections)}
+    )
+
+
+def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
+    """What the model itself says where its choices leave something open.
+
+    Raises:
+        SpecError: If a choice belongs to nothing, or leaves out the written value.
+    """
+    sections = {s.name: s for s in model.sections}
+    found: dict[str, int] = {}
+    for key, candidates in model.choices.items():
+        place = ("choices", key)
+        name, dot, option = key.partition(".")
+        if not dot and key in model.params:
+            now: Any = model.params[key]
+        elif dot and name in sections:
+            section = sections[name]
+            given = {"depth": section.depth, **section.arguments}
+            if section.stride is not None:
+                given["stride"] = section.stride
+            if option not in given:
+                document.fail(
+                    place,
+                    "is nothing that the section sets",
+                    found=repr(option),
+                    expected=f"one of {', '.join(given)}",
+                    hint=nearest(option, given),
+                )
+            now = given[option]
+        else:
+            known = [*model.params, *(f"{s}.depth" for s in sections)]
+            document.fail(
+                place,
+                "is neither a parameter nor a section's key",
+                found=repr(key),
+                expected="'section.key' or a parameter",
+                hint=nearest(key, known),
+            )
+        if isinstance(now, bool) or not isinstance(now, int) or now not in candidates:
+            document.fail(
+                place, "leaves out the written value", found=list(candidates), expected=f"{now} too"
+            )
+        found[key] = now
+    return found

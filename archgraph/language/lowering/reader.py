@@ -1,0 +1,178 @@
+"""Steps as they are written: their row of the table, their options, the expressions inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pydantic
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import Ref
+from archgraph.hints import nearest
+from archgraph.language import steps as table
+from archgraph.language.document import Document, Mistake, Place, shorten
+from archgraph.language.expression import Scalar, is_expression, resolve
+from archgraph.language.model import AuthoredModel, BlockBody, Step
+from archgraph.language.steps import StepOptions
+
+Read = TypeVar("Read", bound=StepOptions)
+
+
+class BlockOptions(BlockBody, StepOptions):
+    """A block written in place."""
+
+
+@dataclass(frozen=True)
+class StepReader:
+    """Reads the steps of a model; a mistake is a ``SpecError`` that points at its place.
+
+    Attributes:
+        document: Where the model was read from.
+        model: The model.
+    """
+
+    document: Document
+    model: AuthoredModel
+
+    def row(self, name: str, place: Place) -> table.StepRow:
+        """Row of the table that a name means."""
+        row = table.find(name)
+        if row is None and name.startswith("aten."):
+            try:
+                table.raw_row(name)
+            except GraphError as error:
+                known = table.aten_names()
+                self.document.fail(
+                    place,
+                    error.message,
+                    found=repr(name),
+                    expected=error.expected,
+                    hint=nearest(name, known, cutoff=0.8),
+                )
+        if row is None:
+            known = [*table.STEPS, *self.model.blocks, "block"]
+            self.document.fail(
+                place,
+                "is no known operator",
+                found=repr(name),
+                expected="a step, a block of this model, or an ATen operator (aten.…)",
+                hint=nearest(name, known),
+            )
+        return row
+
+    def options(
+        self,
+        kind: type[Read],
+        step: Step,
+        main: str,
+        place: Place,
+        params: Mapping[str, Scalar] | None,
+    ) -> Read:
+        """A step's options; without parameters, expressions stay unchecked."""
+        data = step.options
+        inner = (*place, step.name)
+        if data is None:
+            data = {}
+        elif not isinstance(data, dict):
+            if not main:
+                self.document.fail(
+                    inner,
+                    "has a wrong value",
+                    found=shorten(data),
+                    expected="options: {key: value}",
+                )
+            data = {main: data}
+        try:
+            if params is not None:
+                data = resolve(data, params)
+            return kind.model_validate(data)
+        except Mistake as mistake:
+            self.document.fail(self.known(inner, mistake.place), mistake.message, **mistake.facts)
+        except pydantic.ValidationError as error:
+            errors = error.errors(include_url=False)
+            if params is None and all(_has_expression(e["input"]) for e in errors):
+                plain = {k: v for k, v in data.items() if not _has_expression(v)}
+                return kind.model_construct(None, **plain)
+            self.document.explain(
+                error, kind, inner, ignore=_has_expression if params is None else None
+            )
+
+    def known(self, place: Place, rest: Place) -> Place:
+        """The longest part of a place that the file has: a main option has no key of its own."""
+        for key in rest:
+            if (*place, key) in self.document.lines:
+                place = (*place, key)
+        return place
+
+    def block_arguments(
+        self, step: Step, place: Place, params: Mapping[str, Scalar] | None
+    ) -> tuple[StepOptions, dict[str, Scalar]]:
+        """Common options and parameters of a step that uses a block."""
+        block = self.model.blocks[step.name]
+        data = {} if step.options is None else step.options
+        inner = (*place, step.name)
+        if not isinstance(data, dict):
+            self.document.fail(
+                inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
+            )
+        common = {f.alias or n for n, f in StepOptions.model_fields.items()}
+        arguments: dict[str, Scalar] = {}
+        for key, value in data.items():
+            if key in common:
+                continue
+            if key not in block.params:
+                known = sorted({*common, *block.params})
+                self.document.fail(
+                    (*inner, key),
+                    f"is no parameter of block {step.name!r}",
+                    found=repr(key),
+                    expected=f"one of {', '.join(known)}",
+                    hint=nearest(key, known),
+                )
+            if params is not None:
+                value = self.resolve(value, params, (*inner, key))
+            arguments[key] = value
+        rest = Step(step.name, {k: v for k, v in data.items() if k in common})
+        return self.options(StepOptions, rest, "", place, params), arguments
+
+    def resolve(self, value: Any, params: Mapping[str, Scalar], place: Place) -> Any:
+        """A value with every expression inside replaced by its value."""
+        try:
+            return resolve(value, params)
+        except Mistake as mistake:
+            self.document.fail(place, mistake.message, **mistake.facts)
+
+    def step_name(self, step: Step, params: Mapping[str, Scalar], place: Place) -> str:
+        """Name of a step, looked up where a parameter says it."""
+        if not is_expression(step.name):
+            return step.name
+        name = self.resolve(step.name, params, place)
+        if not isinstance(name, str):
+            self.document.fail(
+                place, "is no step", found=f"{step.name} = {name!r}", expected="a step's name"
+            )
+        if name not in self.model.blocks and name != "block":
+            self.row(name, place)
+        return name
+
+    def guard(self, place: Place, emit: Callable[[], Ref]) -> Ref:
+        """Append operators; what does not fit is a mistake of the step."""
+        try:
+            return emit()
+        except Mistake as mistake:
+            self.document.fail(self.known(place, mistake.place), mistake.message, **mistake.facts)
+        except GraphError as error:
+            self.document.fail(
+                place, error.message, found=error.found, expected=error.expected, hint=error.hint
+            )
+
+
+def _has_expression(value: Any) -> bool:
+    """Whether a YAML value has an expression anywhere inside."""
+    if isinstance(value, Mapping):
+        return any(map(_has_expression, value.values()))
+    if isinstance(value, tuple):
+        return any(map(_has_expression, value))
+    return is_expression(value)

@@ -1,0 +1,124 @@
+"""What names mean in a list of steps, and what is wrong with one that means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from archgraph.graph.ir import Ref
+from archgraph.hints import nearest
+from archgraph.language.document import Document, Place
+from archgraph.language.expression import Scalar
+from archgraph.language.model import Step
+
+# Names that every list of steps has: its own input, and two sizes of it.
+INPUT = "input"
+CHANNELS = "in_channels"
+FEATURES = "in_features"
+
+
+@dataclass
+class Scope:
+    """What names mean in a list of steps.
+
+    Attributes:
+        path: Module path.
+        values: Values by the names that ``as:`` gave.
+        params: What ``$name`` stands for.
+        outer: The scope around it.
+        later: Names that later steps give, here or in the scopes around.
+    """
+
+    path: str
+    values: dict[str, Ref]
+    params: Mapping[str, Scalar]
+    outer: Scope | None = None
+    later: frozenset[str] = frozenset()
+
+    def find(self, name: str) -> Ref | None:
+        """The value of a name, here or around."""
+        if name in self.values:
+            return self.values[name]
+        return self.outer.find(name) if self.outer else None
+
+    def names(self) -> Iterator[str]:
+        """All names that stand for values."""
+        yield from self.values
+        if self.outer:
+            yield from self.outer.names()
+
+    def under(self, name: str) -> str:
+        """Path of a module inside."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+def missing(
+    document: Document,
+    name: str,
+    place: Place,
+    scope: Scope,
+    steps: Sequence[Step] = (),
+    index: int = 0,
+) -> NoReturn:
+    """A name that stands for nothing yet: unknown, given later, or given by a cycle."""
+    labels = labels_of(steps)
+    if name in labels:
+        path = _cycle(steps, labels, index, labels.index(name))
+        if path:
+            document.fail(
+                place, "draws a cycle", found=" → ".join(path), expected="a value made before"
+            )
+    if name in labels or name in scope.later:
+        document.fail(
+            place,
+            "names a value that is made only later",
+            found=repr(name),
+            hint="move the step that makes it up",
+        )
+    known = list(dict.fromkeys(scope.names()))
+    document.fail(
+        place,
+        "names an unknown value",
+        found=repr(name),
+        expected=f"one of {', '.join(known)}",
+        hint=nearest(name, known),
+    )
+
+
+def labels_of(steps: Sequence[Step]) -> list[str | None]:
+    """What the steps' results are called, if anything."""
+    return [
+        str(s.options["as"]) if isinstance(s.options, dict) and s.options.get("as") else None
+        for s in steps
+    ]
+
+
+def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal: int) -> list[str]:
+    """Steps on a way from a later step back to the one that draws on it, if there is one."""
+
+    def drawn(index: int) -> list[int]:
+        options = steps[index].options if isinstance(steps[index].options, dict) else {}
+        names: list[str] = []
+        for key in ("from", "other", "context"):
+            value = options.get(key)
+            names += (
+                [value] if isinstance(value, str) else value if isinstance(value, tuple) else []
+            )
+        found = [labels.index(n) for n in names if n in labels]
+        return found if "from" in options else [*found, index - 1]
+
+    def title(index: int) -> str:
+        return labels[index] or steps[index].name
+
+    pending = [[goal]]
+    seen: set[int] = set()
+    while pending:
+        path = pending.pop()
+        if path[-1] == start:
+            return [title(i) for i in (*path[::-1], start)] if start != goal else [title(start)] * 2
+        for index in drawn(path[-1]):
+            if index >= 0 and index not in seen:
+                seen.add(index)
+                pending.append([*path, index])
+    return []

@@ -1,0 +1,131 @@
+"""A block's shortcut: its input is added to its result, projected where their shapes differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from archgraph.graph.ir import Ref, Size
+from archgraph.hints import nearest
+from archgraph.language import steps as table
+from archgraph.language.document import Place
+from archgraph.language.draft import GraphDraft
+from archgraph.language.expression import is_expression
+from archgraph.language.lowering.reader import StepReader
+from archgraph.language.lowering.scope import Scope, missing
+from archgraph.language.model import BlockBody, ShortcutSpec
+from archgraph.language.steps import Site
+from archgraph.language.steps.base import shown
+
+SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
+
+
+def kind_of(
+    reader: StepReader, block: BlockBody, place: Place, scope: Scope
+) -> ShortcutSpec | str | None:
+    """A block's shortcut, looked up where a parameter says it; None where it has none."""
+    if not isinstance(block.shortcut, str) or not is_expression(block.shortcut):
+        return None if block.shortcut == "none" else block.shortcut
+    kind = reader.resolve(block.shortcut, scope.params, (*place, "shortcut"))
+    if kind not in SHORTCUTS:
+        reader.document.fail(
+            (*place, "shortcut"),
+            "has an unknown value",
+            found=f"{block.shortcut} = {kind!r}",
+            expected=f"one of {', '.join(SHORTCUTS)}",
+            hint=nearest(str(kind), SHORTCUTS),
+        )
+    return None if kind == "none" else str(kind)
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """The sum at the end of a block.
+
+    Attributes:
+        reader: Points at mistakes.
+        draft: The graph so far.
+        scope: What names mean in the block.
+        place: Where the shortcut is written.
+        kind: As the file says it.
+        normalised: Whether the block's steps end in a batch norm.
+    """
+
+    reader: StepReader
+    draft: GraphDraft
+    scope: Scope
+    place: Place
+    kind: ShortcutSpec | str
+    normalised: bool
+
+    def add(self, x: Ref, y: Ref) -> Ref:
+        """The sum of a block's result ``y`` and its input ``x``."""
+        have, want = self.draft.shape(x), self.draft.shape(y)
+        if have != want and self.kind == "where_equal":
+            return y
+        if have != want or self.kind == "projection":
+            x = self._projected(x, have, want)
+        return self.reader.guard(
+            self.place,
+            lambda: self.draft.call("aten.add.Tensor", {"self": y, "other": x}, self.scope.path),
+        )
+
+    def _projected(self, x: Ref, have: tuple[Size, ...], want: tuple[Size, ...]) -> Ref:
+        """The block's input, or the value named instead of it, in the shape of its result."""
+        options = self.kind if isinstance(self.kind, ShortcutSpec) else ShortcutSpec()
+        source: Ref | None = x
+        if options.source is not None:
+            source = self.scope.find(options.source)
+            if source is None:
+                missing(self.reader.document, options.source, (*self.place, "from"), self.scope)
+        stride = _stride(self.draft.shape(source), want)
+        if self.kind == "identity" or stride is None:
+            self.reader.document.fail(
+                self.place,
+                "cannot add the block's input to its result",
+                found=f"{shown(have)} and {shown(want)}",
+                expected="equal shapes"
+                if self.kind == "identity"
+                else "equal shapes, or sizes that one stride relates",
+            )
+        return self._project(options, source, want, stride)
+
+    def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
+        """A 1×1 convolution or a linear map, and a batch norm where the steps end in one."""
+        site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
+        norm = self.normalised if options.batch_norm is None else options.batch_norm
+        have = self.draft.shape(x)
+        image = len(want) > 3 or (len(want) == 3 and have[1] != want[1])
+        name, width = ("conv", want[1]) if image else ("linear", want[-1])
+        data: dict[str, Any] = {"out": width, "bias": options.bias}
+        if image:
+            name = "conv1d" if len(want) == 3 else "conv"
+            data |= {"kernel": 1, "stride": stride}
+        row, norm_row = table.STEPS[name], table.STEPS["batch_norm"]
+        own = row.options.model_validate(data)
+
+        def emit() -> Ref:
+            y = row.emit(site.within(row.stem), own, (x,))
+            if norm:
+                y = norm_row.emit(site.within(norm_row.stem), norm_row.options(), (y,))
+            return y
+
+        return self.reader.guard(self.place, emit)
+
+
+def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
+    """Stride of the 1×1 projection between two shapes; None where there is none."""
+    if len(have) != len(want) or have[0] != want[0] or len(want) < 2:
+        return None
+    if len(want) < 4 and have[:-1] == want[:-1]:
+        return 1
+    pairs = list(zip(have[2:], want[2:], strict=True))
+    # A stride s leaves ceil(a / s) positions; the sizes above 1 say which it was.
+    strides = [
+        -(-a // b)
+        for a, b in pairs
+        if isinstance(a, int) and isinstance(b, int) and (a, b) != (1, 1)
+    ]
+    stride = max(strides, default=1)
+    fits = all(isinstance(a, int) and -(-a // stride) == b for a, b in pairs)
+    return stride if fits else None
