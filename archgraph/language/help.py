@@ -47,6 +47,7 @@ from archgraph.language.model import (
     ShortcutSpec,
 )
 from archgraph.language.steps import STEPS, StepOptions
+from archgraph.rewrite.registry import ROWS
 
 # Mappings by the name of their topic, under the file that they belong to.
 MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
@@ -259,11 +260,11 @@ def _topics() -> dict[str, Topic]:
 
 def _rewrites() -> Iterator[Topic]:
     """The rewrites, in the order in which they are done."""
-    for option in _options(Rewrites):
-        field = Rewrites.model_fields[option.name]
-        example = str((field.examples or [""])[0])
-        value = HelpOption(option.name, option.type, option.default, "")
-        yield Topic(option.name, REWRITE_GROUP, option.sentence, (value,), "", example)
+    values = {option.name: option for option in _options(Rewrites)}
+    for row in ROWS:
+        value = HelpOption(row.name, values[row.name].type, "", "")
+        sentence = f"{row.help} What holds afterwards: {row.law}."
+        yield Topic(row.name, REWRITE_GROUP, sentence, (value,), "", f"{row.name}: {row.example}")
 
 
 def _sentence(model: type[pydantic.BaseModel]) -> str:

@@ -11,8 +11,10 @@ from archgraph.errors import SpecError
 from archgraph.language import help as explained
 from archgraph.language import load_model
 from archgraph.language.document import parse_document
+from archgraph.language.family import Rewrites
 from archgraph.language.model import AuthoredModel
 from archgraph.language.steps import STEPS
+from archgraph.rewrite.registry import ROWS
 
 TOPICS = explained.topics()
 # An image, tokens, words.
@@ -74,6 +76,12 @@ def test_everything_has_a_sentence_and_a_type(name: str) -> None:
     for option in topic.options:
         assert option.type, option
         assert option.sentence or topic.group == explained.REWRITE_GROUP, option
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_example_of_a_rewrite_is_read(row) -> None:
+    document = parse_document(TOPICS[row.name].example, "m.yaml")
+    assert getattr(document.validate(Rewrites), row.name) is not None
 
 
 def test_the_page_and_the_list_name_every_topic() -> None:

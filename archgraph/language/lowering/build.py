@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from archgraph.errors import GraphError, SpecError
+from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Document, Place
+from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import Scalar
 from archgraph.language.lowering.choices import choose

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from archgraph.fields import Place
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Place
 from archgraph.language.expression import is_expression
 from archgraph.language.lowering.reader import BlockOptions, StepReader
 from archgraph.language.model import SectionSpec, Step

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import pydantic
 
 from archgraph.errors import GraphError
+from archgraph.fields import Mistake, Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Document, Mistake, Place, shorten
+from archgraph.language.document import Document, shorten
 from archgraph.language.expression import Scalar, is_expression, resolve
 from archgraph.language.model import AuthoredModel, BlockBody, Step
 from archgraph.language.steps import StepOptions

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from archgraph.fields import Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import nearest
-from archgraph.language.document import Document, Place
+from archgraph.language.document import Document
 from archgraph.language.expression import Scalar
 from archgraph.language.model import Step
 

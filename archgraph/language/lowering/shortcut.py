@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from archgraph.fields import Place
 from archgraph.graph.ir import Ref, Size
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Place
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import is_expression
 from archgraph.language.lowering.reader import StepReader
-from archgraph.language.lowering.scope import Scope, missing
+from archgraph.language.lowering.scope import Scope
 from archgraph.language.model import BlockBody, ShortcutSpec
 from archgraph.language.steps import Site
 from archgraph.language.steps.base import shown
@@ -73,11 +73,7 @@ class Shortcut:
     def _projected(self, x: Ref, have: tuple[Size, ...], want: tuple[Size, ...]) -> Ref:
         """The block's input, or the value named instead of it, in the shape of its result."""
         options = self.kind if isinstance(self.kind, ShortcutSpec) else ShortcutSpec()
-        source: Ref | None = x
-        if options.source is not None:
-            source = self.scope.find(options.source)
-            if source is None:
-                missing(self.reader.document, options.source, (*self.place, "from"), self.scope)
+        source = x if options.source is None else self._source(options.source)
         stride = _stride(self.draft.shape(source), want)
         if self.kind == "identity" or stride is None:
             self.reader.document.fail(
@@ -89,6 +85,12 @@ class Shortcut:
                 else "equal shapes, or sizes that one stride relates",
             )
         return self._project(options, source, want, stride)
+
+    def _source(self, name: str) -> Ref:
+        value = self.scope.find(name)
+        if value is None:
+            missing(self.reader.document, name, (*self.place, "from"), self.scope)
+        return value
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
         """A 1×1 convolution or a linear map, and a batch norm where the steps end in one."""
