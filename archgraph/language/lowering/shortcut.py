@@ -12,7 +12,7 @@ from archgraph.language import steps as table
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import is_expression
 from archgraph.language.lowering.reader import StepReader
-from archgraph.language.lowering.scope import Scope
+from archgraph.language.lowering.scope import Scope, missing
 from archgraph.language.model import BlockBody, ShortcutSpec
 from archgraph.language.steps import Site
 from archgraph.language.steps.base import shown
