@@ -19,7 +19,8 @@ import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
 from archgraph.analysis import axes as axes_module
 from archgraph.analysis import structure as structure_module
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, prune, replace
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, replace
+from archgraph.graph.passes import prune
 from tests import structures
 from tests.nets import FOREIGN, Foreign
 

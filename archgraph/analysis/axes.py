@@ -170,7 +170,7 @@ def axes(graph: ArchGraph) -> Axes:
         eq.leaves[param.name] = [eq.new(s) for s in param.shape]
     for node in graph.nodes:
         eq.node = node
-        eq.solver.reason = f"meets a dimension that is no channel axis ({eq.place()})"
+        eq.solver.reason = f"meets a dimension that is not a channel axis ({eq.place()})"
         if node.op == "input":
             eq.values[node.name] = [list(map(Fixed, node.shape))]
             continue
@@ -314,7 +314,7 @@ class _Naming:
     def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
         """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
 
-        A weight that is computed from leaves (weight norm, a scaled kernel) lends its user's name.
+        A weight that is computed from leaves (weight norm, a scaled kernel) is named after the operator that uses it.
         """
         for index, layout in enumerate(dims):
             found = self._vars(layout)

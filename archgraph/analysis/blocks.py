@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from archgraph.analysis.stream import Piece, Stream
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, specialise
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value
+from archgraph.graph.passes import specialise
 from archgraph.ops.table import base, row
 
 BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
@@ -533,7 +534,7 @@ class Drafts:
             leaf = next((leaf for n in nodes for leaf in self.stream.weights(n)), "")
             names.append(".".join(path) or leaf or ("output" if i else "input"))
         shared = {d.unit for d in drafts if d.unit and d.heads}
-        for a, b in itertools.pairwise(drafts):  # what holds a list is no block's module
+        for a, b in itertools.pairwise(drafts):  # a module that contains a list is not a block's
             if siblings(a.unit, b.unit):
                 shared -= {a.unit[:size] for size in range(len(common((a.unit, b.unit))) + 1)}
         for d, name in zip(drafts, unique(names), strict=True):

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archgraph.graph.ir import ArchGraph, per_graph, size_at, specialise
+from archgraph.graph.ir import ArchGraph, per_graph, size_at
+from archgraph.graph.passes import specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
 

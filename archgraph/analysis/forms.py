@@ -83,7 +83,7 @@ def differ(a: Form, b: Form) -> str:
 def factor(node: Node) -> float | None:
     """The number by which an operator multiplies or divides.
 
-    It is no part of a form: attention divides by the root of a width.
+    It is not part of a form: attention divides by the root of a width.
     """
     if growth(node.op).scales not in ("one", "first"):
         return None
@@ -349,7 +349,7 @@ class _Reading:
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
     ) -> str:
-        """An argument; widths of axes are left out, for they are no part of the form."""
+        """An argument; widths of axes are left out, which are not part of the form."""
         match value:
             case Ref(name):
                 return ref(self.of.through(name))

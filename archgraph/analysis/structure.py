@@ -287,7 +287,7 @@ class _Judge:
         return ""
 
     def _frozen(self, data: Layout, other: Layout) -> bool:
-        """Whether a dimension that is no channel axis would stand in for one that can be cut."""
+        """Whether a dimension that is not a channel axis would stand in for one that can be cut."""
         if any(isinstance(leaf, AxisRef) for leaf in leaves(data)):
             return False
         names = {leaf.name for leaf in leaves(other) if isinstance(leaf, AxisRef)}

@@ -142,7 +142,7 @@ class Widths:
             place: What messages call the client.
 
         Raises:
-            RewriteError: If the client is no cut of the whole.
+            RewriteError: If the client is not a cut of the whole.
         """
         self.decided(place)
         counts = {name: sizes[0] for name, sizes in self.claims.items()}

@@ -28,7 +28,8 @@ from archgraph.capture.signature import named
 from archgraph.capture.spell import spell
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, prune, renumber, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
+from archgraph.graph.passes import prune, renumber
 from archgraph.ops import table
 from archgraph.ops.check import check
 from archgraph.ops.constants import constant

@@ -225,7 +225,7 @@ _REMEDIES = (
     ("no operator uses it", "an operator that uses it"),
     ("a single position", "nothing: one position cannot be cut"),
     (
-        "meets a dimension that is no channel axis",
+        "meets a dimension that is not a channel axis",
         "nothing where that counts pixels or tokens; else a layer with weights between",
     ),
 )

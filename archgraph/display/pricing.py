@@ -12,17 +12,8 @@ from archgraph.analysis.axes import Axes, Axis, Kept, axes, size_after, sizes_af
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import (
-    ArchGraph,
-    Leaf,
-    Node,
-    Param,
-    Ref,
-    TensorType,
-    Value,
-    specialise,
-    walk,
-)
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, walk
+from archgraph.graph.passes import specialise
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.ops.equations import Sizes
 from archgraph.ops.table import macs as node_macs

@@ -35,7 +35,8 @@ from archgraph.federation import (
     module_of,
     seeded,
 )
-from archgraph.graph.ir import ArchGraph, per_graph, specialise
+from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.graph.passes import specialise
 from archgraph.module.build import load_state
 from archgraph.ops.schema import schema
 from archgraph.ops.table import row, statistics

@@ -1,253 +1,48 @@
 """The graph: frozen values that describe an architecture and nothing else.
 
 An :class:`ArchGraph` is a list of :class:`Node` in topological order over :class:`Param` leaves.
-It holds no weights (those are a ``State``: a dict from parameter name to tensor), so two equal
+It contains no weights (those are a state: a dict from parameter name to tensor), so two equal
 graphs are one architecture. ``print(graph)`` reads back through :func:`archgraph.graph.text.parse`.
+Values (:mod:`archgraph.graph.values`) are imported from here, too.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import hashlib
-import re
-import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from archgraph.errors import GraphError
+from archgraph.graph.values import BATCH_WORD as BATCH_WORD
+from archgraph.graph.values import RESERVED as RESERVED
+from archgraph.graph.values import TRAINING as TRAINING
+from archgraph.graph.values import Atom as Atom
+from archgraph.graph.values import Batch as Batch
+from archgraph.graph.values import Constant as Constant
+from archgraph.graph.values import Leaf as Leaf
+from archgraph.graph.values import Mode as Mode
+from archgraph.graph.values import Record as Record
+from archgraph.graph.values import Ref as Ref
+from archgraph.graph.values import Role as Role
+from archgraph.graph.values import Size as Size
+from archgraph.graph.values import TensorType as TensorType
+from archgraph.graph.values import Value as Value
+from archgraph.graph.values import in_mode as in_mode
+from archgraph.graph.values import leaf_word as leaf_word
+from archgraph.graph.values import quote as quote
+from archgraph.graph.values import replace as replace
+from archgraph.graph.values import same as same
+from archgraph.graph.values import show as show
+from archgraph.graph.values import size_at as size_at
+from archgraph.graph.values import walk as walk
 
 if TYPE_CHECKING:
     import networkx
 
-Role = Literal["parameter", "buffer", "constant"]
-
-# Word of the printed form for the one symbolic size.
-BATCH_WORD = "batch"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A size that is a multiple of the batch size: ``factor * batch ** power``.
-
-    >>> str(Batch(64)), str(Batch() * 3), str(Batch(6) // 3), str(Batch() * Batch())
-    ('64*batch', '3*batch', '2*batch', 'batch**2')
-    """
-
-    factor: int = 1
-    power: int = 1
-
-    def __mul__(self, other: Size) -> Batch:
-        if isinstance(other, Batch):
-            return Batch(self.factor * other.factor, self.power + other.power)
-        return Batch(self.factor * other, self.power)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: int) -> Batch:
-        if self.factor % other:
-            raise GraphError(f"{self} is not divisible by {other}")
-        return Batch(self.factor // other, self.power)
-
-    def at(self, batch: int) -> int:
-        """Value for a concrete batch size."""
-        return self.factor * int(batch**self.power)
-
-    def __str__(self) -> str:
-        power = BATCH_WORD if self.power == 1 else f"{BATCH_WORD}**{self.power}"
-        return power if self.factor == 1 else f"{self.factor}*{power}"
-
-
-Size: TypeAlias = int | Batch
-
-
-def size_at(size: Size, batch: int) -> int:
-    """Concrete value of a size for a batch size.
-
-    >>> size_at(Batch(2), 8), size_at(3, 8)
-    (16, 3)
-    """
-    return size.at(batch) if isinstance(size, Batch) else size
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Shape and dtype of a tensor, e.g. ``float32[batch, 64, 8, 8]``."""
-
-    shape: tuple[Size, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A use of a node's result, printed ``%name``."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"%{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A use of a parameter, buffer or constant, printed as its bare state-dict key."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return leaf_word(self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A value that depends on the mode: ``train(a, b)``; the flag itself prints as ``training``."""
-
-    train: Value
-    eval: Value
-
-    def __str__(self) -> str:
-        if self.train is True and self.eval is False:
-            return "training"
-        return f"train({show(self.train)}, {show(self.eval)})"
-
-
-TRAINING = Mode(True, False)
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """A torch enumeration used as an argument (dtype, memory format), printed ``:float32``."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f":{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A dict (``{a: 1}``) or, with a type name, a named tuple (``Name{a: 1}``) of values."""
-
-    fields: tuple[tuple[str, Value], ...]
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}{{{', '.join(f'{quote(k)}: {show(v)}' for k, v in self.fields)}}}"
-
-
-# What an argument can be. Tuples nest.
-Value: TypeAlias = (
-    "bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record"
-    " | tuple[Value, ...] | None"
-)
-RESERVED = frozenset(
-    {"None", "True", "False", "training", "train", BATCH_WORD, "inf", "+inf", "-inf", "nan"}
-)
-
-
-# A leaf's name is printed bare where it cannot be taken for anything else.
-_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
-_NUMBER = re.compile(
-    r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
-)
-
-
-def leaf_word(name: str) -> str:
-    """Printed form of a leaf's name: bare, or quoted where it would read as something else.
-
-    >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
-    ('layer1.0.conv1.weight', "@'0'", "@'train'")
-    """
-    plain = _WORD.fullmatch(name) and not _NUMBER.fullmatch(name) and name not in RESERVED
-    return name if plain else f"@{quote(name)}"
-
-
-def quote(text: str) -> str:
-    """Python string literal in double or single quotes, always on one line."""
-    return repr(text)
-
-
-def show(value: Value) -> str:
-    """Printed form of one argument value.
-
-    >>> show((Ref("relu"), 2, Batch(4), Leaf("fc.weight"), TRAINING, 0.5))
-    '(%relu, 2, 4*batch, fc.weight, training, 0.5)'
-    """
-    if isinstance(value, tuple):
-        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, str):
-        return quote(value)
-    if isinstance(value, float):
-        return repr(value)
-    return str(value)
-
-
-def walk(value: Value) -> Iterator[Value]:
-    """Every scalar inside a value, both branches of a ``Mode`` included, left to right."""
-    match value:
-        case tuple():
-            for item in value:
-                yield from walk(item)
-        case Mode():
-            yield from walk(value.train)
-            yield from walk(value.eval)
-        case Record():
-            for _, item in value.fields:
-                yield from walk(item)
-        case _:
-            yield value
-
-
-def replace(value: Value, change: Callable[[Value], Value]) -> Value:
-    """The value with every scalar passed through ``change``."""
-    match value:
-        case tuple():
-            return tuple(replace(item, change) for item in value)
-        case Mode():
-            train, eval_ = replace(value.train, change), replace(value.eval, change)
-            return train if same(train, eval_) else Mode(train, eval_)
-        case Record():
-            return Record(tuple((k, replace(v, change)) for k, v in value.fields), value.name)
-        case _:
-            return change(value)
-
-
-def same(a: Value, b: Value) -> bool:
-    """Equality that tells ``True`` from ``1`` and ``1`` from ``1.0``."""
-    return show(a) == show(b)
-
-
-def in_mode(value: Value, training: bool) -> Value:
-    """The value as it is in one mode: every ``Mode`` inside replaced by its branch."""
-    match value:
-        case tuple():
-            return tuple(in_mode(item, training) for item in value)
-        case Mode():
-            return in_mode(value.train if training else value.eval, training)
-        case Record():
-            return Record(tuple((k, in_mode(v, training)) for k, v in value.fields), value.name)
-        case _:
-            return value
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor that is part of the architecture (index tables, masks), as little-endian bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-    def __str__(self) -> str:
-        packed = zlib.compress(self.data, 9) if len(self.data) > 64 else None
-        if packed is not None and len(packed) < len(self.data):
-            return "zlib:" + base64.b64encode(packed).decode()
-        return "raw:" + base64.b64encode(self.data).decode()
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +83,9 @@ class Param:
         return f"{self.role} {leaf_word(self.name)}: {self.type}{flags}{value}"
 
 
+_SCALAR = TensorType((), "float32")
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operator application.
@@ -298,13 +96,13 @@ class Node:
         args: Arguments by schema name, schema order, only those that differ from the default.
         type: Type of the result; a tuple for operators with several results.
         scope: Module path that the call came from, e.g. ``layer1.0.conv1``.
-        source: Line of the user's code, for messages; no part of equality.
+        source: Line of the user's code, for messages; not part of equality.
     """
 
     name: str
     op: str
     args: tuple[tuple[str, Value], ...] = ()
-    type: TensorType | tuple[TensorType, ...] = TensorType((), "float32")
+    type: TensorType | tuple[TensorType, ...] = _SCALAR
     scope: str = ""
     source: str = field(default="", compare=False)
 
@@ -367,7 +165,7 @@ class ArchGraph:
     """An architecture: a DAG of operators over named leaves.
 
     Attributes:
-        name: A label, no part of equality.
+        name: A label, not part of equality.
         inputs: Forward's arguments in order: name and tree of ``Ref`` to ``input`` nodes.
         params: Leaves in state-dict order.
         nodes: Operators in topological order (``input`` nodes first).
@@ -406,42 +204,24 @@ class ArchGraph:
     @property
     def node(self) -> Mapping[str, Node]:
         """Nodes by name."""
-        result: Mapping[str, Node] = self._memo("node", lambda g: {n.name: n for n in g.nodes})
-        return result
+        return self._memo("node", lambda g: {n.name: n for n in g.nodes})
 
     @property
     def param(self) -> Mapping[str, Param]:
         """Leaves by name (owners only, not aliases)."""
-        result: Mapping[str, Param] = self._memo("param", lambda g: {p.name: p for p in g.params})
-        return result
+        return self._memo("param", lambda g: {p.name: p for p in g.params})
 
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the nodes that use a node's result, by node name, in topological order."""
-
-        def build(g: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-            users: dict[str, list[str]] = {n.name: [] for n in g.nodes}
-            for n in g.nodes:
-                for used in dict.fromkeys(n.uses()):
-                    users[used].append(n.name)
-            return {k: tuple(v) for k, v in users.items()}
-
-        result: Mapping[str, tuple[str, ...]] = self._memo("users", build)
-        return result
+        return self._memo("users", lambda g: _users(g, [n.name for n in g.nodes], Node.uses))
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the nodes that use a leaf, by leaf name, in topological order."""
-
-        def build(g: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-            users: dict[str, list[str]] = {p.name: [] for p in g.params}
-            for n in g.nodes:
-                for used in dict.fromkeys(n.leaves()):
-                    users[used].append(n.name)
-            return {k: tuple(v) for k, v in users.items()}
-
-        result: Mapping[str, tuple[str, ...]] = self._memo("leaf_users", build)
-        return result
+        return self._memo(
+            "leaf_users", lambda g: _users(g, [p.name for p in g.params], Node.leaves)
+        )
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -491,6 +271,17 @@ class ArchGraph:
         return self._cache[key]
 
 
+def _users(
+    graph: ArchGraph, names: Iterable[str], used_by: Callable[[Node], Iterator[str]]
+) -> Mapping[str, tuple[str, ...]]:
+    """The nodes that use something, by its name."""
+    users: dict[str, list[str]] = {name: [] for name in names}
+    for node in graph.nodes:
+        for used in dict.fromkeys(used_by(node)):
+            users[used].append(node.name)
+    return {name: tuple(nodes) for name, nodes in users.items()}
+
+
 def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Cache an analysis on the graph itself, so that it lives as long as the graph.
 
@@ -503,100 +294,3 @@ def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         return graph._memo((key, *values), lambda graph: function(graph, *values))
 
     return cached
-
-
-def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
-    """The graph as it runs in one mode: flags resolved, operators of the other mode removed.
-
-    Raises:
-        GraphError: If the mode has no output.
-    """
-    nodes = tuple(
-        dataclasses.replace(n, args=tuple((k, in_mode(v, training)) for k, v in n.args))
-        for n in graph.nodes
-    )
-    updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
-    return prune(
-        graph.replace(
-            nodes=nodes,
-            outputs=in_mode(graph.outputs, training),
-            updates=tuple((k, v) for k, v in updates if v is not None),
-        ),
-        leaves=False,
-    )
-
-
-def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
-    """The graph without operators that no output needs.
-
-    Inputs stay, used or not: they are part of forward's signature. An update (a counter, say)
-    stays while its module does anything for an output. Leaves that only removed operators used
-    go with them; leaves that nothing ever used stay, since checkpoints hold them.
-    """
-    live: set[str] = set()
-
-    def reach(value: Value) -> None:
-        pending = [i.name for i in walk(value) if isinstance(i, Ref)]
-        while pending:
-            name = pending.pop()
-            if name not in live:
-                live.add(name)
-                pending.extend(graph.node[name].uses())
-
-    reach(graph.outputs)
-    busy = {graph.node[name].scope for name in live}
-    updates = []
-    for buffer, value in graph.updates:
-        scopes = {graph.node[i.name].scope for i in walk(value) if isinstance(i, Ref)}
-        if not scopes or "" in scopes or scopes & busy:
-            updates.append((buffer, value))
-    for _, value in updates:
-        reach(value)
-    nodes = tuple(n for n in graph.nodes if n.name in live or n.op == "input")
-    params = graph.params
-    if leaves:
-        used = {name for n in nodes for name in n.leaves()} | {k for k, _ in updates}
-        used |= {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
-        gone = {name for n in graph.nodes if n.name not in live for name in n.leaves()}
-        gone |= {k for k, _ in graph.updates}
-        params = tuple(p for p in graph.params if p.name in used or p.name not in gone)
-    return graph.replace(nodes=nodes, params=params, updates=tuple(updates))
-
-
-def renumber(graph: ArchGraph) -> ArchGraph:
-    """The graph with canonical node names: operator and ordinal (``relu``, ``relu_1``, …).
-
-    Inputs keep their names. Equal architectures have equal canonical graphs.
-    """
-    taken = {n.name for n in graph.nodes if n.op == "input"}
-    names: dict[str, str] = {name: name for name in taken}
-    count: dict[str, int] = {}
-    for n in graph.nodes:
-        if n.op == "input":
-            continue
-        stem = n.op.split(".")[1] if "." in n.op else n.op
-        while True:
-            index = count.get(stem, 0)
-            count[stem] = index + 1
-            name = f"{stem}_{index}" if index else stem
-            if name not in taken:
-                break
-        taken.add(name)
-        names[n.name] = name
-
-    def rename(value: Value) -> Value:
-        return Ref(names[value.name]) if isinstance(value, Ref) else value
-
-    return graph.replace(
-        nodes=tuple(
-            dataclasses.replace(
-                n,
-                name=names[n.name],
-                args=tuple((k, replace(v, rename)) for k, v in n.args),
-            )
-            for n in graph.nodes
-        ),
-        inputs=tuple((k, replace(v, rename)) for k, v in graph.inputs),
-        outputs=replace(graph.outputs, rename),
-        updates=tuple((k, replace(v, rename)) for k, v in graph.updates),
-    )

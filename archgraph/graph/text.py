@@ -141,7 +141,7 @@ class _Cursor:
             self.fail("has an unknown escape", found=token, expected="a Python string literal")
         if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
             self.at -= len(token)
-            self.fail("holds half a character", found=token, expected="a Python string literal")
+            self.fail("has an unpaired surrogate", found=token, expected="a Python string literal")
         return str(text)
 
     def name(self, expected: str) -> str:
@@ -185,13 +185,13 @@ def _size(cursor: _Cursor) -> Size:
         return _batch(cursor, 1)
     if not _INTEGER.fullmatch(word):
         cursor.at = start
-        cursor.fail("is no size", found=repr(word), expected=f"an integer or '{BATCH_WORD}'")
+        cursor.fail("is not a size", found=repr(word), expected=f"an integer or '{BATCH_WORD}'")
     number = cursor.bounded(word, start)
     if not cursor.peek("**") and cursor.take("*"):
         start = cursor.at
         if cursor.word(f"'{BATCH_WORD}'") != BATCH_WORD:
             cursor.at = start
-            cursor.fail("is no size", expected=f"'{BATCH_WORD}'")
+            cursor.fail("is not a size", expected=f"'{BATCH_WORD}'")
         return _batch(cursor, number)
     return number
 
@@ -202,7 +202,9 @@ def _tensor_type(cursor: _Cursor) -> TensorType:
     dtype = cursor.word("a tensor type such as float32[batch, 3]")
     if dtype not in ITEM_SIZES:
         cursor.at = start
-        cursor.fail("is no element type", found=repr(dtype), expected="e.g. float32, int64, bool")
+        cursor.fail(
+            "is not an element type", found=repr(dtype), expected="e.g. float32, int64, bool"
+        )
     cursor.need("[")
     sizes: list[Size] = []
     while not cursor.take("]"):
@@ -320,7 +322,9 @@ def _param(cursor: _Cursor, role: Role) -> Param:
     kind = _tensor_type(cursor)
     if any(isinstance(s, Batch) or s < 0 for s in kind.shape):
         cursor.at = start
-        cursor.fail("is no shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis")
+        cursor.fail(
+            "is not a shape of a leaf", found=str(kind), expected="sizes ≥ 0, no batch axis"
+        )
     aliases: list[str] = []
     trainable = role == "parameter"
     while not cursor.peek("="):
@@ -415,7 +419,7 @@ def _statement(parts: _Parts, cursor: _Cursor) -> None:
     else:
         cursor.at = start
         expected = ", ".join([*ROLES, *_STATEMENTS, "%name: …"])
-        cursor.fail("is no statement", found=repr(word), expected=f"one of {expected}")
+        cursor.fail("is not a statement", found=repr(word), expected=f"one of {expected}")
     cursor.end()
 
 
@@ -451,7 +455,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
             _statement(parts, _Cursor(line, number, file))
     if len(parts.outputs) != 1:
         raise SpecError(
-            "is no whole graph",
+            "is an incomplete graph",
             where=file or None,
             found=f"{len(parts.outputs)} lines 'return …'",
             expected="one",
@@ -532,7 +536,7 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
         word = cursor.word("the role of a leaf")
         if word not in ROLES:
             cursor.at = start
-            cursor.fail("is no role", found=repr(word), expected=" or ".join(ROLES))
+            cursor.fail("is not a role", found=repr(word), expected=" or ".join(ROLES))
         return _param(cursor, word)
 
     return _whole(read, text, line, column, file)

@@ -21,9 +21,8 @@ from archgraph.graph.ir import (
     Size,
     TensorType,
     Value,
-    prune,
-    renumber,
 )
+from archgraph.graph.passes import prune, renumber
 from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check

@@ -2,7 +2,7 @@
 
 A dimension has a *layout*: an axis that may be cut (:class:`Var` while solving, :class:`AxisRef`
 when solved), a row-major flattened product (:class:`Prod`), a concatenation (:class:`Sum`), or
-something that is no channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes). Operators
+something that is not a channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes). Operators
 state equations between layouts; :class:`Solver` refines axes until all hold, or pins them.
 """
 
@@ -45,7 +45,7 @@ def times(sizes: Iterable[Size]) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A dimension that is no channel axis: batch, pixels, tokens, classes."""
+    """A dimension that is not a channel axis: batch, pixels, tokens, classes."""
 
     size: Size
 

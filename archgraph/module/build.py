@@ -17,17 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import (
-    ArchGraph,
-    Atom,
-    Batch,
-    Leaf,
-    Param,
-    Record,
-    Ref,
-    Value,
-    specialise,
-)
+from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Param, Record, Ref, Value
+from archgraph.graph.passes import specialise
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.operator import Initialiser
 from archgraph.ops.schema import from_atom, schema, torch_dtype

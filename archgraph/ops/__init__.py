@@ -1,4 +1,4 @@
-"""The operator table: one row per operator; nobody else asks what kind of layer something is."""
+"""The operator table: one row per operator; nothing else asks what kind of layer something is."""
 
 from archgraph.ops.costs import type_of
 from archgraph.ops.operator import Growth, Initialiser, Operator, Start

@@ -26,9 +26,9 @@ from archgraph.graph.ir import (
     in_mode,
     show,
     size_at,
-    specialise,
     walk,
 )
+from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
 from archgraph.ops import rules
 from archgraph.ops.infer import Types, pattern, result_type, shortened, tensor_types
@@ -446,7 +446,7 @@ def _check_updates(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
     assigned: set[str] = set()
     for buffer, value in graph.updates:
         if buffer not in graph.param or graph.param[buffer].role != "buffer":
-            raise GraphError("update of something that is no buffer", where=buffer)
+            raise GraphError("update of something that is not a buffer", where=buffer)
         if buffer in assigned:
             raise GraphError("buffer updated twice", where=buffer)
         assigned.add(buffer)

@@ -230,11 +230,11 @@ def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
 def _symbolic(a: Any, b: Any) -> Types:
     """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
     if not isinstance(a, (torch.Tensor, list, tuple)):
-        raise GraphError("an operator that gives no tensor", found=type(a).__name__)
+        raise GraphError("an operator that does not return a tensor", found=type(a).__name__)
     if not isinstance(a, torch.Tensor):
         kinds = tuple(_symbolic(x, y) for x, y in zip(a, b, strict=True))
         if not all(isinstance(k, TensorType) for k in kinds):
-            raise GraphError("results are no tensors", found=str(kinds))
+            raise GraphError("results are not tensors", found=str(kinds))
         return kinds  # type: ignore[return-value]  # tested on the line before
     if a.dim() != b.dim():
         raise GraphError("a number of dimensions depends on the batch size")
@@ -244,6 +244,6 @@ def _symbolic(a: Any, b: Any) -> Types:
         powers = range(1, LIMITS.batch_power + 1)
         power = 0 if x == y else next((p for p in powers if x * high**p == y * low**p), None)
         if power is None or x % low**power:
-            raise GraphError("a size is no multiple of the batch size", found=f"{x} and {y}")
+            raise GraphError("a size is not a multiple of the batch size", found=f"{x} and {y}")
         shape.append(Batch(x // low**power, power) if power else x)
     return TensorType(tuple(shape), str(a.dtype).removeprefix("torch."))

@@ -90,7 +90,7 @@ def schema(op: str) -> Schema:
     """Schema of an operator by its graph name.
 
     Raises:
-        GraphError: If it is no functional ATen operator.
+        GraphError: If it is not a functional ATen operator.
     """
     parts = op.split(".")
     packet = None

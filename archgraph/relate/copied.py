@@ -12,7 +12,8 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
 from archgraph.analysis.widths import Equation, axes_of, side_by_side, solve
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, renumber, replace, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, replace, walk
+from archgraph.graph.passes import renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment

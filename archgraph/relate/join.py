@@ -14,7 +14,8 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.analysis.widths import alike
 from archgraph.errors import ArchGraphError, RewriteError
-from archgraph.graph.ir import ArchGraph, prune
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.passes import prune
 from archgraph.layout.layouts import AxisRef
 from archgraph.relate.align import align
 from archgraph.relate.alignment import Alignment, Unmatched

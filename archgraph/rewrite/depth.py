@@ -27,12 +27,11 @@ from archgraph.graph.ir import (
     TensorType,
     Value,
     per_graph,
-    prune,
-    renumber,
     replace,
     same,
     walk,
 )
+from archgraph.graph.passes import prune, renumber
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.check import check
 from archgraph.ops.schema import canonical_args, schema

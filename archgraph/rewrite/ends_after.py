@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from archgraph.analysis.structure import structure
-from archgraph.graph.ir import ArchGraph, Node, prune
+from archgraph.graph.ir import ArchGraph, Node
+from archgraph.graph.passes import prune
 from archgraph.ops.check import check
 from archgraph.rewrite.heads import Head, head_behind
 from archgraph.rewrite.insert import fresh, initialised

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, renumber, walk
+from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, walk
+from archgraph.graph.passes import renumber
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
 from archgraph.states import Entry, Rewritten, Slot, Transfer, signature

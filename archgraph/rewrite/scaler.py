@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, renumber, replace
+from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, replace
+from archgraph.graph.passes import renumber
 from archgraph.ops.table import row
 from archgraph.states import Rewritten, Transfer
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import TraceError
-from archgraph.graph.ir import TRAINING, Leaf, Mode, Record, Ref, in_mode, specialise
+from archgraph.graph.ir import TRAINING, Leaf, Mode, Record, Ref, in_mode
+from archgraph.graph.passes import specialise
 
 
 class Pair(NamedTuple):

@@ -21,7 +21,8 @@ from archgraph.display import diff, explain, summary
 from archgraph.display.explanation_tables import runs
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.errors import ArchGraphError
-from archgraph.graph.ir import ArchGraph, renumber
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.passes import renumber
 from tests.nets import FOREIGN, Dense, image, networks
 
 
@@ -254,7 +255,7 @@ def test_pins_name_what_stands_in_the_way():
     found = explain(made("shared"))
     pins = {a.name: a.pin for a in found.pinned}
     assert {k: (p.why, p.operator, p.place) for k, p in pins.items() if p is not None} == {
-        "inside.in": ("meets a dimension that is no channel axis", "aten.linear", "inside"),
+        "inside.in": ("meets a dimension that is not a channel axis", "aten.linear", "inside"),
         "outside.out": ("dimension 1 of the model's output", "aten.linear", "outside"),
         "unused.0": ("no operator uses it", None, "unused"),
     }

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.display.scene import Detail, Scene, dimensions, kernel_of, scene
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType, specialise
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
+from archgraph.graph.passes import specialise
 from archgraph.tables import count
 
 Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]

@@ -12,19 +12,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import GraphError
-from archgraph.graph.ir import (
-    TRAINING,
-    Batch,
-    Mode,
-    Record,
-    Ref,
-    in_mode,
-    prune,
-    renumber,
-    same,
-    show,
-    walk,
-)
+from archgraph.graph.ir import TRAINING, Batch, Mode, Record, Ref, in_mode, same, show, walk
+from archgraph.graph.passes import prune, renumber
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ FAULTS = [
     (("fc.weight", "fc..weight"), "leaf with an impossible name"),
     (("fc.weight", "forward.weight"), "leaf with an impossible name"),
     (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
-    (("fc.weight", "@'\\ud800'"), "holds half a character"),
+    (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
     (('"tiny"', '"\\ud800"'), "is no text"),
     (('"x": "%x"', '"class": "%x"'), "argument of forward must be an identifier; found class"),
     (('"%half"', "\"T{'class': %half}\""), "name that a named tuple cannot have; found class"),

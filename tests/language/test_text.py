@@ -71,7 +71,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             HEAD + "%y: floot32[batch] = aten.relu(self=%x)\nreturn %y",
-            "line 3, column 5: is no element type; found 'floot32'; "
+            "line 3, column 5: is not an element type; found 'floot32'; "
             "expected e.g. float32, int64, bool",
         ),
         (
@@ -80,14 +80,14 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             HEAD + "%y: float32[batch, two] = aten.relu(self=%x)",
-            "line 3, column 20: is no size; found 'two'; expected an integer or 'batch'",
+            "line 3, column 20: is not a size; found 'two'; expected an integer or 'batch'",
         ),
         (
             HEAD + "nodule x\nreturn %x",
-            "line 3, column 1: is no statement; found 'nodule'; expected one of "
+            "line 3, column 1: is not a statement; found 'nodule'; expected one of "
             "parameter, buffer, constant, graph, section, update, forward, return, %name: …",
         ),
-        (HEAD, "is no whole graph; found 0 lines 'return …'; expected one"),
+        (HEAD, "is an incomplete graph; found 0 lines 'return …'; expected one"),
         (
             HEAD + "return %x %x",
             "line 3, column 11: goes on after its end; found '%x'; expected end of line",
@@ -108,7 +108,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             "parameter w: float32[batch]",
-            "line 1, column 14: is no shape of a leaf; found float32[batch]; "
+            "line 1, column 14: is not a shape of a leaf; found float32[batch]; "
             "expected sizes ≥ 0, no batch axis",
         ),
         (

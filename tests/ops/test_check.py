@@ -54,7 +54,10 @@ def test_a_sound_graph_passes():
         ({"inputs": ()}, "forward's arguments and the input operators differ"),
         ({"outputs": Ref("z")}, "outputs: uses a result"),
         ({"outputs": 3}, "the graph returns no tensor"),
-        ({"updates": (("w", Mode(Ref("y"), None)),)}, "w: update of something that is no buffer"),
+        (
+            {"updates": (("w", Mode(Ref("y"), None)),)},
+            "w: update of something that is not a buffer",
+        ),
     ],
 )
 def test_a_broken_law_is_named(changes, message):

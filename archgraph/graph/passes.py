@@ -1,0 +1,105 @@
+"""Graph to graph: one mode of two, without what no output needs, with canonical names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.values import Leaf, Ref, Value, in_mode, replace, walk
+
+
+def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
+    """The graph as it runs in one mode: flags resolved, operators of the other mode removed.
+
+    Raises:
+        GraphError: If the mode has no output.
+    """
+    nodes = tuple(
+        dataclasses.replace(n, args=tuple((k, in_mode(v, training)) for k, v in n.args))
+        for n in graph.nodes
+    )
+    updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
+    return prune(
+        graph.replace(
+            nodes=nodes,
+            outputs=in_mode(graph.outputs, training),
+            updates=tuple((k, v) for k, v in updates if v is not None),
+        ),
+        leaves=False,
+    )
+
+
+def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
+    """The graph without operators that no output needs.
+
+    Inputs stay, used or not: they are part of forward's signature. An update (a counter, say)
+    stays while its module does anything for an output. Leaves that only removed operators used
+    go with them; leaves that nothing ever used stay, since checkpoints hold them.
+    """
+    live: set[str] = set()
+
+    def reach(value: Value) -> None:
+        pending = [i.name for i in walk(value) if isinstance(i, Ref)]
+        while pending:
+            name = pending.pop()
+            if name not in live:
+                live.add(name)
+                pending.extend(graph.node[name].uses())
+
+    reach(graph.outputs)
+    busy = {graph.node[name].scope for name in live}
+    updates = []
+    for buffer, value in graph.updates:
+        scopes = {graph.node[i.name].scope for i in walk(value) if isinstance(i, Ref)}
+        if not scopes or "" in scopes or scopes & busy:
+            updates.append((buffer, value))
+    for _, value in updates:
+        reach(value)
+    nodes = tuple(n for n in graph.nodes if n.name in live or n.op == "input")
+    params = graph.params
+    if leaves:
+        used = {name for n in nodes for name in n.leaves()} | {k for k, _ in updates}
+        used |= {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
+        gone = {name for n in graph.nodes if n.name not in live for name in n.leaves()}
+        gone |= {k for k, _ in graph.updates}
+        params = tuple(p for p in graph.params if p.name in used or p.name not in gone)
+    return graph.replace(nodes=nodes, params=params, updates=tuple(updates))
+
+
+def renumber(graph: ArchGraph) -> ArchGraph:
+    """The graph with canonical node names: operator and ordinal (``relu``, ``relu_1``, …).
+
+    Inputs keep their names. Equal architectures have equal canonical graphs.
+    """
+    taken = {n.name for n in graph.nodes if n.op == "input"}
+    names: dict[str, str] = {name: name for name in taken}
+    count: dict[str, int] = {}
+    for n in graph.nodes:
+        if n.op == "input":
+            continue
+        stem = n.op.split(".")[1] if "." in n.op else n.op
+        while True:
+            index = count.get(stem, 0)
+            count[stem] = index + 1
+            name = f"{stem}_{index}" if index else stem
+            if name not in taken:
+                break
+        taken.add(name)
+        names[n.name] = name
+
+    def rename(value: Value) -> Value:
+        return Ref(names[value.name]) if isinstance(value, Ref) else value
+
+    return graph.replace(
+        nodes=tuple(
+            dataclasses.replace(
+                n,
+                name=names[n.name],
+                args=tuple((k, replace(v, rename)) for k, v in n.args),
+            )
+            for n in graph.nodes
+        ),
+        inputs=tuple((k, replace(v, rename)) for k, v in graph.inputs),
+        outputs=replace(graph.outputs, rename),
+        updates=tuple((k, replace(v, rename)) for k, v in graph.updates),
+    )

@@ -1,0 +1,239 @@
+"""Values: what arguments of operators, types and leaves consist of."""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from archgraph.errors import GraphError
+
+Role = Literal["parameter", "buffer", "constant"]
+
+# Word of the printed form for the one symbolic size.
+BATCH_WORD = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A size that is a multiple of the batch size: ``factor * batch ** power``.
+
+    >>> str(Batch(64)), str(Batch() * 3), str(Batch(6) // 3), str(Batch() * Batch())
+    ('64*batch', '3*batch', '2*batch', 'batch**2')
+    """
+
+    factor: int = 1
+    power: int = 1
+
+    def __mul__(self, other: Size) -> Batch:
+        if isinstance(other, Batch):
+            return Batch(self.factor * other.factor, self.power + other.power)
+        return Batch(self.factor * other, self.power)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> Batch:
+        if self.factor % other:
+            raise GraphError(f"{self} is not divisible by {other}")
+        return Batch(self.factor // other, self.power)
+
+    def at(self, batch: int) -> int:
+        """Value for a concrete batch size."""
+        return self.factor * int(batch**self.power)
+
+    def __str__(self) -> str:
+        power = BATCH_WORD if self.power == 1 else f"{BATCH_WORD}**{self.power}"
+        return power if self.factor == 1 else f"{self.factor}*{power}"
+
+
+Size: TypeAlias = int | Batch
+
+
+def size_at(size: Size, batch: int) -> int:
+    """Concrete value of a size for a batch size.
+
+    >>> size_at(Batch(2), 8), size_at(3, 8)
+    (16, 3)
+    """
+    return size.at(batch) if isinstance(size, Batch) else size
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype of a tensor, e.g. ``float32[batch, 64, 8, 8]``."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A use of a node's result, printed ``%name``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A use of a parameter, buffer or constant, printed as its bare state-dict key."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return leaf_word(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A value that depends on the mode: ``train(a, b)``; the flag itself prints as ``training``."""
+
+    train: Value
+    eval: Value
+
+    def __str__(self) -> str:
+        if self.train is True and self.eval is False:
+            return "training"
+        return f"train({show(self.train)}, {show(self.eval)})"
+
+
+TRAINING = Mode(True, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A torch enumeration used as an argument (dtype, memory format), printed ``:float32``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f":{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dict (``{a: 1}``) or, with a type name, a named tuple (``Name{a: 1}``) of values."""
+
+    fields: tuple[tuple[str, Value], ...]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{{{', '.join(f'{quote(k)}: {show(v)}' for k, v in self.fields)}}}"
+
+
+# What an argument can be. Tuples nest.
+Value: TypeAlias = (
+    "bool | int | float | str | Batch | Ref | Leaf | Mode | Atom | Record"
+    " | tuple[Value, ...] | None"
+)
+RESERVED = frozenset(
+    {"None", "True", "False", "training", "train", BATCH_WORD, "inf", "+inf", "-inf", "nan"}
+)
+
+
+# A leaf's name is printed bare where it cannot be taken for anything else.
+_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
+)
+
+
+def leaf_word(name: str) -> str:
+    """Printed form of a leaf's name: bare, or quoted where it would read as something else.
+
+    >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
+    ('layer1.0.conv1.weight', "@'0'", "@'train'")
+    """
+    plain = _WORD.fullmatch(name) and not _NUMBER.fullmatch(name) and name not in RESERVED
+    return name if plain else f"@{quote(name)}"
+
+
+def quote(text: str) -> str:
+    """Python string literal in double or single quotes, always on one line."""
+    return repr(text)
+
+
+def show(value: Value) -> str:
+    """Printed form of one argument value.
+
+    >>> show((Ref("relu"), 2, Batch(4), Leaf("fc.weight"), TRAINING, 0.5))
+    '(%relu, 2, 4*batch, fc.weight, training, 0.5)'
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, float):
+        return repr(value)
+    return str(value)
+
+
+def walk(value: Value) -> Iterator[Value]:
+    """Every scalar inside a value, both branches of a ``Mode`` included, left to right."""
+    match value:
+        case tuple():
+            for item in value:
+                yield from walk(item)
+        case Mode():
+            yield from walk(value.train)
+            yield from walk(value.eval)
+        case Record():
+            for _, item in value.fields:
+                yield from walk(item)
+        case _:
+            yield value
+
+
+def replace(value: Value, change: Callable[[Value], Value]) -> Value:
+    """The value with every scalar passed through ``change``."""
+    match value:
+        case tuple():
+            return tuple(replace(item, change) for item in value)
+        case Mode():
+            train, eval_ = replace(value.train, change), replace(value.eval, change)
+            return train if same(train, eval_) else Mode(train, eval_)
+        case Record():
+            return Record(tuple((k, replace(v, change)) for k, v in value.fields), value.name)
+        case _:
+            return change(value)
+
+
+def same(a: Value, b: Value) -> bool:
+    """Equality that tells ``True`` from ``1`` and ``1`` from ``1.0``."""
+    return show(a) == show(b)
+
+
+def in_mode(value: Value, training: bool) -> Value:
+    """The value as it is in one mode: every ``Mode`` inside replaced by its branch."""
+    match value:
+        case tuple():
+            return tuple(in_mode(item, training) for item in value)
+        case Mode():
+            return in_mode(value.train if training else value.eval, training)
+        case Record():
+            return Record(tuple((k, in_mode(v, training)) for k, v in value.fields), value.name)
+        case _:
+            return value
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that is part of the architecture (index tables, masks), as little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __str__(self) -> str:
+        packed = zlib.compress(self.data, 9) if len(self.data) > 64 else None
+        if packed is not None and len(packed) < len(self.data):
+            return "zlib:" + base64.b64encode(packed).decode()
+        return "raw:" + base64.b64encode(self.data).decode()
