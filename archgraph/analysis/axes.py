@@ -314,7 +314,8 @@ class _Naming:
     def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
         """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
 
-        A weight that is computed from leaves (weight norm, a scaled kernel) is named after the operator that uses it.
+        A weight that is computed from leaves (weight norm, a scaled kernel) is named after its
+        user.
         """
         for index, layout in enumerate(dims):
             found = self._vars(layout)

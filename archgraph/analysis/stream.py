@@ -1,9 +1,9 @@
 """The main stream: the chain of cut nodes that carries the data from an input to the output.
 
-Masks, position indices, bias tables and conditioning are not part of it: it holds what is downstream
-of *one* input and of parameters, and leads to the deepest output in evaluation. A node of it that
-lies on every path is a *cut node*. One pass finds them: a node is a cut exactly when no edge jumps
-over it in topological order.
+Masks, position indices, bias tables and conditioning are not part of it: it consists of what is
+downstream of *one* input and of parameters and leads to the deepest output in evaluation. A node of
+it that lies on every path is a *cut node*. One pass finds them: a node is a cut exactly when no
+edge jumps over it in topological order.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A dimension has a *layout*: an axis that may be cut (:class:`Var` while solving, :class:`AxisRef`
 when solved), a row-major flattened product (:class:`Prod`), a concatenation (:class:`Sum`), or
-something that is not a channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes). Operators
-state equations between layouts; :class:`Solver` refines axes until all hold, or pins them.
+something that is not a channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes).
+Operators state equations between layouts; :class:`Solver` refines axes until all hold, or pins
+them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_a_chain_has_one_axis_per_hidden_layer():
     found = solved(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 3))
     assert [(a.name, a.size) for a in found.free] == [("0.out", 8)]
     assert found["2.out"].reason == "dimension 1 of the model's output"
-    assert "no channel axis (aten.linear %linear in 0" in found["0.in"].reason
+    assert "not a channel axis (aten.linear %linear in 0" in found["0.in"].reason
 
 
 def test_reasons_name_the_users_line():
