@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from tests.zoo import exam, growth, hypernet, table
 from tests.zoo.collection import GROUPS, Entry, entries, entry
-from tests.zoo.exam import Failure
+from tests.zoo.report import Failure
 
 GIGABYTES = 10  # of private memory for a model, 22 for one that runs alone
 MINUTES = {"quick": 15, "full": 60}

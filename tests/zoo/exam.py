@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import math
-import time
-import traceback
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -37,6 +32,7 @@ from archgraph.rewrite.laws import (
 )
 from archgraph.rewrite.width import cut
 from tests.nets import Foreign
+from tests.zoo.report import Checks, Findings
 
 Level = Literal["quick", "full"]
 
@@ -50,20 +46,10 @@ DROPOUTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A check that a model does not pass: its error, and where in archgraph it arose."""
-
-    check: str
-    error: str
-    place: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class Report(Findings):
     """What one examination found; plain values only, so that it travels as JSON."""
 
-    parameters: int = 0
     nodes: int = 0
     macs: int = 0
     free: int = 0
@@ -76,34 +62,6 @@ class Report:
     share: float | None = None  # of the parameters, on at least one free axis
     gap: float | None = None  # worst difference of mask ≡ take
     law_axes: int = 0
-    memory: int = 0  # largest resident size of its process, in bytes
-    seconds: dict[str, float] = field(default_factory=dict)
-    passed: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()  # a check and why it was not run
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain dicts, lists and numbers."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        """Inverse of :meth:`to_json`."""
-        return cls(
-            **{
-                **data,
-                "passed": tuple(data["passed"]),
-                "failures": tuple(Failure(**f) for f in data["failures"]),
-                "left_out": tuple((c, r) for c, r in data["left_out"]),
-                "notes": tuple(data["notes"]),
-            }
-        )
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
@@ -128,45 +86,6 @@ def dropout_off(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-class _Exam:
-    """Runs checks one by one; a failure is recorded and the next one runs."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.passed: list[str] = []
-        self.failures: list[Failure] = []
-        self.left_out: list[tuple[str, str]] = []
-
-    @contextlib.contextmanager
-    def check(self, name: str) -> Iterator[None]:
-        start = time.process_time()
-        try:
-            yield
-        except Exception as error:
-            self.failures.append(Failure(name, _first_line(error), _place(error)))
-        else:
-            self.passed.append(name)
-        finally:
-            self.seconds[name] = round(time.process_time() - start, 4)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _place(error: Exception) -> str:
-    """The last frames of this project, innermost first."""
-    home = Path(__file__).resolve().parents[2]
-    frames = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = Path(frame.filename)
-        if path.is_relative_to(home) and ".venv" not in path.parts:
-            frames.append(f"{path.relative_to(home)}:{frame.lineno} {frame.name}")
-    return " < ".join(frames[:-4:-1])
-
-
 def seed_of(name: str) -> int:
     """A seed that depends on nothing but a name."""
     return zlib.crc32(name.encode())
@@ -181,7 +100,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             every removable block.
         name: Seeds the random choices.
     """
-    exam = _Exam()
+    exam = Checks()
     model, args, kwargs = foreign.model, foreign.args, foreign.kwargs
     del foreign  # a giant's original is freed before its cuts are made
     dropout_off(model)
@@ -191,7 +110,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         traced = ag.trace(model, *args, **kwargs)
     if traced is None:
         count = sum(p.numel() for p in model.parameters())
-        return Report(parameters=count, failures=tuple(exam.failures), seconds=dict(exam.seconds))
+        return exam.report(Report, parameters=count)
     graph, state = traced
     figures: dict[str, Any] = {"nodes": len(graph.nodes), "notes": tuple(traced.notes)}
 
@@ -243,7 +162,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             "sections": len(structure.sections),
         }
     if solved is None:
-        return _report(exam, figures)
+        return exam.report(Report, **figures)
     free = solved.free
     figures |= {
         "free": len(free),
@@ -292,17 +211,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             figures["gap"] = gap
             assert gap <= LAW, f"mask and take differ by {gap:.2g} (relative), allowed {LAW:g}"
             assert effect(graph, small) > 1e-6, "vacuous: the cut changes no output"
-    return _report(exam, figures)
-
-
-def _report(exam: _Exam, figures: dict[str, Any]) -> Report:
-    return Report(
-        **figures,
-        seconds=exam.seconds,
-        passed=tuple(exam.passed),
-        failures=tuple(exam.failures),
-        left_out=tuple(exam.left_out),
-    )
+    return exam.report(Report, **figures)
 
 
 def equal_in_mode(

@@ -11,8 +11,8 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from archgraph.states import DimMap, State
 from archgraph.states import Entry as Source
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
-from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors
+from tests.zoo.exam import Level, dropout_off, seed_of, tensors
+from tests.zoo.report import Checks, Findings
 from tests.zoo.table import cells, escaped
 
 FACTOR = 1.5
@@ -54,12 +55,11 @@ class Law:
         return Law(self.tried + 1, max(self.gap64, gap64), max(self.gap32, gap32))
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class Report(Findings):
     """What one examination found; plain values only, so that it travels as JSON."""
 
     kind: str = ""  # "transformer", "residual CNN" or "other"
-    parameters: int = 0
     grown: int = 0  # parameters of what was grown: fewer where it was narrowed first
     free: int = 0
     sections: int = 0
@@ -77,37 +77,6 @@ class Report:
     not_wider: Reasons = ()  # free axes and why they cannot be widened by FACTOR
     not_deeper: Reasons = ()
     not_cut: Reasons = ()
-    memory: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    passed: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed; a refusal is no failure."""
-        return not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain dicts, lists and numbers."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        """Inverse of :meth:`to_json`."""
-        names = ("alone", "together", "doubled", "deeper", "parts")
-        laws = {k: Law(**data[k]) for k in names if k in data}
-        pairs = {
-            k: tuple((a, b) for a, b in data[k]) for k in ("not_wider", "not_deeper", "not_cut")
-        }
-        return cls(
-            **{
-                **data, **laws, **pairs,
-                "passed": tuple(data["passed"]),
-                "failures": tuple(Failure(**f) for f in data["failures"]),
-                "notes": tuple(data["notes"]),
-            }
-        )  # fmt: skip
 
 
 # -- one model --------------------------------------------------------------------------------
@@ -121,7 +90,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         level: ``quick`` widens single axes, in random order, for some seconds only; ``full`` all.
         name: Seeds the random choices.
     """
-    exam = _Exam()
+    exam = Checks()
     model, inputs = foreign.model, (foreign.args, foreign.kwargs)
     del foreign
     dropout_off(model)
@@ -131,7 +100,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("trace"):
         traced = ag.trace(model.eval(), *inputs[0], **inputs[1])
     if traced is None:
-        return Report(failures=tuple(exam.failures), seconds=dict(exam.seconds))
+        return exam.report(Report)
     del model
     graph, state = traced.graph, unsettled(traced.state)
     del traced
@@ -151,7 +120,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("original"):
         work = _Function(graph, state, inputs)
     if work is None:
-        return _report(exam, found)
+        return exam.report(Report, **found)
     found["rounding"] = difference(work.expected32, work.expected64)
 
     left_free = {a.name for a in ag.axes(graph).free}  # of what may be narrower now
@@ -228,13 +197,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             assert len(parts) == len(cuts) + 1 and ag.chain(parts) == graph, "chain(split) is not g"
             assert work.in_parts(parts) == (0, 0), "parts compute something else"
     found |= {"parts": law, "not_cut": tuple(uncut)}
-    return _report(exam, found)
-
-
-def _report(exam: _Exam, found: Mapping[str, Any]) -> Report:
-    return Report(
-        **found, seconds=exam.seconds, passed=tuple(exam.passed), failures=tuple(exam.failures)
-    )
+    return exam.report(Report, **found)
 
 
 def held(gap64: float, gap32: float, rounding: float) -> None:

@@ -6,10 +6,9 @@ own weights.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,8 @@ from archgraph.hypernet import GraphHypernetwork, Slot
 from archgraph.states import State
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
-from tests.zoo.exam import Failure, Level, _Exam, dropout_off, seed_of, tensors
+from tests.zoo.exam import Level, dropout_off, seed_of, tensors
+from tests.zoo.report import Checks, Findings
 from tests.zoo.table import cells, escaped
 
 # Small, since what is examined does not depend on sizes.
@@ -30,11 +30,10 @@ NETWORK: dict[str, Any] = {"width": 16, "hidden": 16, "tile": 8}
 RULES = ("buffer", "frozen", "unused", "not real")
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class Report(Findings):
     """What one examination found; plain values only, so that it travels as JSON."""
 
-    parameters: int = 0
     nodes: int = 0
     generated: int = 0  # tensors
     numbers: int = 0  # in them
@@ -42,32 +41,6 @@ class Report:
     slots: dict[str, int] = field(default_factory=dict)  # tensors by slot
     weights: int = 0  # of the hypernetwork
     finite: bool | None = None  # what the model computes with generated weights
-    memory: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    passed: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain dicts, lists and numbers."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        """Inverse of :meth:`to_json`."""
-        return cls(
-            **{
-                **data,
-                "passed": tuple(data["passed"]),
-                "failures": tuple(Failure(**f) for f in data["failures"]),
-                "notes": tuple(data["notes"]),
-            }
-        )
 
 
 # -- one model --------------------------------------------------------------------------------
@@ -81,7 +54,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         level: Makes no difference.
         name: Seeds the hypernetwork.
     """
-    exam = _Exam()
+    exam = Checks()
     model, args, kwargs = foreign.model, foreign.args, foreign.kwargs
     del foreign
     dropout_off(model)
@@ -89,7 +62,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("trace"):
         traced = ag.trace(model, *args, **kwargs)
     if traced is None:
-        return Report(failures=tuple(exam.failures), seconds=dict(exam.seconds))
+        return exam.report(Report)
     expected = trained_names(model, traced.graph)
     del model
     graph, state = traced
@@ -99,7 +72,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("sizes"):
         network = GraphHypernetwork.for_graphs([graph], seed=seed_of(name), **NETWORK)
     if network is None:
-        return _report(exam, found)
+        return exam.report(Report, **found)
     made = network.entries(graph)
     found |= {
         "generated": len(made),
@@ -127,7 +100,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("gradients"):
         reached(network, graph, state)
     if "generate" not in exam.passed:
-        return _report(exam, found)
+        return exam.report(Report, **found)
     own = {**state, **{k: v.detach() for k, v in new.items()}}
     gap = half_square(own, state)
     new.clear()
@@ -143,13 +116,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     with exam.check("run"), torch.no_grad():
         values = tensors(ag.build(graph, own).eval()(*args, **kwargs))
         found["finite"] = all(bool(t.isfinite().all()) for t in values if t.is_floating_point())
-    return _report(exam, found)
-
-
-def _report(exam: _Exam, found: Mapping[str, Any]) -> Report:
-    return Report(
-        **found, seconds=exam.seconds, passed=tuple(exam.passed), failures=tuple(exam.failures)
-    )
+    return exam.report(Report, **found)
 
 
 def _other(found: Sequence[str], expected: Sequence[str]) -> str:

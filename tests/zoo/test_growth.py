@@ -12,8 +12,8 @@ import archgraph as ag
 from tests.nets import Foreign
 from tests.zoo import growth
 from tests.zoo.collection import entry
-from tests.zoo.exam import Failure
 from tests.zoo.growth import Law, Report, examine, general, table, unsettled
+from tests.zoo.report import Failure
 
 pytestmark = pytest.mark.slow
 

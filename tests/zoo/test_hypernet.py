@@ -11,8 +11,8 @@ from torch import nn
 from archgraph.hypernet import GraphHypernetwork
 from tests.nets import Foreign
 from tests.zoo.collection import entry
-from tests.zoo.exam import Failure
 from tests.zoo.hypernet import Report, examine, line, table
+from tests.zoo.report import Failure
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 from tests.zoo.collection import FAMILIES, entries, entry
-from tests.zoo.exam import Failure, Report, examine
+from tests.zoo.exam import Report, examine
+from tests.zoo.report import Failure
 from tests.zoo.table import table
 
 pytestmark = pytest.mark.slow
