@@ -129,11 +129,14 @@ def _checked(
     from archgraph.federation import configure
 
     spec = load_experiment(path)
-    configure(spec.strategy_name, spec.strategy_options)
+    unseen = "python" in spec.strategy and not python
+    if not unseen:
+        configure(spec.strategy_name, spec.strategy_options)
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
-    return f"{spec.strategy_name}, {spec.rounds} rounds; {held}"
+    name = f"{spec.strategy_name} not imported" if unseen else spec.strategy_name
+    return f"{name}, {spec.rounds} rounds; {held}"
 
 
 def _family(

@@ -353,7 +353,7 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
 def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> str:
     """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
     values = _plain(spec, strategy)
-    values["family"] = _family(spec).model_dump(mode="json", by_alias=True)
+    values["family"] = _family(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     if root is not None:
         values["data"]["root"] = str(root)
     stream = io.StringIO()
@@ -366,7 +366,11 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> 
 
 def _plain(spec: ExperimentSpec, strategy: Strategy) -> dict[str, Json]:
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
-    values["strategy"] = {spec.strategy_name: pydantic_core.to_jsonable_python(strategy)}
+    options = pydantic_core.to_jsonable_python(strategy)
+    python = "python" in spec.strategy
+    values["strategy"] = (
+        {"python": spec.strategy_name, **options} if python else {spec.strategy_name: options}
+    )
     return values
 
 

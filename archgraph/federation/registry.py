@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import inspect
 import json
 import typing
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
 from archgraph.hints import nearest
+from archgraph.language.python import imported
 from archgraph.plain import Json
 
 GROUP = "archgraph.strategies"
@@ -22,16 +24,22 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """The strategy of a name, from the entry-point group ``archgraph.strategies``.
+    """The strategy of a name.
+
+    Args:
+        name: An entry point of the group ``archgraph.strategies``, or ``package.module:Class``,
+            which is imported.
 
     Raises:
-        SpecError: If there is none, or it is no strategy.
+        SpecError: If there is none, it cannot be imported, or it is not a strategy.
 
     Example:
         >>> find_strategy("fedav")
         Traceback (most recent call last):
         archgraph.errors.SpecError: strategy: unknown strategy; found 'fedav'; expected one of ...
     """
+    if ":" in name:
+        return _checked(imported(name, "strategy.python"), name)
     entries = {e.name: e for e in importlib.metadata.entry_points(group=GROUP)}
     if name not in entries:
         raise SpecError(
@@ -42,7 +50,7 @@ def find_strategy(name: str) -> type[Strategy]:
             hint=nearest(name, entries),
         )
     try:
-        found = entries[name].load()
+        return _checked(entries[name].load(), entries[name].value)
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"strategy {name} cannot be imported",
@@ -50,14 +58,25 @@ def find_strategy(name: str) -> type[Strategy]:
             found=f"{entries[name].value}: {error}",
             hint="install what it needs: pip install 'archgraph[NAME]' with its extra",
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+
+
+def _checked(strategy: object, name: str) -> type[Strategy]:
+    """A class that is a strategy, and a dataclass, so that its options are known."""
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise SpecError(
-            f"{name} is no strategy",
+            "is not a strategy",
             where="strategy",
-            found=entries[name].value,
+            found=name,
             expected="a subclass of archgraph.federation.Strategy",
         )
-    return found
+    if inspect.isabstract(strategy):
+        raise SpecError(
+            "is not a complete strategy",
+            where="strategy",
+            found=f"{name} without {', '.join(sorted(strategy.__abstractmethods__))}",
+            expected="init, send, receive and evaluated",
+        )
+    return strategy
 
 
 def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
@@ -78,13 +97,14 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     import pydantic
 
     cls = find_strategy(name)
+    place = "strategy" if ":" in name else f"strategy.{name}"
     given = dict(options or {})
     preset = given.pop("preset", None)
     if preset is not None:
         if preset not in cls.presets:
             raise SpecError(
                 "unknown preset",
-                where=f"strategy.{name}.preset",
+                where=f"{place}.preset",
                 found=repr(preset),
                 expected=f"one of {', '.join(cls.presets) or 'none'}",
                 hint=nearest(str(preset), cls.presets),
@@ -95,7 +115,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
         if key not in fields:
             raise SpecError(
                 "unknown option",
-                where=f"strategy.{name}.{key}",
+                where=f"{place}.{key}",
                 found=repr(key),
                 expected=f"one of {', '.join(fields) or 'none'}",
                 hint=nearest(key, fields),
@@ -111,7 +131,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             detail = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else ""
             raise SpecError(
                 "wrong value",
-                where=f"strategy.{name}.{key}",
+                where=f"{place}.{key}",
                 found=repr(value),
                 expected=fields[key].type if isinstance(fields[key].type, str) else None,
                 hint=detail or None,
@@ -122,7 +142,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
         inside = f".{error.where}" if error.where else ""
         raise SpecError(
             error.message,
-            where=f"strategy.{name}{inside}",
+            where=f"{place}{inside}",
             found=error.found,
             expected=error.expected,
             hint=error.hint,

@@ -279,6 +279,29 @@ Engine = Annotated[
 ]
 
 
+# A name and its options, or `python` and the options beside it.
+StrategyChoice = Annotated[
+    dict[str, Json],
+    pydantic.WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "required": ["python"],
+                    "properties": {"python": {"type": "string", "pattern": "^[^:]+:.+$"}},
+                },
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": ["object", "null"]},
+                },
+            ]
+        }
+    ),
+]
+
+
 class ExperimentSpec(Base):
     """Data, a family, a strategy, and how long."""
 
@@ -286,8 +309,9 @@ class ExperimentSpec(Base):
     name: str = Field(description="name of the run and of its folder")
     family: str | FamilySpec = Field(description="a file, or a family in place")
     data: DataSpec = Field(description="which data, and who owns what of it")
-    strategy: dict[str, dict[str, Json] | None] = Field(
-        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}"
+    strategy: StrategyChoice = Field(
+        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "
+        "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
     )
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
@@ -302,21 +326,41 @@ class ExperimentSpec(Base):
 
     @pydantic.field_validator("strategy")
     @classmethod
-    def _one_strategy(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != 1:
+    def _one_strategy(cls, value: dict[str, Json]) -> dict[str, Json]:
+        if "python" in value:
+            name = value["python"]
+            if not (isinstance(name, str) and all(name.partition(":"))):
+                raise Mistake(
+                    "does not name a Python class",
+                    place=("python",),
+                    found=repr(name),
+                    expected="package.module:Class",
+                )
+        elif len(value) != 1:
             raise Mistake(
-                "names no single strategy",
+                "must name exactly one strategy",
                 found=", ".join(value) or "none",
                 expected="one, e.g. {fedfa: {}}",
             )
+        else:
+            ((name, options),) = value.items()
+            if not isinstance(options, dict | None):
+                raise Mistake(
+                    "must be options by name",
+                    place=(name,),
+                    found=repr(options),
+                    expected="a mapping, e.g. {percentile: 0.95}",
+                )
         return value
 
     @property
     def strategy_name(self) -> str:
-        """Name of the strategy."""
-        return next(iter(self.strategy))
+        """Name of the strategy, or of its Python class (``package.module:Class``)."""
+        return str(self.strategy.get("python", next(iter(self.strategy))))
 
     @property
-    def strategy_options(self) -> dict[str, Any]:
-        """Options of the strategy, as given."""
+    def strategy_options(self) -> dict[str, Json]:
+        """Options of the strategy, as the file has them."""
+        if "python" in self.strategy:
+            return {key: value for key, value in self.strategy.items() if key != "python"}
         return dict(self.strategy[self.strategy_name] or {})

@@ -137,20 +137,38 @@ def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
     return folder_beside(document, name, place)
 
 
-def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
-    """What a callable makes of its arguments; ``place`` is where both are written."""
-    where = document.where(("python",))
+def imported(name: str, where: str) -> Any:
+    """What a name ``package.module:path`` stands for.
+
+    Args:
+        name: The module is looked for where Python looks for modules; the command line adds the
+            folder that it runs in.
+        where: Place in a file, for errors.
+
+    Raises:
+        SpecError: If the module cannot be imported, or has nothing of that name.
+    """
     module_name, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
         for part in path.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
-        raise SpecError("cannot be imported", where=where, found=str(error)) from error
+        hint = None
+        if isinstance(error, ModuleNotFoundError):
+            hint = "install it, or run archgraph in the folder that holds it"
+        raise SpecError("cannot be imported", where=where, found=str(error), hint=hint) from error
     except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
         raise SpecError(
             "cannot be imported", where=where, found=f"{type(error).__name__}: {error}"
         ) from error
+    return value
+
+
+def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
+    """What a callable makes of its arguments; ``place`` is where both are written."""
+    where = document.where(("python",))
+    found = imported(name, where)
     if not callable(found):
         raise SpecError("is not callable", where=where, found=type(found).__name__)
     place = (*place, "args")

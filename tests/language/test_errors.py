@@ -321,7 +321,8 @@ def test_choices_beyond_the_candidates() -> None:
         ),
         (
             "python: no_such_package:Net\ninputs: {x: [3]}",
-            "m.yaml:1: python: cannot be imported; found No module named 'no_such_package'",
+            "m.yaml:1: python: cannot be imported; found No module named 'no_such_package'; "
+            "install it, or run archgraph in the folder that holds it",
         ),
         (
             "python: torch.nn:Linear\nargs: {in_features: 3}\ninputs: {x: [3]}",
@@ -441,7 +442,7 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition.shares: leaves something to nobody; found 0.4; "
          "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
-         "e.yaml:7: strategy: names no single strategy; found fedfa, fedavg; "
+         "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),
         ("{fedfa: {percentile: 0.9}}", "fedfa",
          "e.yaml:7: strategy: has a wrong value; found 'fedfa'; expected a mapping"),

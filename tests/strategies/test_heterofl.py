@@ -83,6 +83,10 @@ def test_the_rate_is_read_off_the_transfer(lab, rate):
 def test_rounding_up_distorts_the_measured_rate_least_on_the_largest_axis(lab):
     made = ag.take(lab.graph, 0.3)  # 4 → 2, 8 → 3, 12 → 4
     assert rate_of(Tier("t", made.graph, made.transfer)) == 4 / 12
+    net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 5))
+    graph = ag.trace(net, torch.zeros(2, 4)).graph
+    made = ag.take(graph, 0.3)  # the largest axis first: 12 → 4, then 5 → 2
+    assert rate_of(Tier("t", made.graph, made.transfer)) == 4 / 12
 
 
 def test_the_scaler_divides_by_the_rate_in_training_only(lab, tiers):

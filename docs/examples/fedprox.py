@@ -1,0 +1,36 @@
+"""FedProx: clients stay near the model that they were sent (Li et al., MLSys 2020, Eq. 2)."""
+
+from dataclasses import dataclass
+
+from archgraph.federation import ServerState, Strategy, Train, by_tier, covered_mean, part
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """``μ/2 ‖w - w_t‖²``: how far the weights are from those that were sent."""
+
+    mu: float
+
+    def __call__(self, parameters, work):
+        """Value of the term."""
+        moved = (p - work.state[name].to(p) for name, p in parameters.items())
+        return self.mu / 2 * sum(difference.square().sum() for difference in moved)
+
+
+@dataclass(frozen=True)
+class FedProx(Strategy):
+    """Options of FedProx: ``mu`` is the weight of the proximal term."""
+
+    mu: float = 0.01
+
+    def init(self, world):
+        return ServerState().with_group("global", world.state)
+
+    def send(self, world, state, client, round):
+        return part(world, state, client, program=Train(penalty=Proximal(self.mu)))
+
+    def receive(self, world, state, results, round):
+        return covered_mean(world, state, results)
+
+    def evaluated(self, world, state):
+        return by_tier(world, state)

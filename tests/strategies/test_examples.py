@@ -1,0 +1,122 @@
+"""Strategies of one file outside the package, by `python:` in a spec: FedProx and FedRolex."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.engine.verdicts import verdicts
+from archgraph.federation import Train, configure, seeded
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+NAMES = ("fedprox", "fedrolex")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder outside the repository that holds the examples and is searched for modules."""
+    place = tmp_path / "mine"
+    shutil.copytree(EXAMPLES, place)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return place
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_complete_in_forty_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds_on_digits(folder: Path, name: str) -> None:
+    spec = ag.load_experiment(folder / f"{name}.yaml").model_copy(update={"rounds": 2})
+    run = ag.run(spec, out=folder / "run", progress=False)
+    for line in run.rounds:
+        assert (line["rejected"], line["failed"]) == ([], [])
+        assert len(line["clients"]) == 6
+    assert set(run.evaluation["models"]) == {"global", "half", "whole"}
+    # The run folder says all that is needed to prepare the run again.
+    again = ag.load_experiment(folder / "run" / "run.yaml")
+    assert configure(again.strategy_name, again.strategy_options) == run.experiment.strategy
+    assert again.strategy["python"] == spec.strategy["python"]
+
+
+def test_fedprox_pulls_towards_what_was_sent(folder: Path, tiny) -> None:
+    """The gradient of the term is μ (w - w_t)."""
+    world = tiny.uniform(1)
+    strategy = configure("fedprox:FedProx", {"mu": 0.5})
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    assert isinstance(task.program, Train) and task.program.penalty is not None
+    weights = {
+        name: (value + torch.randn(value.shape, generator=seeded(0, name))).requires_grad_()
+        for name, value in tiny.state.items()
+    }
+    task.program.penalty(weights, tiny.work_of(task, tiny.toy(0))).backward()
+    for name, value in weights.items():
+        expected = 0.5 * (value.detach() - tiny.state[name])
+        torch.testing.assert_close(value.grad, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_fedrolex_rolls_over_all_positions(folder: Path, lab) -> None:
+    """In round t the window begins at t; after as many rounds as positions all were trained."""
+    half = ag.take(lab.graph, 0.5)
+    world = lab.make_world(lab.graph, lab.state, {"half": half}, ["half"])
+    strategy = configure("fedrolex:FedRolex")
+    state = strategy.init(world)
+    name, size = "layer2.0.conv1.weight", 12
+    for round in range(1, size + 1):
+        task = strategy.send(world, state, 0, round)
+        rows = sorted((round - 1 + i) % size for i in range(size // 2))
+        inputs = sorted((round - 1 + i) % 8 for i in range(4))
+        old = state.group("global")[name]
+        assert torch.equal(task.state[name], old[rows][:, inputs])
+        update = {k: v + 1 if v.is_floating_point() else v for k, v in task.state.items()}
+        result = task.result(importlib.import_module("archgraph.federation").Outcome(update), 1)
+        state = strategy.receive(world, state, iter([result]), round)
+        changed = state.group("global")[name] - old
+        assert changed.abs().sum((1, 2, 3)).nonzero().flatten().tolist() == rows
+    assert not (state.group("global")["fc.weight"] == lab.state["fc.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"python": "absent_module:Mine"}, r"strategy.python: cannot be imported; .*absent_module"),
+        ({"python": "fedprox:Absent"}, r"strategy.python: cannot be imported; .*Absent"),
+        (
+            {"python": "fedprox:Proximal"},
+            r"is not a strategy; found fedprox:Proximal",
+        ),
+        ({"python": "fedprox:FedProx", "mi": 1}, r"strategy.mi: unknown option; found 'mi'"),
+        ({"python": "fedprox:FedProx", "mu": "a"}, r"strategy.mu: wrong value; found 'a'"),
+        (
+            {"python": "archgraph.federation:Strategy"},
+            r"not a complete strategy; .*evaluated",
+        ),
+    ],
+)
+def test_mistakes_are_answered(folder: Path, strategy: dict[str, object], message: str) -> None:
+    spec = ag.load_experiment(folder / "fedprox.yaml")
+    with pytest.raises(ag.SpecError, match=message):
+        ag.run(spec.model_copy(update={"strategy": strategy}), progress=False)
+
+
+def test_a_name_that_is_not_one_is_refused_with_its_line(folder: Path) -> None:
+    text = (folder / "fedprox.yaml").read_text().replace("fedprox:FedProx", "fedprox")
+    (folder / "bad.yaml").write_text(text)
+    with pytest.raises(ag.SpecError, match=r"bad.yaml:\d+: strategy.*not name a Python class"):
+        ag.load_experiment(folder / "bad.yaml")
+
+
+def test_a_check_imports_it_only_when_told(folder: Path) -> None:
+    file = folder / "fedprox.yaml"
+    file.write_text(file.read_text().replace("fedprox:FedProx", "absent_module:Mine"))
+    (unseen,) = verdicts([file])
+    assert unseen.good and "absent_module:Mine not imported" in unseen.note
+    (seen,) = verdicts([file], python=True)
+    assert not seen.good and "cannot be imported" in str(seen.error)
