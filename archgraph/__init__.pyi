@@ -80,14 +80,14 @@ from .rewrite.depth import shorten as shorten
 from .rewrite.depth import skip as skip
 from .rewrite.ends_after import ends_after as ends_after
 from .rewrite.exits import add_exits as add_exits
+from .rewrite.narrow import narrow as narrow
 from .rewrite.scaler import add_scaler as add_scaler
 from .rewrite.split import chain as chain
 from .rewrite.split import split as split
 from .rewrite.step_sizes import add_step_sizes as add_step_sizes
+from .rewrite.take import take as take
 from .rewrite.train_only import train_only as train_only
-from .rewrite.widen import narrow as narrow
 from .rewrite.widen import widen as widen
-from .rewrite.width import take as take
 from .states.merge import Merger as Merger
 from .states.optimisers import carry as carry
 from .states.rewritten import Rewritten as Rewritten

@@ -18,8 +18,8 @@ from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
 from archgraph.relate.sides import inputs_of
+from archgraph.rewrite.cut import cut
 from archgraph.rewrite.insert import last_leaf, with_leaves
-from archgraph.rewrite.width import cut
 
 
 def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:

@@ -28,6 +28,7 @@ from archgraph.graph.ir import (
 from archgraph.module.build import ArchModule, build
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
+from archgraph.rewrite.cut import cut
 from archgraph.states import Rewritten, State, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
@@ -194,8 +195,6 @@ def mask_equals_take(
     if any(name in spanned for name in kept):
         whole = in_float64(rewritten.graph)
         outputs(build(whole, random_state(whole, seed)).eval(), inputs)
-        from archgraph.rewrite.width import cut
-
         kept = {k: v for k, v in kept.items() if k not in spanned}
         rewritten = cut(graph, kept)
     wide = in_float64(graph)

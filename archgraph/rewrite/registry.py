@@ -105,12 +105,12 @@ ROWS: tuple[RewriteRow, ...] = (
         "{section: layer1, head: 10}", "the head of what the section of the original makes",
     ),
     RewriteRow(
-        "take", "width", "Take",
+        "take", "take", "Take",
         "Keep a share, a number or chosen positions of axes; every other size follows.",
         "0.5", "mask ≡ take: equals the original with the other positions at zero",
     ),
     RewriteRow(
-        "narrow", "widen", "Narrow",
+        "narrow", "narrow", "Narrow",
         "Keep first positions of axes and give the part of the others to them.",
         "0.5", "the graph of take; what is summed over keeps its sum",
     ),

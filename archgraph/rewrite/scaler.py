@@ -6,6 +6,7 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, replace
 from archgraph.graph.passes import renumber
 from archgraph.ops.table import row
+from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten, Transfer
 
 
@@ -74,8 +75,6 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     )
     rewritten = Rewritten(new, Transfer.identity(graph))
     if verify:
-        from archgraph.rewrite.laws import same_function
-
         same_function(graph, rewritten)
     return rewritten
 

@@ -21,6 +21,7 @@ from archgraph.rewrite.insert import (
     residuals,
     with_leaves,
 )
+from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten
 
 NAME = "step_size"
@@ -110,7 +111,5 @@ def add_step_sizes(
     check(new)
     rewritten = initialised(graph, new)
     if verify:
-        from archgraph.rewrite.laws import same_function
-
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

@@ -13,8 +13,8 @@ from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
+from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import mask_equals_take
-from archgraph.rewrite.width import cut
 from tests.nets import image, networks
 
 

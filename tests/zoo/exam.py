@@ -22,6 +22,7 @@ from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
+from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import (
     difference,
     in_float64,
@@ -30,7 +31,6 @@ from archgraph.rewrite.laws import (
     random_inputs,
     random_state,
 )
-from archgraph.rewrite.width import cut
 from tests.nets import Foreign
 from tests.zoo.report import Checks, Findings
 

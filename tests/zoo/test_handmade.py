@@ -16,6 +16,7 @@ from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
+from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import (
     difference,
     in_float64,
@@ -24,7 +25,6 @@ from archgraph.rewrite.laws import (
     random_inputs,
     random_state,
 )
-from archgraph.rewrite.width import cut
 from tests.zoo.handmade import EXPECTED, HANDMADE
 
 pytestmark = [

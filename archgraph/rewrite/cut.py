@@ -1,4 +1,4 @@
-"""Width: keep some positions of some axes (HeteroFL, FjORD, FedRolex, NeFL, FedFA)."""
+"""Cut: an architecture with some positions of its axes, kept in order, rearranged or repeated."""
 
 from __future__ import annotations
 
@@ -7,76 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from archgraph.analysis.axes import (
-    Axes,
-    Kept,
-    axes,
-    size_after,
-    sizes_after,
-    touched,
-)
-from archgraph.analysis.axes import positions as positions_of
-from archgraph.analysis.choice import (
-    Positions,
-    Rounding,
-    Shares,
-    Sizes,
-    chosen_positions,
-    chosen_sizes,
-    require_choice,
-)
+from archgraph.analysis.axes import Axes, Kept, axes, positions, size_after, sizes_after, touched
 from archgraph.graph.ir import ArchGraph, Constant, Node, Param, TensorType
 from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import canonical_args
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
-
-
-def take(
-    graph: ArchGraph,
-    shares: Shares | None = None,
-    *,
-    sizes: Sizes | None = None,
-    positions: Positions | None = None,
-    rounding: Rounding = "ceil",
-    verify: bool = False,
-) -> Rewritten:
-    """Keep some positions of some axes; every other size follows from the axes.
-
-    Args:
-        graph: The wide architecture.
-        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern: a
-            prefix of ``ceil(share · size)`` positions stays.
-        sizes: Numbers of first positions that stay, by axis name, role or pattern.
-        positions: The positions that stay, in their new order, by axis name, role or pattern.
-            Positions win over sizes, sizes over shares, and a later entry over an earlier one.
-        rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
-        verify: Run the law mask ≡ take on random weights (two forwards in float64).
-
-    Raises:
-        RewriteError: For an empty or impossible choice.
-        AxisError: For an axis that does not exist or is pinned, with the reason.
-
-    Example:
-        >>> import torch
-        >>> from archgraph.capture.trace import trace
-        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> small = take(trace(net, torch.zeros(1, 3)).graph, 0.5)
-        >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
-        {'0.weight': (4, 3), '2.weight': (2, 4)}
-    """
-    require_choice(shares, sizes, positions)
-    solved = axes(graph)
-    stay = {
-        a: np.arange(n) for a, n in chosen_sizes(solved, shares, sizes, rounding=rounding).items()
-    }
-    stay |= chosen_positions(solved, positions)
-    kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
-    rewritten = cut(graph, kept)
-    if verify:
-        from archgraph.rewrite.laws import mask_equals_take
-
-        mask_equals_take(graph, rewritten, kept)
-    return rewritten
 
 
 def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
@@ -86,7 +21,7 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
 
     def dim(layout: Layout) -> tuple[int, DimMap | None]:
         if layout not in maps:
-            index = positions_of(layout, kept)
+            index = positions(layout, kept)
             assert isinstance(layout.size, int)
             maps[layout] = (len(index), DimMap.of(index, layout.size))
         return maps[layout]
@@ -108,7 +43,7 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
         shape = tuple(size for size, _ in cuts)
         value = param.value
         if value is not None:
-            value = _cut_constant(value, [positions_of(d, kept) for d in layouts])
+            value = _cut_constant(value, [positions(d, kept) for d in layouts])
         params.append(dataclasses.replace(param, type=TensorType(shape, param.dtype), value=value))
     nodes = tuple(_cut_node(solved, n, kept) for n in graph.nodes)
     new = graph.replace(params=tuple(params), nodes=nodes)
