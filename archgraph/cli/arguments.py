@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from archgraph.language import ExperimentSpec
 
 
-Model = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
+ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
 
 Choose = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
 ]
 
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
 
 
 def graph_of(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:

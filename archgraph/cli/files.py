@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
-from archgraph.cli.arguments import Output
+from archgraph.cli.arguments import OutputFile
 from archgraph.cli.output import message, say, show_item, wrote
 
 
@@ -59,7 +59,7 @@ def schema(
     kind: Annotated[
         Literal["model", "family", "experiment", "figures"], typer.Argument(help="Kind of file.")
     ],
-    output: Output = None,
+    output: OutputFile = None,
 ) -> None:
     """Print the JSON schema of a kind of file.
 

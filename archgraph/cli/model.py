@@ -10,8 +10,8 @@ import typer
 from archgraph.cli.app import DIFFERENT, command
 from archgraph.cli.arguments import (
     Choose,
-    Model,
-    Output,
+    ModelFile,
+    OutputFile,
     family_of,
     graph_of,
     located,
@@ -40,7 +40,7 @@ def trace(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="An argument of the callable. Repeatable."),
     ] = None,
-    output: Output = None,
+    output: OutputFile = None,
     weights: Annotated[
         Path | None, typer.Option(help="Write the weights, too (safetensors).")
     ] = None,
@@ -86,7 +86,7 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
 
 
 @command()
-def show(file: Model, choose: Choose = None) -> None:
+def show(file: ModelFile, choose: Choose = None) -> None:
     """Sections and blocks with shapes, parameters and MACs."""
     from archgraph.display import summary
 
@@ -95,7 +95,7 @@ def show(file: Model, choose: Choose = None) -> None:
 
 @command()
 def explain(
-    file: Model,
+    file: ModelFile,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -123,7 +123,7 @@ def explain(
 @command()
 def draw(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")],
-    output: Output = None,
+    output: OutputFile = None,
     cover: Annotated[
         Path | None,
         typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),

@@ -11,8 +11,8 @@ import typer
 from archgraph.cli.app import command
 from archgraph.cli.arguments import (
     Choose,
-    Model,
-    Output,
+    ModelFile,
+    OutputFile,
     graph_of,
     located,
     places,
@@ -31,8 +31,8 @@ Words = list[str] | None
 
 
 def rewrite(
-    file: Model,
-    output: Output = None,
+    file: ModelFile,
+    output: OutputFile = None,
     after: Annotated[
         Words,
         typer.Option(

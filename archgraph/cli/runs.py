@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from archgraph.cli.app import command
-from archgraph.cli.arguments import Output, experiment_of
+from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
@@ -41,7 +41,7 @@ def run(
 @command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    output: Output = None,
+    output: OutputFile = None,
 ) -> None:
     """Make a page of a run.
 

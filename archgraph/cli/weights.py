@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from archgraph.cli.app import command
-from archgraph.cli.arguments import Output
+from archgraph.cli.arguments import OutputFile
 from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
@@ -42,7 +42,7 @@ def similarity(
         int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
     ] = 32,
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
-    output: Output = None,
+    output: OutputFile = None,
 ) -> None:
     """How alike the weights of blocks are.
 
@@ -87,7 +87,7 @@ def scales(
         typer.Option(metavar="NAME", help="What to compare with; default: the smallest."),
     ] = None,
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
-    output: Output = None,
+    output: OutputFile = None,
 ) -> None:
     """How the scale of weights differs between models.
 

@@ -28,7 +28,7 @@ TOLD = 2
 NOTHING = "–"
 
 Test = Mapping[str, Any]  # the evaluation of a round
-Read = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
+ReadFigure = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Measure:
 
     key: str
     title: str
-    read: Read
+    read: ReadFigure
     show: Callable[[float], str]
     absent: float | None = None
 
@@ -222,7 +222,7 @@ def comparison(
     tiers: bool = False,
     last: float | None = None,
 ) -> Comparison:
-    """Read runs and put those that differ only in the seed together.
+    """ReadFigure runs and put those that differ only in the seed together.
 
     Args:
         places: Run folders, or folders that hold some.
@@ -463,7 +463,7 @@ def _digest(value: Any) -> str:
 # ------------------------------------------------------------------------------- figures
 
 
-def _averaged(read: Callable[[Test], float | None]) -> Read:
+def _averaged(read: Callable[[Test], float | None]) -> ReadFigure:
     """The mean of a figure over tests that all have it."""
 
     def average(_: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
@@ -474,7 +474,7 @@ def _averaged(read: Callable[[Test], float | None]) -> Read:
     return average
 
 
-def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> Read:
+def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> ReadFigure:
     def read(test: Test) -> float | None:
         values = [row.get(key) for row in submodels({"evaluation": test})]
         return reduce(v for v in values if v is not None) if None not in values else None
@@ -482,7 +482,7 @@ def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> Read:
     return _averaged(read)
 
 
-def _global(key: str) -> Read:
+def _global(key: str) -> ReadFigure:
     return _averaged(lambda test: test["models"].get(GLOBAL, {}).get(key))
 
 
@@ -506,7 +506,7 @@ def _best_local(test: Test) -> float | None:
     return max((value for value in own if value is not None), default=None)
 
 
-def _spent(*purposes: str) -> Read:
+def _spent(*purposes: str) -> ReadFigure:
     def read(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
         parts = seconds(rounds)
         return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
