@@ -1,7 +1,7 @@
 """How much a file from elsewhere may ask of this machine: every bound, in one table.
 
-Whoever refuses something for its size names the bound, so that a person can tell "too large" from
-"wrong". They hold far more than real models need: the largest language models have 2**40
+An error about a size names the bound, so that a person can tell "too large" from "wrong". The
+bounds allow far more than real models need: the largest language models have 2**40
 parameters, the deepest vision models some ten thousand operators.
 """
 

@@ -36,7 +36,7 @@ def graph_of(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
 def family_of(file: Path) -> Any:
     """The family in a file, resolved; None if the file holds no family."""
     import archgraph
-    from archgraph.language.document import read_document
+    from archgraph.language.yaml import read_document
 
     data = read_document(file).data
     if not (isinstance(data, dict) and "clients" in data):

@@ -133,7 +133,7 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
     import archgraph
     from archgraph.engine.trained import trained
     from archgraph.language import load_model
-    from archgraph.language.document import read_document
+    from archgraph.language.yaml import read_document
     from archgraph.states import check_update
 
     folder, mark, chosen = (name, "", "") if Path(name).exists() else name.rpartition(":")

@@ -157,7 +157,7 @@ def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> dict[str, floa
     Models are aligned by structure, so that other files and the user's code are not needed.
     """
     from archgraph.display.cover import coverage
-    from archgraph.language.document import read_document
+    from archgraph.language.yaml import read_document
     from archgraph.relate.align import align
 
     whole = graphs.get("global")

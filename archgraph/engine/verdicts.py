@@ -93,7 +93,7 @@ def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 
 def _kind(path: Path) -> FileKind:
     """What a file wants to be, by the keys that only one kind has."""
-    from archgraph.language.document import read_document
+    from archgraph.language.yaml import read_document
 
     data = read_document(path).data
     keys = set(data) if isinstance(data, dict) else set()
@@ -109,9 +109,9 @@ def _checked(
 ) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import check, load, load_experiment, load_family
-    from archgraph.language.document import read_document
     from archgraph.language.figures import FiguresSpec
     from archgraph.language.model import PythonModel
+    from archgraph.language.yaml import read_document
 
     if kind == "model":
         document = read_document(path)
@@ -171,7 +171,7 @@ def written_in_python(family: FamilySpec) -> bool:
 
 def names_code(source: Any) -> bool:
     """Whether a model source is written in Python."""
-    from archgraph.language.document import read_document
+    from archgraph.language.yaml import read_document
 
     data = read_document(source).data if isinstance(source, str) else source
     return isinstance(data, dict) and "python" in data

@@ -11,10 +11,11 @@ from archgraph.errors import ArchGraphError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
-from archgraph.language.document import Document, read_document
+from archgraph.language.document import Document
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
+from archgraph.language.yaml import read_document
 from archgraph.relate.align import align
 from archgraph.relate.join import join
 from archgraph.rewrite.insert import initialised

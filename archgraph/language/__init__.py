@@ -19,11 +19,13 @@ from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.language import flat
-from archgraph.language.document import Document, folder_beside, read_document, shorten
+from archgraph.language.document import Document, folder_beside
 from archgraph.language.family import DataSpec, ExperimentSpec, FamilySpec
 from archgraph.language.lowering import lower
+from archgraph.language.mistakes import shorten
 from archgraph.language.model import AuthoredModel, PythonModel, anchored
 from archgraph.language.schema import schema
+from archgraph.language.yaml import read_document
 from archgraph.ops.check import check
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def load_model(
     """
     data = document.data
     if not isinstance(data, dict):
-        document.fail((), "is no model", expected="keys and values")
+        document.fail((), "is not a model", expected="keys and values")
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None
@@ -173,18 +175,18 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
         if name not in kinds:
             document.fail(
                 (*place, name),
-                "is no kind of client",
+                "is not a kind of client",
                 found=repr(name),
                 expected=f"one of {', '.join(kinds)}",
                 hint=nearest(name, kinds),
             )
-    everybody, total = len(shares) == len(kinds), sum(shares.values())
-    if everybody != math.isclose(total, 1):
+    complete, total = len(shares) == len(kinds), sum(shares.values())
+    if complete != math.isclose(total, 1):
         document.fail(
             place,
-            "leaves something to nobody" if everybody else "leaves nothing to the others",
+            "leaves some data to no client" if complete else "leaves no data to the other clients",
             found=f"{total:g}",
-            expected="1 together" if everybody else "less than 1 together",
+            expected="1 together" if complete else "less than 1 together",
         )
 
 

@@ -138,7 +138,7 @@ class GraphDraft:
         leaves = {name: self.leaves[name].type for name in node.leaves()}
         try:
             return infer_call(node, results, leaves)
-        except GraphError as error:  # whoever calls knows the place
+        except GraphError as error:  # the caller knows the place
             raise GraphError(error.message, found=error.found, expected=error.expected) from error
 
     def graph(

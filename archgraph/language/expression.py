@@ -75,7 +75,7 @@ def evaluate(text: str, values: Mapping[str, Scalar]) -> Scalar:
         if isinstance(error, Mistake):
             raise
         raise Mistake(
-            "is no expression", found=repr(text), expected="integers, $names, + - * // % ( )"
+            "is not an expression", found=repr(text), expected="integers, $names, + - * // % ( )"
         ) from None
 
 
@@ -87,7 +87,7 @@ def _number(node: ast.expr, text: str, values: Mapping[str, Scalar]) -> int:
             held = values[name[1:]]
             if not isinstance(held, int) or isinstance(held, bool):
                 raise Mistake(
-                    "calculates with something that is no integer",
+                    "calculates with something that is not an integer",
                     found=f"${name[1:]} = {held!r}",
                     expected="an integer",
                 )

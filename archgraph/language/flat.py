@@ -26,7 +26,8 @@ from archgraph.errors import GraphError
 from archgraph.fields import Place
 from archgraph.graph import text as syntax
 from archgraph.graph.ir import ArchGraph, Value, show
-from archgraph.language.document import Document, parse_document
+from archgraph.language.document import Document
+from archgraph.language.yaml import parse_document
 
 T = TypeVar("T")
 

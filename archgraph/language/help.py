@@ -21,7 +21,6 @@ import pydantic
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
-from archgraph.language.document import read_document
 from archgraph.language.family import (
     AttackSpec,
     ClassesSpec,
@@ -47,6 +46,7 @@ from archgraph.language.model import (
     ShortcutSpec,
 )
 from archgraph.language.steps import STEPS, StepOptions
+from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
 
 # Mappings by the name of their topic, under the file that they belong to.

@@ -16,8 +16,8 @@ from pydantic_core import core_schema
 
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version
 from archgraph.hints import nearest
-from archgraph.language.document import shorten
 from archgraph.language.expression import Scalar, is_expression
+from archgraph.language.mistakes import shorten
 from archgraph.plain import Json
 
 Expression = Annotated[str, Field(pattern=r"\$")]
@@ -38,7 +38,9 @@ CountOr = Annotated[
 
 def _dotted_callable(value: str) -> str:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
-        raise Mistake("names no callable", found=repr(value), expected="package.module:callable")
+        raise Mistake(
+            "is not the name of a callable", found=repr(value), expected="package.module:callable"
+        )
     return value
 
 
@@ -66,7 +68,7 @@ class Step:
             ((name, options),) = value.items()
             return cls(name, options)
         raise Mistake(
-            "is no step",
+            "is not a step",
             found=shorten(value),
             expected="an operator's name, or one name with its options",
         )
@@ -110,7 +112,7 @@ class BlockSpec(BlockBody):
     """A block with parameters, used by sections and by other blocks."""
 
     params: dict[Name, Scalar] = Field(
-        default={}, description="name → default; null: whoever uses the block must give it"
+        default={}, description="name → default; null: each use of the block must give it"
     )
 
 
@@ -149,9 +151,7 @@ class SectionSpec(Base):
             others = sorted(self.model_fields_set - {"name", "steps"})
             if others or self.model_extra:
                 key = (others or sorted(self.model_extra or {}))[0]
-                raise Mistake(
-                    "is no known key of a section of steps", place=(key,), found=repr(key)
-                )
+                raise Mistake("is not a key of a section of steps", place=(key,), found=repr(key))
         return self
 
     @property
@@ -190,7 +190,7 @@ def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
     for name in value:
         if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
             raise Mistake(
-                "is no name for an argument of forward",
+                "cannot be the name of an argument of forward",
                 place=(name,),
                 found=repr(name),
                 expected="an identifier",
@@ -251,7 +251,7 @@ def anchored(value: Json, base: Path) -> Json:
     if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
         folder = args.get(FOLDER)
         if isinstance(folder, str) and folder:
-            # Nobody's home folder stays as it is written: whoever reads it names the line.
+            # An unknown home folder stays as it is written; reading it is an error with its line.
             with contextlib.suppress(RuntimeError):
                 args[FOLDER] = str(base / Path(folder).expanduser())
     return found

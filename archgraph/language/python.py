@@ -14,7 +14,8 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.document import Document, folder_beside, shorten
+from archgraph.language.document import Document, folder_beside
+from archgraph.language.mistakes import shorten
 from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
 from archgraph.ops.schema import torch_dtype
 
@@ -48,7 +49,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             model = _made(document, (), spec.python, spec.args)
         if not isinstance(model, torch.nn.Module):
             raise SpecError(
-                "makes no model",
+                "does not make a model",
                 where=where,
                 found=type(model).__name__,
                 expected="torch.nn.Module",
@@ -103,11 +104,11 @@ def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights:
     if not any(folder.glob("*.safetensors")) and (weights or pickles):
         document.fail(
             (*place, FOLDER),
-            "holds no weights in safetensors",
+            "has no weights in safetensors",
             found=", ".join(pickles) or "no weights at all",
             expected="model.safetensors",
-            hint="pickles run code when they are loaded and are never opened; whoever trusts them "
-            "converts them first"
+            hint="pickles run code when they are loaded and are never opened; convert "
+            "them first if you trust them"
             if pickles
             else None,
         )
@@ -133,7 +134,12 @@ def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
     place = (*place, FOLDER)
     name = args.get(FOLDER)
     if not isinstance(name, str) or not name:
-        document.fail(place, "names no folder", found=shorten(name), expected=f"{FOLDER}: a folder")
+        document.fail(
+            place,
+            "is not the name of a folder",
+            found=shorten(name),
+            expected=f"{FOLDER}: a folder",
+        )
     return folder_beside(document, name, place)
 
 
@@ -186,7 +192,7 @@ def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) 
 def _argument(document: Document, place: Place, value: Any) -> Any:
     """An argument: a plain value, or what another callable makes, written like a model."""
     if isinstance(value, tuple | list):
-        # Sequences as lists, as YAML readers give them to everybody else.
+        # Sequences as lists, as any other YAML reader gives them.
         return [_argument(document, (*place, i), v) for i, v in enumerate(value)]
     if isinstance(value, Mapping):
         if "python" in value:
@@ -194,7 +200,7 @@ def _argument(document: Document, place: Place, value: Any) -> Any:
                 nested = Made.model_validate(dict(value))
             except pydantic.ValidationError as error:
                 raise SpecError(
-                    "is no value made in Python",
+                    "is not a value made in Python",
                     where=document.where(("python",)),
                     found=shorten(value["python"]),
                     expected="python: package.module:callable, and args",

@@ -49,7 +49,7 @@ def schema(kind: Kind) -> dict[str, Any]:
             found = FiguresSpec.model_json_schema()
         case _:
             raise SpecError(
-                "is no kind of file",
+                "is not a kind of file",
                 found=repr(kind),
                 expected=f"one of {', '.join(KINDS)}",
                 hint=nearest(str(kind), KINDS),

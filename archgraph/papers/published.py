@@ -14,8 +14,9 @@ from archgraph.engine.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.fields import Place
 from archgraph.hints import nearest
-from archgraph.language.document import Document, read_document
+from archgraph.language.document import Document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
+from archgraph.language.yaml import read_document
 from archgraph.tables import Table
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from archgraph.errors import ArchGraphError
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Mode, Node, Ref, Value, replace
 from archgraph.language import flat
-from archgraph.language.document import parse_document
+from archgraph.language.yaml import parse_document
 from archgraph.ops.check import computable, pure
 from archgraph.ops.infer import infer_node
 from archgraph.ops.rules import unknown
@@ -52,7 +52,7 @@ SECONDS = 5.0
 BYTES = 2**30
 
 # What cannot point at a line, since it is about the file as a whole.
-WHOLE = ("cannot be read", "is too large", "is no file")
+WHOLE = ("cannot be read", "is too large", "is not a file")
 
 
 # -- valid files ------------------------------------------------------------------------------

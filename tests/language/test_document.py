@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from archgraph.errors import SpecError
-from archgraph.language.document import parse_document, read_document
+from archgraph.language.yaml import parse_document, read_document
 
 
 def test_keys_and_items_know_their_lines() -> None:
@@ -51,26 +51,29 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
             "a: " + "9" * 99,
             f"f.yaml:1: is too large a number; found '{'9' * 58}…; expected at most 19 digits",
         ),
-        ("a: !!bool maybe", "f.yaml:1: is no bool; found 'maybe'"),
-        ("a: !!int x", "f.yaml:1: is no int; found 'x'"),
-        ("a: !!float x", "f.yaml:1: is no float; found 'x'"),
-        ('a: "\\ud800"', "f.yaml:1: is no text; found '\\ud800'; expected whole characters"),
+        ("a: !!bool maybe", "f.yaml:1: is not a valid bool; found 'maybe'"),
+        ("a: !!int x", "f.yaml:1: is not a valid int; found 'x'"),
+        ("a: !!float x", "f.yaml:1: is not a valid float; found 'x'"),
+        ('a: "\\ud800"', "f.yaml:1: is not text; found '\\ud800'; expected whole characters"),
         ("a: 1e999", "f.yaml:1: is too large a number; found '1e999'"),
-        ("a: .nan", "f.yaml:1: is no finite number; found .nan"),
+        ("a: .nan", "f.yaml:1: is not a finite number; found .nan"),
         (
             "a: !!python/object/apply:os.system [ls]",
-            "f.yaml:1: has a tag of its own; "
+            "f.yaml:1: has a tag; "
             "found tag:yaml.org,2002:python/object/apply:os.system; expected plain YAML",
         ),
-        ("a: !mine x", "f.yaml:1: has a tag of its own; found !mine; expected plain YAML"),
-        ("? [a]\n: b", "f.yaml:1: has a key that is no plain word; expected a word"),
-        ("a: &x {b: 1}\nc: {<<: *x}", "f.yaml:2: has a key that is no plain word; expected a word"),
-        ("a:\n\t- b", "f.yaml:2: is no YAML; found character '\\t' that cannot start any token"),
-        ("a: [1", "f.yaml:1: is no YAML; found expected ',' or ']', but got '<stream end>'"),
-        ("a: 1\nb: *c", "f.yaml:2: is no YAML; found undefined alias 'c'"),
+        ("a: !mine x", "f.yaml:1: has a tag; found !mine; expected plain YAML"),
+        ("? [a]\n: b", "f.yaml:1: has a key that is not a plain word; expected a word"),
+        (
+            "a: &x {b: 1}\nc: {<<: *x}",
+            "f.yaml:2: has a key that is not a plain word; expected a word",
+        ),
+        ("a:\n\t- b", "f.yaml:2: is not YAML; found character '\\t' that cannot start any token"),
+        ("a: [1", "f.yaml:1: is not YAML; found expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\nb: *c", "f.yaml:2: is not YAML; found undefined alias 'c'"),
         ("a: 1\nb: \x00", "f.yaml:2: holds a character that YAML does not allow; found U+0000"),
-        ("- a", "f.yaml:1: is no mapping; expected keys and values"),
-        ("", "f.yaml:1: is no mapping; expected keys and values"),
+        ("- a", "f.yaml:1: is not a mapping; expected keys and values"),
+        ("", "f.yaml:1: is not a mapping; expected keys and values"),
     ],
 )
 def test_what_is_refused(source: str, message: str) -> None:
@@ -83,11 +86,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none\.yaml: cannot be read; found No such file"):
         read_document(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
-    with pytest.raises(SpecError, match=r"latin\.yaml:1: is no UTF-8 text; found byte 0xe9"):
+    with pytest.raises(SpecError, match=r"latin\.yaml:1: is not UTF-8 text; found byte 0xe9"):
         read_document(tmp_path / "latin.yaml")
     with pytest.raises(SpecError, match=r"cannot be read; found Is a directory"):
         read_document(tmp_path)
-    with pytest.raises(SpecError, match=r"null: is no file"):
+    with pytest.raises(SpecError, match=r"null: is not a file"):
         read_document("/dev/null")
     with pytest.raises(SpecError, match=r"cannot be read; found embedded null byte"):
         read_document("a\0b")

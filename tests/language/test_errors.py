@@ -9,7 +9,7 @@ import pytest
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load, load_experiment, load_family, load_model
-from archgraph.language.document import parse_document
+from archgraph.language.yaml import parse_document
 from archgraph.rewrite.registry import BY_NAME
 
 GOOD = """\
@@ -46,7 +46,7 @@ def test_the_good_model_is_good() -> None:
         (
             "name: m",
             "nmae: m",
-            "m.yaml:2: nmae: is no known key; found 'nmae'; expected one of archgraph, name, "
+            "m.yaml:2: nmae: is an unknown key; found 'nmae'; expected one of archgraph, name, "
             "inputs, params, blocks, sections, outputs, choices; did you mean 'name'?",
         ),
         (
@@ -59,14 +59,15 @@ def test_the_good_model_is_good() -> None:
         (
             "stride: $stride}",
             "strid: 2}",
-            "m.yaml:10: blocks.b.steps[0].conv.strid: is no known key; found 'strid'; expected one "
+            "m.yaml:10: blocks.b.steps[0].conv.strid: is an unknown key; found 'strid'; "
+            "expected one "
             "of from, as, name, out, kernel, stride, padding, dilation, groups, bias; "
             "did you mean 'stride'?",
         ),
         (
             "block: b",
             "block: bb",
-            "m.yaml:13: sections[0].block: is no block of this model; found 'bb'; expected one "
+            "m.yaml:13: sections[0].block: is not a block of this model; found 'bb'; expected one "
             "of b; did you mean 'b'?",
         ),
         (
@@ -86,7 +87,8 @@ def test_the_good_model_is_good() -> None:
         (
             "- relu",
             "- rleu",
-            "m.yaml:11: blocks.b.steps[1]: is no known operator; found 'rleu'; expected a step, a "
+            "m.yaml:11: blocks.b.steps[1]: is an unknown operator; found 'rleu'; expected a "
+            "step, a "
             "block of this model, or an ATen operator (aten.…); did you mean 'relu'?",
         ),
         (
@@ -171,12 +173,12 @@ def test_the_good_model_is_good() -> None:
          "m.yaml:11: blocks.b.steps[1].relu: has a wrong value; found 3; "
          "expected options: {key: value}"),
         ("- relu", "- {relu: {}, from: x}",
-         "m.yaml:11: blocks.b.steps[1]: is no step; found a mapping; "
+         "m.yaml:11: blocks.b.steps[1]: is not a step; found a mapping; "
          "expected an operator's name, or one name with its options"),
         ("archgraph: 1", "archgraph: 2",
          "m.yaml:1: archgraph: has an unknown value; found 2; expected 1"),
         ("image", "for",
-         "m.yaml:3: inputs.for: is no name for an argument of forward; found 'for'; "
+         "m.yaml:3: inputs.for: cannot be the name of an argument of forward; found 'for'; "
          "expected an identifier"),
         ("block: b", "block: b, steps: [relu]",
          "m.yaml:13: sections[0]: needs a block or steps, section 's'; found both; "
@@ -297,12 +299,13 @@ def test_choices_beyond_the_candidates() -> None:
     with pytest.raises(SpecError) as error:
         read(GOOD, {"s.depth": 9})
     assert str(error.value) == (
-        "m.yaml:14: choices.s.depth: is no candidate of 's.depth'; found 9; expected one of 1, 2, 3"
+        "m.yaml:14: choices.s.depth: is not a candidate of 's.depth'; found 9; expected "
+        "one of 1, 2, 3"
     )
     with pytest.raises(SpecError) as error:
         read(GOOD, {"s.dpeth": 2})
     assert str(error.value) == (
-        "m.yaml: is no choice of the model; found 's.dpeth'; expected one of s.depth; "
+        "m.yaml: is not a choice of the model; found 's.dpeth'; expected one of s.depth; "
         "did you mean 's.depth'?"
     )
 
@@ -312,7 +315,7 @@ def test_choices_beyond_the_candidates() -> None:
     [
         (
             "python: os.nothing\ninputs: {x: [3]}",
-            "m.yaml:1: python: names no callable; found 'os.nothing'; "
+            "m.yaml:1: python: is not the name of a callable; found 'os.nothing'; "
             "expected package.module:callable",
         ),
         (
@@ -331,7 +334,7 @@ def test_choices_beyond_the_candidates() -> None:
         ),
         (
             "python: os:getcwd\ninputs: {x: [3]}",
-            "m.yaml:1: python: makes no model; found str; expected torch.nn.Module",
+            "m.yaml:1: python: does not make a model; found str; expected torch.nn.Module",
         ),
         ("name: x", "m.yaml:1: lacks the key 'archgraph'"),
     ],
@@ -363,7 +366,8 @@ clients:
     ("old", "new", "message"),
     [
         ("count: 2", "cuont: 2",
-         "f.yaml:4: clients[0].cuont: is no known key; found 'cuont'; expected one of name, count, "
+         "f.yaml:4: clients[0].cuont: is an unknown key; found 'cuont'; expected one of "
+         "name, count, "
          f"model, choose, {', '.join(BY_NAME)}; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
@@ -375,7 +379,7 @@ clients:
          "f.yaml:5: clients[1].take.heads: is not a share; found 4; "
          "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
         ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
-         "f.yaml:5: clients[1].take.heads: is no known key; found 'heads'; "
+         "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
          "expected one of shares, sizes, positions"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices; "
@@ -424,10 +428,10 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition: has an unknown value; found 'dirichelt'; "
          "expected one of iid, dirichlet, equal_dirichlet, classes; did you mean 'dirichlet'?"),
         ("alpha: 0.5", "alhpa: 0.5",
-         "e.yaml:6: data.partition.alhpa: is no known key; found 'alhpa'; "
+         "e.yaml:6: data.partition.alhpa: is an unknown key; found 'alhpa'; "
          "expected one of scheme, alpha, min_size, balanced, shares; did you mean 'alpha'?"),
         ("alpha: 0.5", "shares: {c: 0.5}",
-         "e.yaml:6: data.partition.shares.c: is no kind of client; found 'c'; "
+         "e.yaml:6: data.partition.shares.c: is not a kind of client; found 'c'; "
          "expected one of a, b"),
         ("alpha: 0.5", "shares: {a: 1.5}",
          "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
@@ -436,10 +440,10 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
          "expected at most 1"),
         ("alpha: 0.5", "shares: {a: 1}",
-         "e.yaml:6: data.partition.shares: leaves nothing to the others; found 1; "
+         "e.yaml:6: data.partition.shares: leaves no data to the other clients; found 1; "
          "expected less than 1 together"),
         ("alpha: 0.5", "shares: {a: 0.2, b: 0.2}",
-         "e.yaml:6: data.partition.shares: leaves something to nobody; found 0.4; "
+         "e.yaml:6: data.partition.shares: leaves some data to no client; found 0.4; "
          "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
@@ -455,7 +459,7 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:10: engine: has an unknown value; found 'loacl'; expected local; "
          "did you mean 'local'?"),
         ("epochs: 1", "epoch: 1",
-         "e.yaml:11: local.epoch: is no known key; found 'epoch'; expected one of epochs, batch, "
+         "e.yaml:11: local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
          "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
          "fraction; did you mean 'epochs'?"),
         ("lr: 0.1", "lr: -1.0",

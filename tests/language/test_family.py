@@ -281,7 +281,8 @@ def test_what_a_family_without_a_global_model_cannot_have(
     [
         (
             "{name: a, choose: {stage1.depth: 9}}",
-            r"net\.yaml:14: choices\.stage1\.depth: is no candidate of 'stage1\.depth'; found 9; "
+            r"net\.yaml:14: choices\.stage1\.depth: is not a candidate of 'stage1\.depth'; "
+            r"found 9; "
             r"expected one of 1, 2, 3",
         ),
         ("{name: a, shorten: {stage9: 1}}", r"family\.yaml:3: clients\[0\]\.shorten: .*stage9"),

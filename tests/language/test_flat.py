@@ -12,7 +12,7 @@ from archgraph.errors import RunError, SpecError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.text import parse
 from archgraph.language import flat, load, save
-from archgraph.language.document import parse_document
+from archgraph.language.yaml import parse_document
 from tests.language import strategies
 
 TINY = parse(

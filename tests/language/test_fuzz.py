@@ -102,7 +102,7 @@ FAULTS = [
     (("fc.weight", "forward.weight"), "leaf with an impossible name"),
     (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
     (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
-    (('"tiny"', '"\\ud800"'), "is no text"),
+    (('"tiny"', '"\\ud800"'), "is not text"),
     (('"x": "%x"', '"class": "%x"'), "argument of forward must be an identifier; found class"),
     (('"%half"', "\"T{'class': %half}\""), "name that a named tuple cannot have; found class"),
     (('"%half"', "\"{'a': %half, 'a': %x}\""), "two results of one name"),

@@ -10,10 +10,10 @@ from ruamel.yaml import YAML
 from archgraph.errors import SpecError
 from archgraph.language import help as explained
 from archgraph.language import load_model
-from archgraph.language.document import parse_document
 from archgraph.language.family import Rewrites
 from archgraph.language.model import AuthoredModel
 from archgraph.language.steps import STEPS
+from archgraph.language.yaml import parse_document
 from archgraph.rewrite.registry import ROWS
 
 TOPICS = explained.topics()

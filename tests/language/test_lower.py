@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from archgraph.capture.trace import trace
 from archgraph.graph.ir import TRAINING, ArchGraph, Batch, Mode, Record, Ref, size_at
 from archgraph.language import flat, load_model
-from archgraph.language.document import parse_document
+from archgraph.language.yaml import parse_document
 from archgraph.module.build import build
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer

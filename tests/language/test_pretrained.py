@@ -15,7 +15,7 @@ import archgraph as ag
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.federation.family import resolve
 from archgraph.language import load_family, load_model
-from archgraph.language.document import read_document
+from archgraph.language.yaml import read_document
 from archgraph.module.build import build
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -195,7 +195,7 @@ def test_a_missing_folder_is_never_looked_for_elsewhere(tmp_path):
     ):
         ag.load(file)
     file.write_text(file.read_text().replace("bert-base-uncased", "3"))
-    with pytest.raises(SpecError, match="names no folder; found 3"):
+    with pytest.raises(SpecError, match="is not the name of a folder; found 3"):
         ag.load(file)
 
 
@@ -218,12 +218,12 @@ def test_a_pickle_is_refused_and_never_opened(folders, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(
         SpecError,
-        match=r"m\.yaml:4: .* holds no weights in safetensors; found pytorch_model\.bin; "
+        match=r"m\.yaml:4: .* has no weights in safetensors; found pytorch_model\.bin; "
         r"expected model\.safetensors; pickles run code when they are loaded",
     ):
         ag.load(file)
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(SpecError, match="holds no weights in safetensors; found no weights at all"):
+    with pytest.raises(SpecError, match="has no weights in safetensors; found no weights at all"):
         ag.load(file)
     assert not sprung.exists()
 
@@ -256,9 +256,7 @@ def test_a_model_inside_another_is_read_as_strictly(folders, tmp_path, refused):
         f"    args: {{pretrained_model_name_or_path: weights, {more}}}\n"
         f"inputs: {{input: {{shape: [{LENGTH}], dtype: int64}}}}\n"
     )
-    why = (
-        "holds no weights in safetensors" if refused == "pickle" else "asks for what is never done"
-    )
+    why = "has no weights in safetensors" if refused == "pickle" else "asks for what is never done"
     with pytest.raises(SpecError, match=why):
         ag.load(file)
     assert not sprung.exists()

@@ -59,8 +59,11 @@ def test_arguments_are_made_at_any_depth(net):
     [
         ("{config: {python: 'configured:Confg', args: {width: 5}}}", "cannot be imported.*Confg"),
         ("{config: {python: 'configured:Config'}}", "cannot be constructed.*TypeError.*width"),
-        ("{config: {python: 'configured:Config', arg: {width: 5}}}", "is no value made in Python"),
-        ("{config: {python: configured}}", "is no value made in Python"),
+        (
+            "{config: {python: 'configured:Config', arg: {width: 5}}}",
+            "is not a value made in Python",
+        ),
+        ("{config: {python: configured}}", "is not a value made in Python"),
         ("{config: 3}", "cannot be constructed.*'int'"),
     ],
 )

@@ -123,7 +123,7 @@ def test_other_kinds_are_unknown() -> None:
     with pytest.raises(SpecError) as error:
         schema(unknown)
     assert str(error.value) == (
-        "is no kind of file; found 'modle'; expected one of model, family, experiment, "
+        "is not a kind of file; found 'modle'; expected one of model, family, experiment, "
         "figures; "
         "did you mean 'model'?"
     )

@@ -13,8 +13,8 @@ import torchvision
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph, size_at
 from archgraph.language import flat, load, load_experiment, load_family, load_model
-from archgraph.language.document import parse_document, read_document
 from archgraph.language.model import AuthoredModel
+from archgraph.language.yaml import parse_document, read_document
 from archgraph.module.build import build
 from tests.language.test_lower import assert_lawful, assert_traces_to_itself
 

@@ -84,7 +84,7 @@ def test_a_number_agrees_with_what_it_is_printed_as(value: int, digits: int, uni
 
 @pytest.mark.parametrize("value", [6.71, True, None, "6,71M", "", "M", "1e6", "-1", "6.M", (1,)])
 def test_what_is_no_printed_number(value: object) -> None:
-    with pytest.raises(Mistake, match="is no printed number"):
+    with pytest.raises(Mistake, match="is not a printed number"):
         Printed.parse(value)
 
 

@@ -11,8 +11,8 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.federation.family import rewritten
-from archgraph.language.document import parse_document
 from archgraph.language.family import Rewrites
+from archgraph.language.yaml import parse_document
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.registry import BY_NAME, ROWS, rewrite_help, rewrite_row, rewrite_table
 from tests import structures as nets

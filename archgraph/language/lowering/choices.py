@@ -22,7 +22,7 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
     for key, value in choices.items():
         if key not in model.choices:
             raise SpecError(
-                "is no choice of the model",
+                "is not a choice of the model",
                 where=document.file,
                 found=repr(key),
                 expected=f"one of {', '.join(model.choices)}" if model.choices else "no choice",
@@ -30,7 +30,7 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
             )
         if value not in model.choices[key]:
             raise SpecError(
-                f"is no candidate of {key!r}",
+                f"is not a candidate of {key!r}",
                 where=document.where(("choices", key)),
                 found=value,
                 expected=f"one of {', '.join(map(str, model.choices[key]))}",

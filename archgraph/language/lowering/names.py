@@ -46,7 +46,7 @@ def _check_arguments(reader: StepReader, section: SectionSpec, name: str, place:
     if block is None:
         reader.document.fail(
             (*place, "block"),
-            "is no block of this model",
+            "is not a block of this model",
             found=repr(name),
             expected=f"one of {', '.join(reader.model.blocks) or 'none'}",
             hint=nearest(name, reader.model.blocks),

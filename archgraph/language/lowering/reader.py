@@ -13,8 +13,9 @@ from archgraph.fields import Mistake, Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import nearest
 from archgraph.language import steps as table
-from archgraph.language.document import Document, shorten
+from archgraph.language.document import Document
 from archgraph.language.expression import Scalar, is_expression, resolve
+from archgraph.language.mistakes import explain, shorten
 from archgraph.language.model import AuthoredModel, BlockBody, Step
 from archgraph.language.steps import StepOptions
 
@@ -56,7 +57,7 @@ class StepReader:
             known = [*table.STEPS, *self.model.blocks, "block"]
             self.document.fail(
                 place,
-                "is no known operator",
+                "is an unknown operator",
                 found=repr(name),
                 expected="a step, a block of this model, or an ATen operator (aten.…)",
                 hint=nearest(name, known),
@@ -96,8 +97,12 @@ class StepReader:
             if params is None and all(_has_expression(e["input"]) for e in errors):
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
-            self.document.explain(
-                error, kind, inner, ignore=_has_expression if params is None else None
+            explain(
+                self.document,
+                error,
+                kind,
+                inner,
+                ignore=_has_expression if params is None else None,
             )
 
     def known(self, place: Place, rest: Place) -> Place:
@@ -127,7 +132,7 @@ class StepReader:
                 known = sorted({*common, *block.params})
                 self.document.fail(
                     (*inner, key),
-                    f"is no parameter of block {step.name!r}",
+                    f"is not a parameter of block {step.name!r}",
                     found=repr(key),
                     expected=f"one of {', '.join(known)}",
                     hint=nearest(key, known),
@@ -152,7 +157,7 @@ class StepReader:
         name = self.resolve(step.name, params, place)
         if not isinstance(name, str):
             self.document.fail(
-                place, "is no step", found=f"{step.name} = {name!r}", expected="a step's name"
+                place, "is not a step", found=f"{step.name} = {name!r}", expected="a step's name"
             )
         if name not in self.model.blocks and name != "block":
             self.row(name, place)

@@ -1,0 +1,155 @@
+"""What pydantic found wrong, said in the words of the file: place, found, expected, hint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pydantic
+
+from archgraph.fields import Key, Mistake, Place
+from archgraph.hints import nearest
+
+if TYPE_CHECKING:
+    from archgraph.language.document import Document
+
+
+def explain(
+    document: Document,
+    error: pydantic.ValidationError,
+    model: type[pydantic.BaseModel],
+    place: Place = (),
+    ignore: Callable[[Any], bool] | None = None,
+) -> NoReturn:
+    """Raise the mistake that says most among those that pydantic found, as a ``SpecError``.
+
+    Args:
+        document: The file.
+        error: What pydantic found.
+        model: What it validated.
+        place: Where the validated data stands.
+        ignore: Values about which nothing can be said yet.
+    """
+    errors = error.errors(include_url=False)
+    if ignore is not None:
+        errors = [e for e in errors if e["type"] == "extra_forbidden" or not ignore(e["input"])]
+
+    def where(fault: Any) -> Place:
+        return _present(document, (*place, *fault["loc"]), len(place))
+
+    # A misspelt key is often also a missing one; the misspelling says more.
+    first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    inner = where(first)
+    if first["type"] not in ("extra_forbidden", "missing"):
+        # Of a union's members, the one that came furthest says most.
+        first = max(errors, key=lambda e: (where(e)[: len(inner)] == inner, len(e["loc"])))
+        inner = where(first)
+    key = str(first["loc"][-1]) if first["loc"] else ""
+    match first["type"]:
+        case "extra_forbidden":
+            names = _field_names(model, first["loc"][:-1])
+            document.fail(
+                inner,
+                "is an unknown key",
+                found=repr(key),
+                expected=f"one of {', '.join(names)}" if names else None,
+                hint=nearest(key, names),
+            )
+        case "missing":
+            document.fail(inner, f"lacks the key {key!r}")
+        case "value_error":
+            cause = first["ctx"]["error"]
+            if isinstance(cause, Mistake):
+                document.fail((*inner, *cause.place), cause.message, **cause.facts)
+            document.fail(inner, str(cause), found=shorten(first["input"]))
+        case "literal_error" | "union_tag_invalid":
+            _fail_choice(document, first, inner)
+        case _:
+            # The members of a union each say what they expected at the same place.
+            expected = dict.fromkeys(_expected(e["msg"]) for e in errors if where(e) == inner)
+            document.fail(
+                inner,
+                "has a wrong value",
+                found=shorten(first["input"]),
+                expected=" or ".join(expected),
+            )
+
+
+def _fail_choice(document: Document, fault: Any, place: Place) -> NoReturn:
+    """A value that is not one of a few."""
+    facts = fault["ctx"]
+    listed = facts.get("expected_tags") or facts["expected"]
+    names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
+    wrong = facts.get("tag", fault["input"])
+    document.fail(
+        place,
+        "has an unknown value",
+        found=shorten(wrong),
+        expected=f"one of {', '.join(names)}" if len(names) > 1 else names[0],
+        hint=nearest(wrong, names) if isinstance(wrong, str) else None,
+    )
+
+
+def _present(document: Document, loc: tuple[Key, ...], start: int) -> Place:
+    """The part of pydantic's location that is in the file: tags of unions are not."""
+    place = loc[:start]
+    for key in loc[start:]:
+        if (*place, key) in document.lines:
+            place = (*place, key)
+    return place
+
+
+def shorten(value: object) -> str:
+    """A found value, short enough for a message.
+
+    >>> shorten("x" * 100)[-5:], shorten({"a": 1}), shorten((1, 2))
+    ('xxxx…', 'a mapping', '[1, 2]')
+    """
+    if isinstance(value, Mapping):
+        return "a mapping"
+    shown = repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return shown if len(shown) <= 60 else shown[:59] + "…"
+
+
+def _expected(message: str) -> str:
+    """Pydantic's "Input should be …" as what was expected, in the words of YAML."""
+    text = message.removeprefix("Input should be ").removeprefix("a valid ")
+    if pattern := re.fullmatch(r"String should match pattern '(.*)'", message):
+        return f"text that matches {pattern.group(1)}"
+    words = {
+        "tuple": "a list",
+        "dictionary": "a mapping",
+        "string": "text",
+        "integer": "an integer",
+    }
+    return words.get(text, text)
+
+
+def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
+    """Keys of the model that a location leads to; none where it leads elsewhere."""
+    found: list[Any] = [model]
+    for key in loc:
+        inner = [
+            m
+            for kind in found
+            for n, f in kind.model_fields.items()
+            if key == (f.alias or n)
+            for m in _models(f.annotation)
+        ]
+        # Not a key: the position in a list, or the tag of a union's member.
+        tagged = [m for m in found if key == m.__name__ or _tag_of(m, key)]
+        found = inner or tagged or found
+    return [f.alias or n for n, f in found[0].model_fields.items()] if len(found) == 1 else []
+
+
+def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:
+    return any(key in getattr(f.annotation, "__args__", ()) for f in model.model_fields.values())
+
+
+def _models(annotation: Any) -> Iterable[type[pydantic.BaseModel]]:
+    """Models inside a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _models(inner)
