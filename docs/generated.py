@@ -112,7 +112,8 @@ def _page(package: str, names: list[str], *, own: bool = True) -> str:
         value = getattr(module, name)
         home = getattr(value, "__module__", package) or package
         groups[home if own else ".".join(home.split(".")[:2])].append(name)
-    lines = [f"# `{package}`", "", (module.__doc__ or "").strip(), ""]
+    about = ["```{eval-rst}", f".. automodule:: {package}", "   :no-members:", "```", ""]
+    lines = [f"# `{package}`", "", *about]
     for group, members in groups.items():
         if not own:
             lines += [f"## {group.removeprefix('archgraph.').capitalize()}", ""]
