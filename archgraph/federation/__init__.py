@@ -4,7 +4,7 @@ No loop lives here. An engine asks a :class:`Strategy` for tasks, lets clients r
 and hands the results back. Every value is frozen and travels: a :class:`ServerState` is tensors and
 plain values (safetensors + JSON), a :class:`Program` is a frozen dataclass that pickles.
 
-How each published method maps onto these types is tabled in ``docs/decisions.md``. That table asked
+How each published method maps onto these types is tabled in ``docs/methods.md``. That table asked
 for more than a single model per task, hence:
 
 - ``World.tiers``: the architectures that are offered, apart from who runs which (dynamic rates,

@@ -329,6 +329,8 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
     kind = entry.get("type", "")
+    if isinstance(kind, list):
+        return " or ".join(_type({**entry, "type": one}, known, plural=plural) for one in kind)
     if kind == "array":
         inner = entry.get("items") or (entry.get("prefixItems") or [{}])[0]
         return f"list of {_type(inner, known, plural=True)}"
