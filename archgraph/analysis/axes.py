@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from archgraph.analysis.naming import Naming
 from archgraph.errors import AxisError
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, Size, Value, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
 from archgraph.hints import similar
 from archgraph.layout.layouts import (
     AxisRef,
@@ -19,11 +18,11 @@ from archgraph.layout.layouts import (
     Sum,
     Var,
     concatenation,
-    leaves,
     product,
 )
 from archgraph.ops.equations import Equations, Sizes
 from archgraph.ops.table import row
+from archgraph.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Contraction:
     operands: tuple[tuple[Value, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Axes:
     """All axes of a graph, and of what layout every dimension is.
 
@@ -95,6 +94,14 @@ class Axes:
     def pinned(self) -> tuple[Axis, ...]:
         """Axes that may not, each with its reason."""
         return tuple(a for a in self.all if not a.free)
+
+    def __repr__(self) -> str:
+        return f"<Axes: {len(self.free)} free, {len(self.pinned)} pinned>"
+
+    def _repr_html_(self) -> str:
+        rows = tuple((a.name, str(a.size), a.role, a.reason or "free") for a in self.all)
+        columns = ("axis", "size", "role", "may be cut")
+        return Table(repr(self).strip("<>"), columns, rows, frozenset({1}))._repr_html_()
 
     def __getitem__(self, name: str) -> Axis:
         """Axis by name.
@@ -182,7 +189,7 @@ def axes(graph: ArchGraph) -> Axes:
         for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
             for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
                 eq.unify(a, b)
-    return _Naming(eq).axes()
+    return _axes(eq)
 
 
 def _outputs(value: Value, path: str = "") -> Iterable[tuple[str, Ref | Leaf]]:
@@ -190,248 +197,52 @@ def _outputs(value: Value, path: str = "") -> Iterable[tuple[str, Ref | Leaf]]:
         yield path, item
 
 
-class _Naming:
-    """Turn solved variables into named axes."""
+def _axes(eq: Equations) -> Axes:
+    """Solved equations with names instead of variables."""
+    naming = Naming(eq)
+    for param in eq.graph.params:
+        if not eq.graph.leaf_users[param.name]:
+            for layout in eq.leaves[param.name]:
+                eq.solver.pin(layout, "no operator uses it")
+    public: dict[Var, Axis] = {}
+    for var, name in naming.names.items():
+        if not var.pinned:
+            single = "a single position" if var.size == 1 else ""
+            var.pinned = single or ("" if var in naming.weighed else "no parameter has it")
+        role, spans = naming.roles.get(var, "channels"), tuple(naming.spans.get(var, ()))
+        public[var] = Axis(name, var.size, role, var.pinned, spans)
+    shown: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
 
-    def __init__(self, eq: Equations) -> None:
-        self.eq = eq
-        self.roles: dict[Var, str] = {}
-        self.spans: dict[Var, dict[str, None]] = {}
-        self.names: dict[Var, str] = {}
-        self.spoken: dict[str, int] = {}
-        self.held: set[Var] = set()
-        self.inside: dict[int, tuple[Var, ...]] = {}
-        self.done: set[int] = set()  # runs of axes that all have names
+    def show(layout: Layout) -> Layout:
+        layout = eq.resolve(layout)
+        if id(layout) not in shown:
+            shown[id(layout)] = _named(layout, public, show)
+        return shown[id(layout)]
 
-    def axes(self) -> Axes:
-        eq = self.eq
-        for layout, role, _ in eq.roles:
-            for var in self._vars(layout):
-                self.roles.setdefault(var, role)
-        for layout, node, what in eq.spans:
-            place = eq.graph.node[node].scope or f"%{node}"
-            for var in self._vars(layout):
-                self.spans.setdefault(var, {})[f"{what} in {place}"] = None
-        seen: set[int] = set()
-        met: dict[Var, int] = {}  # order of the axes: as operators meet their leaves
-        used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
-        for leaf in dict.fromkeys([*used, *eq.leaves]):
-            for found in map(self._vars, eq.leaves[leaf]):
-                if len(found) == 1 or id(found) not in seen:
-                    seen.add(id(found))
-                    for var in found:
-                        met.setdefault(var, len(met))
-        self.held = set(met)
-        weighed = {
-            var
-            for param in eq.graph.params
-            if param.role == "parameter"
-            for layout in eq.leaves[param.name]
-            for var in self._vars(layout)
-        }
-        for user in eq.graph.nodes:  # a weight's sides say best what an axis is
-            sides = row(user.op).sides
-            for argument, value in user.args:
-                for item in walk(value) if argument in sides else ():
-                    if isinstance(item, Leaf):
-                        self._name_leaf(item.name, sides[argument])
-                    elif isinstance(item, Ref) and user.scope:
-                        self._name(user.scope, "", eq.of(item), sides[argument])
-        constant = {p.name: p.role == "constant" for p in eq.graph.params}
-        for leaf in sorted(dict.fromkeys(used), key=constant.__getitem__):
-            self._name_leaf(leaf, ())
-        for param in eq.graph.params:
-            self._name_leaf(param.name, ())
-            if not eq.graph.leaf_users[param.name]:
-                for layout in eq.leaves[param.name]:
-                    eq.solver.pin(layout, "no operator uses it")
-        ordered = sorted(self.names, key=met.__getitem__)
-        for var in ordered:
-            if var.size == 1 and not var.pinned:
-                var.pinned = "a single position"
-            elif var not in weighed and not var.pinned:
-                var.pinned = "no parameter has it"
-        public = {
-            var: Axis(
-                name,
-                var.size,
-                self.roles.get(var, "channels"),
-                var.pinned,
-                tuple(self.spans.get(var, ())),
-            )
-            for var, name in ((var, self.names[var]) for var in ordered)
-        }
+    def show_sizes(sizes: Sizes) -> Sizes:
+        if isinstance(sizes, tuple):
+            return tuple(show_sizes(s) for s in sizes)
+        return sizes if isinstance(sizes, int) or sizes is None else show(sizes)
 
-        shown: dict[int, Layout] = {}  # by identity, as in _vars
-
-        def show(layout: Layout) -> Layout:
-            layout = eq.resolve(layout)
-            if id(layout) not in shown:
-                match layout:
-                    case Var():
-                        axis = public.get(layout)
-                        found: Layout = Fixed(layout.size)
-                        found = AxisRef(axis.name, axis.size) if axis else found
-                    case Prod(factors):
-                        found = product(map(show, factors))
-                    case Sum(terms):
-                        found = concatenation(map(show, terms))
-                    case _:
-                        return layout
-                shown[id(layout)] = found
-            return shown[id(layout)]
-
-        def show_sizes(sizes: Sizes) -> Sizes:
-            if isinstance(sizes, tuple):
-                return tuple(show_sizes(s) for s in sizes)
-            return sizes if isinstance(sizes, int) or sizes is None else show(sizes)
-
-        return Axes(
-            tuple(public.values()),
-            {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
-            {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
-            {k: show_sizes(v) for k, v in eq.attributes.items()},
-            tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
-            tuple((node, show(d)) for d, node, _ in eq.runs),
-        )
-
-    def _vars(self, layout: Layout) -> tuple[Var, ...]:
-        layout = self.eq.resolve(layout)
-        if isinstance(layout, Var):
-            return (layout,)
-        if isinstance(layout, Fixed):
-            return ()
-        found = self.inside.get(id(layout))  # nothing is bound any more: resolved ones stay alive
-        if found is None:
-            found = tuple(v for v in leaves(layout) if isinstance(v, Var))
-            self.inside[id(layout)] = found
-        return found
-
-    def _name_leaf(self, leaf: str, sides: Sequence[str]) -> None:
-        prefix, _, last = leaf.rpartition(".")
-        self._name(prefix or last, leaf, self.eq.leaves[leaf], sides)
-
-    def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
-        """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
-
-        A weight that is computed from leaves (weight norm, a scaled kernel) is named after its
-        user.
-        """
-        for index, layout in enumerate(dims):
-            found = self._vars(layout)
-            if id(found) in self.done:
-                continue
-            if len(found) > 1 and (leaf or index < len(sides)):
-                self.done.add(id(found))
-            for position, var in enumerate(found):
-                if var in self.names or var not in self.held:
-                    continue
-                role = self.roles.get(var)
-                if role:
-                    stem = f"{owner}.{role}"
-                else:
-                    if index < len(sides):
-                        stem = f"{owner}.{sides[index]}"
-                    elif leaf:
-                        stem = f"{leaf}.{index}"
-                    else:
-                        continue
-                    if len(found) > 1:
-                        stem += f".{position}"
-                self.names[var] = self._fresh(stem)
-
-    def _fresh(self, stem: str) -> str:
-        count = self.spoken.get(stem, 0)
-        self.spoken[stem] = count + 1
-        return stem if not count else f"{stem}~{count + 1}"
+    return Axes(
+        tuple(public.values()),
+        {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
+        {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
+        {k: show_sizes(v) for k, v in eq.attributes.items()},
+        tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
+        tuple((node, show(d)) for d, node, _ in eq.runs),
+    )
 
 
-# -- positions --------------------------------------------------------------------------------
-
-Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
-
-
-def size_after(layout: Layout, kept: Kept) -> Size:
-    """Size of a layout when some axes keep only some positions."""
+def _named(layout: Layout, public: Mapping[Var, Axis], show: Callable[[Layout], Layout]) -> Layout:
+    """A layout of named axes; a variable without a name is not a channel axis of any leaf."""
     match layout:
-        case AxisRef(name, size):
-            return len(kept[name]) if name in kept else size
+        case Var():
+            axis = public.get(layout)
+            return Fixed(layout.size) if axis is None else AxisRef(axis.name, axis.size)
         case Prod(factors):
-            total: Size = 1
-            for f in factors:
-                total = size_after(f, kept) * total
-            return total
+            return product(map(show, factors))
         case Sum(terms):
-            return sum(s for s in (size_after(t, kept) for t in terms) if isinstance(s, int))
+            return concatenation(map(show, terms))
         case _:
-            return layout.size
-
-
-def sizes_after(sizes: Sizes, kept: Kept) -> Value:
-    """Value of an argument that states the sizes of layouts."""
-    if isinstance(sizes, tuple):
-        return tuple(sizes_after(s, kept) for s in sizes)
-    if sizes is None or isinstance(sizes, int):
-        return sizes
-    return size_after(sizes, kept)
-
-
-def touched(layout: Layout, kept: Kept) -> bool:
-    """Whether a layout contains an axis that is cut."""
-    return any(isinstance(a, AxisRef) and a.name in kept for a in leaves(layout))
-
-
-def shares(layout: Layout, kept: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A number for each position that stays: the product of those of its axes.
-
-    Args:
-        layout: A dimension's layout.
-        kept: Positions kept, repeated or not, by axis.
-        share: The number of each kept position, by axis; an axis not named has ones.
-
-    >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
-    >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
-    array([1. , 1. , 1. , 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
-    """
-    match layout:
-        case AxisRef(name, size):
-            return share[name] if name in share else np.ones(len(kept.get(name, range(size))))
-        case Prod(factors):
-            result = np.ones(1)
-            for f in factors:
-                result = np.multiply.outer(result, shares(f, kept, share)).reshape(-1)
-            return result
-        case Sum(terms):
-            return np.concatenate([shares(t, kept, share) for t in terms])
-        case _:
-            assert isinstance(layout.size, int)
-            return np.ones(layout.size)
-
-
-def positions(layout: Layout, kept: Kept) -> np.ndarray:
-    """Positions of a dimension that stay, in order: Kronecker for products, blocks for sums.
-
-    >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
-    >>> positions(layout, {"head_dim": np.array([0, 2])})
-    array([0, 2, 3, 5])
-    """
-    match layout:
-        case AxisRef(name, size):
-            return np.asarray(kept[name]) if name in kept else np.arange(size)
-        case Prod(factors):
-            index = np.zeros(1, dtype=np.int64)
-            for f in factors:
-                if not isinstance(f.size, int):
-                    raise AxisError("a flattened batch axis has no positions")
-                index = (index[:, None] * f.size + positions(f, kept)[None, :]).reshape(-1)
-            return index
-        case Sum(terms):
-            parts, offset = [], 0
-            for t in terms:
-                parts.append(positions(t, kept) + offset)
-                assert isinstance(t.size, int)
-                offset += t.size
-            return np.concatenate(parts)
-        case _:
-            assert isinstance(layout.size, int)
-            return np.arange(layout.size)
+            return layout

@@ -10,6 +10,7 @@ from archgraph.graph.ir import ArchGraph, per_graph, size_at
 from archgraph.graph.passes import specialise
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import macs as node_macs
+from archgraph.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class NodeCost:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
     """Cost of a graph.
 
@@ -49,6 +50,20 @@ class Cost:
     bytes: int
     activations: int
     nodes: Mapping[str, NodeCost]
+
+    def __repr__(self) -> str:
+        measures = ("parameters", "macs", "bytes", "activations")
+        return f"<Cost: {', '.join(f'{getattr(self, m):,} {m}' for m in measures)}>"
+
+    def _repr_html_(self) -> str:
+        measures = {
+            "parameters": self.parameters,
+            "multiply–accumulates of one example": self.macs,
+            "bytes of the state": self.bytes,
+            "bytes of intermediate results of one example": self.activations,
+        }
+        rows = tuple((measure, f"{value:,}") for measure, value in measures.items())
+        return Table("Cost", ("measure", "value"), rows, frozenset({1}))._repr_html_()
 
     def of(self, nodes: tuple[str, ...]) -> NodeCost:
         """Sum over some operators, e.g. those of a block."""

@@ -20,11 +20,12 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
 from archgraph.hints import similar
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves, product
+from archgraph.tables import Table
 
 Named = TypeVar("Named", "Block", "Section")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Block:
     """A part of a graph with one value in and one value out.
 
@@ -64,8 +65,11 @@ class Block:
         times = f" × {self.uses}" if self.uses > 1 else ""
         return f"{self.name}{times}: {self.kind}, {len(self.nodes)} operators; {state}"
 
+    def __repr__(self) -> str:
+        return f"<Block {self}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Section:
     """A run of blocks with the same body and the same result; the first may change the shape.
 
@@ -82,8 +86,11 @@ class Section:
     def __str__(self) -> str:
         return "\n".join([f"{self.name} ({self.kind})", *(f"  {b}" for b in self.blocks)])
 
+    def __repr__(self) -> str:
+        return f"<Section {self.name} ({self.kind}): {len(self.blocks)} blocks>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Structure:
     """Sections in order, and the cut nodes of the main stream.
 
@@ -148,6 +155,17 @@ class Structure:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.sections))
+
+    def __repr__(self) -> str:
+        return f"<Structure: {len(self.sections)} sections, {len(self.blocks)} blocks>"
+
+    def _repr_html_(self) -> str:
+        rows = tuple(
+            (b.section, b.name, b.kind, str(len(b.nodes)), b.reason or "removable")
+            for b in self.blocks
+        )
+        columns = ("section", "block", "kind", "operators", "may be left out")
+        return Table(repr(self).strip("<>"), columns, rows, frozenset({3}))._repr_html_()
 
 
 def _find(name: str, items: Sequence[Named], kind: str) -> Named:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from archgraph.analysis.axes import Axes, Axis, Kept, axes, size_after, sizes_after
+from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.cost import cost
+from archgraph.analysis.positions import Kept, size_after, sizes_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, walk

@@ -160,7 +160,7 @@ class Node:
         return f"%{self.name}: {kind} = {self.op}({args}){scope}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ArchGraph:
     """An architecture: a DAG of operators over named leaves.
 
@@ -264,6 +264,9 @@ class ArchGraph:
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return f"<ArchGraph {self.name!r}: {len(self.nodes)} operators, {len(self.params)} leaves>"
 
     def _memo(self, key: Hashable, make: Callable[[ArchGraph], Any]) -> Any:
         if key not in self._cache:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from archgraph.analysis.axes import axes, positions
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import positions
 from archgraph.analysis.structure import structure
 from archgraph.analysis.widths import Pairs, Widths
 from archgraph.errors import RewriteError

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from archgraph.analysis.axes import Contraction, touched
+from archgraph.analysis.axes import Contraction
+from archgraph.analysis.positions import touched
 from archgraph.graph.ir import Leaf, Node, Ref, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.operator import Growth

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from archgraph.analysis.axes import Axes, Axis, axes, positions, shares
+from archgraph.analysis.axes import Axes, Axis, axes
+from archgraph.analysis.positions import positions, shares
 from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.rewrite.cut import cut

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from archgraph.analysis.axes import Axes, Kept, axes, positions, size_after, sizes_after, touched
+from archgraph.analysis.axes import Axes, axes
+from archgraph.analysis.positions import Kept, positions, size_after, sizes_after, touched
 from archgraph.graph.ir import ArchGraph, Constant, Node, Param, TensorType
 from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import canonical_args

@@ -13,7 +13,8 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from archgraph.analysis.axes import Kept, axes, positions, size_after, sizes_after, touched
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import Kept, positions, size_after, sizes_after, touched
 from archgraph.analysis.structure import Block, Section, Structure, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import (

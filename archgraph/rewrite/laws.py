@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from archgraph.analysis.axes import Kept, axes, positions
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import Kept, positions
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import (
     ArchGraph,

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from archgraph.analysis.axes import Kept, axes, positions, touched
+from archgraph.analysis.axes import axes
 from archgraph.analysis.choice import Shares, Sizes, chosen_sizes, require_choice
+from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.analysis.axes import axes, positions, size_after
+from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import positions, size_after
 from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of

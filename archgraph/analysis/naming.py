@@ -1,0 +1,124 @@
+"""Names of axes: each is named after the operator or the leaf that has it first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archgraph.graph.ir import Leaf, Node, Ref, walk
+from archgraph.layout.layouts import Fixed, Layout, Var, leaves
+from archgraph.ops.equations import Equations
+from archgraph.ops.table import row
+
+
+class Naming:
+    """Names, roles and spans of the variables that solved equations are left with.
+
+    A weight's sides say best what an axis is: they name first, in the order of the operators. Then
+    leaves name what is left by their dimensions, first those in use, constants last.
+
+    Attributes:
+        names: Name by variable, in the order in which operators come to its leaves.
+        roles: What operators know a variable to be, where it is not simply a channel.
+        spans: What runs over a variable, in order.
+        weighed: Variables of parameters.
+    """
+
+    def __init__(self, eq: Equations) -> None:
+        self._eq = eq
+        self._inside: dict[int, tuple[Var, ...]] = {}
+        self._complete: set[int] = set()  # runs of variables that all have names
+        self._count: dict[str, int] = {}
+        self._names: dict[Var, str] = {}
+        self.roles: dict[Var, str] = {}
+        for layout, role, _ in eq.roles:
+            for var in self.variables(layout):
+                self.roles.setdefault(var, role)
+        self.spans: dict[Var, dict[str, None]] = {}
+        for layout, node, what in eq.spans:
+            place = eq.graph.node[node].scope or f"%{node}"
+            for var in self.variables(layout):
+                self.spans.setdefault(var, {})[f"{what} in {place}"] = None
+        used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
+        self._order = self._ordered([*used, *eq.leaves])
+        self.weighed = {
+            var
+            for param in eq.graph.params
+            if param.role == "parameter"
+            for layout in eq.leaves[param.name]
+            for var in self.variables(layout)
+        }
+        for node in eq.graph.nodes:
+            self._name_sides(node)
+        constant = {p.name: p.role == "constant" for p in eq.graph.params}
+        for leaf in sorted(dict.fromkeys(used), key=constant.__getitem__):
+            self._name_leaf(leaf, ())
+        for param in eq.graph.params:
+            self._name_leaf(param.name, ())
+        ordered = sorted(self._names, key=self._order.__getitem__)
+        self.names = {var: self._names[var] for var in ordered}
+
+    def variables(self, layout: Layout) -> tuple[Var, ...]:
+        """The variables that a layout consists of; the same tuple for the same layout."""
+        layout = self._eq.resolve(layout)
+        if isinstance(layout, Var):
+            return (layout,)
+        if isinstance(layout, Fixed):
+            return ()
+        inside = self._inside.get(id(layout))  # nothing is bound any more: resolved ones stay alive
+        if inside is None:
+            inside = tuple(v for v in leaves(layout) if isinstance(v, Var))
+            self._inside[id(layout)] = inside
+        return inside
+
+    def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
+        """Places of the variables of some leaves, in their order."""
+        seen: set[int] = set()
+        order: dict[Var, int] = {}
+        for leaf in dict.fromkeys(names):
+            for run in map(self.variables, self._eq.leaves[leaf]):
+                if len(run) == 1 or id(run) not in seen:
+                    seen.add(id(run))
+                    for var in run:
+                        order.setdefault(var, len(order))
+        return order
+
+    def _name_sides(self, node: Node) -> None:
+        """Name the axes of an operator's weights by the sides of its row."""
+        sides = row(node.op).sides
+        for argument, value in node.args:
+            for item in walk(value) if argument in sides else ():
+                if isinstance(item, Leaf):
+                    self._name_leaf(item.name, sides[argument])
+                elif isinstance(item, Ref) and node.scope:
+                    self._name(node.scope, "", self._eq.of(item), sides[argument])
+
+    def _name_leaf(self, leaf: str, sides: Sequence[str]) -> None:
+        prefix, _, last = leaf.rpartition(".")
+        self._name(prefix or last, leaf, self._eq.leaves[leaf], sides)
+
+    def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
+        """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
+
+        A weight that is computed from leaves (weight norm, a scaled kernel) is named after its
+        user.
+        """
+        for index, layout in enumerate(dims):
+            run = self.variables(layout)
+            if id(run) in self._complete:
+                continue
+            stem = f"{owner}.{sides[index]}" if index < len(sides) else f"{leaf}.{index}"
+            nameless = not leaf and index >= len(sides)
+            if len(run) > 1 and not nameless:
+                self._complete.add(id(run))
+            for position, var in enumerate(run):
+                role = self.roles.get(var)
+                if var in self._names or var not in self._order or (nameless and not role):
+                    continue
+                part = f".{position}" if len(run) > 1 else ""
+                self._names[var] = self._fresh(f"{owner}.{role}" if role else stem + part)
+
+    def _fresh(self, stem: str) -> str:
+        """The stem, with an ordinal where it is in use."""
+        count = self._count.get(stem, 0)
+        self._count[stem] = count + 1
+        return stem if not count else f"{stem}~{count + 1}"
