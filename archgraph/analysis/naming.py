@@ -34,8 +34,8 @@ class Naming:
             for var in self.variables(layout):
                 self.roles.setdefault(var, role)
         self.spans: dict[Var, dict[str, None]] = {}
-        for layout, node, what in eq.spans:
-            place = eq.graph.node[node].scope or f"%{node}"
+        for layout, name, what in eq.spans:
+            place = eq.graph.node[name].scope or f"%{name}"
             for var in self.variables(layout):
                 self.spans.setdefault(var, {})[f"{what} in {place}"] = None
         used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
