@@ -13,15 +13,14 @@ from .data import (
     load_dataset as load_dataset,
 )
 from .evaluate import Evaluator as Evaluator
-from .evaluate import answers as answers
-from .evaluate import recalibrated as recalibrated
 from .experiment import Experiment as Experiment
-from .experiment import Options as Options
 from .local import Run as Run
 from .local import execute as execute
 from .local import run as run
 from .partition import class_histogram as class_histogram
 from .partition import local_test_indices as local_test_indices
+from .recalibration import recalibrated as recalibrated
 from .record import read_metrics as read_metrics
 from .shard import Shard as Shard
+from .testing import answers as answers
 from .world import prepare as prepare

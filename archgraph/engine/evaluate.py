@@ -1,8 +1,4 @@
-"""Testing models: on all test data, on each client's own classes, and the worst tier.
-
-A model whose normalisation is static carries no running statistics; it gets cumulative ones from
-one pass over training data first (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
-"""
+"""Testing models: on all test data, on each client's own classes, and the worst tier."""
 
 from __future__ import annotations
 
@@ -17,205 +13,28 @@ from torch import Tensor, nn
 
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.partition import local_test_indices
+from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.shard import Kept, isolated
+from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
     ClientData,
     CrossEntropy,
     Evaluated,
     LocalOptions,
-    Logits,
     Model,
-    Predict,
     State,
     Train,
     Work,
     World,
-    mask_absent,
     module_of,
     seeded,
 )
-from archgraph.graph.ir import ArchGraph, per_graph
-from archgraph.graph.passes import specialise
 from archgraph.module.build import load_state
-from archgraph.ops.schema import schema
-from archgraph.ops.table import row, statistics
 from archgraph.plain import Json
 
-IGNORED = -100  # a target that counts for nothing
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """What a model said to each test example.
-
-    Attributes:
-        loss: Sum of the cross-entropy over the example's targets, float64 ``[example]``.
-        right: Number of targets that were predicted, int64 ``[example]``.
-        targets: Number of targets, 1 for images, the window's length for text, ``[example]``.
-    """
-
-    loss: Tensor
-    right: Tensor
-    targets: Tensor
-
-    def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """Accuracy and mean loss over the chosen examples.
-
-        Example:
-            >>> answers = Answers(torch.ones(2), torch.tensor([1, 0]), torch.tensor([1, 1]))
-            >>> answers.summary()
-            {'accuracy': 0.5, 'loss': 1.0}
-        """
-        count = max(int(self.targets[chosen].sum()), 1)
-        return {
-            "accuracy": int(self.right[chosen].sum()) / count,
-            "loss": float(self.loss[chosen].sum()) / count,
-        }
-
-    def matched(self, targets: Tensor, shares: Sequence[float]) -> float:
-        """Accuracy to be expected of test examples with these shares of the classes.
-
-        Σ_c p_c · (accuracy on examples of class c): the mean over all test sets that could be drawn
-        by the shares p (RecipFL, §5.1, draws one). Classes without a test example count for nothing
-        and the other shares are divided by their sum.
-
-        Args:
-            targets: Class of each example, ``[example]``.
-            shares: Of each class, up to a common factor (numbers of examples, say), ``[class]``.
-
-        Example:
-            >>> answers = Answers(torch.zeros(3), torch.tensor([1, 0, 1]), torch.ones(3))
-            >>> answers.matched(torch.tensor([0, 0, 1]), (3, 1, 4))
-            0.625
-        """
-        count = torch.bincount(targets, minlength=len(shares))
-        right = torch.bincount(targets, self.right.double(), len(shares))
-        mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
-        whole = float(mixture.sum())
-        return float(mixture @ (right / count.clamp(min=1))) / whole if whole else 0.0
-
-
-def answers(
-    module: nn.Module,
-    data: Split,
-    *,
-    predict: Predict | None = None,
-    masks: Sequence[Tensor] = (),
-    batch: int = 500,
-    device: str = "cpu",
-) -> list[Answers]:
-    """Test a module in eval mode: its answers, then those under each mask.
-
-    Args:
-        module: On ``device``.
-        data: Test examples.
-        predict: From outputs to logits ``[batch, ..., classes]``; None: the only output.
-        masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
-        batch: Examples at a time.
-        device: Where the module is.
-    """
-    predict = predict or Logits()
-    module.eval()
-    variants: list[Tensor | None] = [None, *masks]
-    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in variants]
-    with torch.inference_mode():
-        for start in range(0, len(data), batch):
-            inputs, targets = data.examples(slice(start, start + batch))
-            wanted = targets.to(device)
-            logits = predict(module(*(x.to(device) for x in inputs)))
-            whole: tuple[Tensor, Tensor] | None = None
-            for present, part in zip(variants, parts, strict=True):
-                # A mask that hides nothing changes nothing.
-                if whole is None or (present is not None and not bool(present.all())):
-                    shown = logits if present is None else mask_absent(logits, present)
-                    part.append(_compare(shown, wanted))
-                    whole = whole or part[-1]
-                else:
-                    part.append(whole)
-    counts = (data.targets != IGNORED).reshape(len(data), -1).sum(1)
-    return [
-        Answers(torch.cat([loss for loss, _ in part]), torch.cat([hit for _, hit in part]), counts)
-        for part in parts
-    ]
-
-
-def _compare(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and number of right predictions of each example, on the CPU."""
-    loss = nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]),
-        targets.reshape(-1),
-        reduction="none",
-        ignore_index=IGNORED,
-    )
-    hits = logits.argmax(-1) == targets
-    count = len(targets)
-    return loss.double().reshape(count, -1).sum(1).cpu(), hits.reshape(count, -1).sum(1).cpu()
-
-
-def recalibrated(
-    graph: ArchGraph,
-    state: State,
-    data: Split,
-    *,
-    batch: int = 500,
-    examples: int | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-) -> State:
-    """The state with running statistics computed anew, as their mean over one pass of the data.
-
-    Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
-    running statistics use those of the batch. Batches are of equal size, up to one example, and
-    drawn in a random order, so that sorted data does no harm.
-
-    Args:
-        graph: The architecture.
-        state: Its state.
-        data: Training data.
-        batch: Examples at a time, at most.
-        examples: Use at most so many, drawn at random; None: all.
-        seed: Of the order.
-        device: Where to compute.
-
-    Returns:
-        A state with the same entries; the given one if the graph has no running statistics.
-    """
-    probe, buffers = _measuring(graph)
-    if not buffers:
-        return state
-    order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
-    module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
-    live = dict(module.named_buffers())
-    sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
-    pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
-    with torch.no_grad():
-        for piece in pieces:
-            inputs, _ = data.examples(piece)
-            module(*(x.to(device) for x in inputs))
-            for name, total in sums.items():
-                total += live[name]
-    means = {
-        name: (total / len(pieces)).to(state[name].dtype).cpu() for name, total in sums.items()
-    }
-    return {name: means.get(name, tensor) for name, tensor in state.items()}
-
-
-@per_graph
-def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
-    """The graph in eval mode whose running statistics become those of each batch; their names."""
-    running = statistics(graph)
-    nodes, found = [], []
-    for node in graph.nodes:
-        flag = row(node.op).training_flag
-        held = [name for name in node.leaves() if name in running]
-        if flag is not None and held and "momentum" in schema(node.op).by_name:
-            # Momentum 1 replaces the old statistics by those of the batch.
-            node = node.with_args(**{flag: True, "momentum": 1.0})
-            found += held
-        nodes.append(node)
-    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
-    return probe, tuple(dict.fromkeys(found))
+GLOBAL = "global"
+_LARGEST_EXPONENT = 700.0  # of a float
 
 
 @dataclass(frozen=True, eq=False)
@@ -486,7 +305,3 @@ def _together(
     if own:
         result["local"] = _mean(own.values())
     return result
-
-
-GLOBAL = "global"
-_LARGEST_EXPONENT = 700.0  # of a float

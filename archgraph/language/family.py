@@ -11,6 +11,7 @@ from pydantic import Field
 from archgraph.fields import Base, Count, Mistake, Name, Natural, Share, Version
 from archgraph.language.document import Document
 from archgraph.language.local import LocalOptions as LocalOptions
+from archgraph.language.local import rounds_of
 from archgraph.plain import Json
 from archgraph.rewrite.registry import ROWS
 
@@ -260,6 +261,17 @@ class EvaluateSpec(Base):
     statistics: Count | None = Field(
         default=None, description="training examples that static norm statistics are taken from"
     )
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether to measure after a round (counted from 1) of so many; always after the last.
+
+        Example:
+            >>> late = EvaluateSpec(every=2, after=0.7)
+            >>> [number for number in range(1, 12) if late.due(number, 11)]
+            [8, 10, 11]
+        """
+        begun = round > rounds_of(self.after or 0.0, rounds)
+        return round == rounds or (begun and round % self.every == 0)
 
 
 class EngineSpec(Base):

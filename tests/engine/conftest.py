@@ -13,7 +13,7 @@ from torch import nn
 
 from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, load_dataset
-from archgraph.engine.experiment import Experiment, Options
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.federation import (
@@ -30,6 +30,7 @@ from archgraph.federation import (
     World,
 )
 from archgraph.graph.ir import ArchGraph
+from archgraph.language.family import EvaluateSpec
 from archgraph.module.build import initial_state
 from archgraph.states import Merger, Transfer
 
@@ -171,7 +172,8 @@ def experiment(digits: Dataset, world: Callable[..., World]) -> Callable[..., Ex
             data=digits,
             shares=partition(digits.train.targets, clients=clients, scheme="dirichlet", seed=seed),
             local=LocalOptions(lr=0.05, batch=16),
-            options=Options(sampled=max(clients - 1, 1), batch=100),
+            evaluate=EvaluateSpec(batch=100),
+            sampled=max(clients - 1, 1),
             text="name: test\n",
             facts={"rounds": rounds, "clients": clients, "seed": seed},
         )

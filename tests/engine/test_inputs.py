@@ -17,8 +17,9 @@ from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.data.sentences import INPUTS
+from archgraph.engine.facts import as_resolved
+from archgraph.engine.fit import fits, fitted, matched
 from archgraph.engine.shard import Shard
-from archgraph.engine.world import as_resolved, fits, fitted, matched
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.federation.family import Family, Member
 from archgraph.module.build import build, initial_state

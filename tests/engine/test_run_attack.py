@@ -14,6 +14,7 @@ from archgraph.engine.attack import Attack, Shuffled, malicious
 from archgraph.engine.local import execute
 from archgraph.engine.shard import Shard, isolated
 from archgraph.federation import LocalOptions, Model, Outcome, Train, Work, seeded
+from archgraph.language.family import AttackSpec
 
 
 @pytest.fixture
@@ -121,8 +122,7 @@ def test_choice_of_malicious_clients(clients, share, seed):
 
 def test_malicious_clients_are_recorded_and_do_harm(experiment):
     clean = execute(experiment(rounds=2))
-    attacked = execute(experiment(rounds=2, malicious=frozenset({0, 1}), intensity=20.0))
+    attacked = execute(experiment(rounds=2, attack=AttackSpec(fraction=0.5, intensity=20.0)))
     marked = {c["client"] for line in attacked.rounds for c in line["clients"] if "malicious" in c}
-    assert marked <= {0, 1}
-    assert marked
+    assert marked and marked <= attacked.experiment.malicious
     assert attacked.evaluation["global"]["accuracy"] < clean.evaluation["global"]["accuracy"] - 0.1

@@ -15,11 +15,13 @@ from torch import nn
 
 from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, Split
-from archgraph.engine.evaluate import Answers, Evaluator, answers, recalibrated
+from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, table
+from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.shard import Kept, Shard
+from archgraph.engine.testing import Answers, answers
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
 from archgraph.module.build import build, initial_state
 
@@ -234,7 +236,7 @@ def test_equal_models_are_tested_once_and_alike(world, digits, net, monkeypatch)
     from archgraph.engine import evaluate
 
     calls: list[int] = []
-    plain = evaluate.answers
+    plain = answers
 
     def counted(*args: Any, **options: Any) -> list[Answers]:
         calls.append(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.experiment import Options
-from archgraph.engine.local import Clock, Loop, execute, sample
+from archgraph.engine.local import execute
+from archgraph.engine.loop import Loop, sample
+from archgraph.engine.turn import Clock
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, Train, Work
+from archgraph.language.family import EvaluateSpec
 
 
 def bits(tensors: Any) -> dict[str, bytes]:
@@ -68,7 +69,7 @@ REASONS = {
 
 @pytest.mark.parametrize("how", REASONS)
 def test_bad_update_is_rejected_by_name_and_the_round_goes_on(experiment, mean, how):
-    run = execute(experiment(mean({1: Spoil(how)}), rounds=1, options=_all()))
+    run = execute(experiment(mean({1: Spoil(how)}), rounds=1, sampled=None))
     (line,) = run.rounds
     assert [r["client"] for r in line["clients"]] == [0, 2, 3]
     (rejected,) = line["rejected"]
@@ -83,7 +84,7 @@ def test_what_a_strategy_does_not_accept_is_rejected_like_any_other(experiment, 
         if result.client == 1:
             raise RejectedUpdate("no features", where="client 1")
 
-    run = execute(experiment(mean(refuse=refuse), rounds=1, options=_all()))
+    run = execute(experiment(mean(refuse=refuse), rounds=1, sampled=None))
     (line,) = run.rounds
     assert [r["client"] for r in line["clients"]] == [0, 2, 3]
     assert [r["reason"] for r in line["rejected"]] == ["client 1: no features"]
@@ -93,13 +94,13 @@ def test_what_a_strategy_does_not_accept_is_rejected_like_any_other(experiment, 
 def test_rejected_client_leaves_no_trace(experiment, mean):
     """Nothing half-added: the others' mean is what it would be without the client."""
 
-    spoilt = execute(experiment(mean({1: Spoil("missing")}), rounds=1, options=_all()))
-    crashed = execute(experiment(mean({1: Spoil("crash")}), rounds=1, options=_all()))
+    spoilt = execute(experiment(mean({1: Spoil("missing")}), rounds=1, sampled=None))
+    crashed = execute(experiment(mean({1: Spoil("crash")}), rounds=1, sampled=None))
     assert bits(spoilt.server.tensors) == bits(crashed.server.tensors)
 
 
 def test_failed_client_is_isolated(experiment, mean):
-    run = execute(experiment(mean({2: Spoil("crash")}), rounds=2, options=_all()))
+    run = execute(experiment(mean({2: Spoil("crash")}), rounds=2, sampled=None))
     for line in run.rounds:
         assert line["failed"] == [
             {"client": 2, "name": "even", "reason": "ValueError: out of battery"}
@@ -167,7 +168,7 @@ def test_every_client_has_randomness_of_its_own_in_every_round(experiment, mean)
             seeds.append((work.generator.initial_seed(), float(torch.rand(()))))
             return Outcome(work.state)
 
-    execute(experiment(mean(program=Tell()), rounds=3, options=_all()))
+    execute(experiment(mean(program=Tell()), rounds=3, sampled=None))
     assert len(seeds) == 12
     assert len({own for own, _ in seeds}) == 12
     assert len({dropout for _, dropout in seeds}) == 12
@@ -183,9 +184,9 @@ def test_clients_draw_apart_from_one_another(experiment, mean):
 
         return seen
 
-    execute(experiment(mean(seen=watch(updates["all"])), rounds=1, options=_all()))
+    execute(experiment(mean(seen=watch(updates["all"])), rounds=1, sampled=None))
     less = mean({0: Spoil("crash")}, seen=watch(updates["less"]))
-    execute(experiment(less, rounds=1, options=_all()))
+    execute(experiment(less, rounds=1, sampled=None))
     assert set(updates["less"]) == {1, 2, 3}
     assert all(updates["all"][k] == v for k, v in updates["less"].items())
 
@@ -213,7 +214,7 @@ def test_kept_entries_stay_with_the_client(experiment, mean):
         kept=frozenset({"1.running_mean", "1.running_var"}),
         seen=lambda result: returned.append(set(result.state)),
     )
-    setup = experiment(strategy, rounds=2, options=_all())
+    setup = experiment(strategy, rounds=2, sampled=None)
     loop = Loop(setup)
     loop.start(setup.strategy.init(setup.world))
     loop.round()
@@ -234,7 +235,7 @@ def test_what_a_program_keeps_comes_back(experiment, mean):
             rounds = work.keep.get("rounds", torch.zeros(()))
             return Outcome(work.state, keep={"rounds": rounds + 1}, metrics={"n": float(rounds)})
 
-    run = execute(experiment(mean(program=Count()), rounds=3, options=_all()))
+    run = execute(experiment(mean(program=Count()), rounds=3, sampled=None))
     assert [line["clients"][0]["n"] for line in run.rounds] == [0.0, 1.0, 2.0]
 
 
@@ -263,7 +264,7 @@ def test_seconds_are_split_and_add_up(experiment):
 
 def test_clock_counts_inner_purposes_once(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 7.0])
-    monkeypatch.setattr("archgraph.engine.local.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("archgraph.engine.turn.time.perf_counter", lambda: next(now))
     clock = Clock()
     with clock.measure("server"), clock.measure("local"):
         pass
@@ -271,9 +272,7 @@ def test_clock_counts_inner_purposes_once(monkeypatch):
 
 
 def test_evaluation_comes_when_due_and_at_the_end(experiment):
-    setup = experiment(rounds=5)
-    options = dataclasses.replace(setup.options, evaluate_every=2)
-    run = execute(experiment(rounds=5, options=options))
+    run = execute(experiment(rounds=5, evaluate=EvaluateSpec(every=2)))
     assert ["evaluation" in line for line in run.rounds] == [False, True, False, True, True]
     assert run.evaluation == run.rounds[-1]["evaluation"]
     assert {"models", "global", "local", "worst"} == set(run.evaluation)
@@ -293,24 +292,19 @@ def test_evaluation_comes_when_due_and_at_the_end(experiment):
     ],
 )
 def test_tests_begin_after_a_fraction_of_the_rounds(every, after, rounds, expected):
-    options = Options(evaluate_every=every, evaluate_after=after)
-    assert [n for n in range(1, rounds + 1) if options.tests(n, rounds)] == expected
+    evaluate = EvaluateSpec(every=every, after=after or None)
+    assert [n for n in range(1, rounds + 1) if evaluate.due(n, rounds)] == expected
 
 
 def test_late_tests_change_nothing_else(experiment):
     early = execute(experiment(rounds=3))
-    options = dataclasses.replace(experiment().options, evaluate_after=0.6)
-    late = execute(experiment(rounds=3, options=options))
+    late = execute(experiment(rounds=3, evaluate=EvaluateSpec(after=0.6, batch=100)))
     assert ["evaluation" in line for line in late.rounds] == [False, True, True]
     assert bits(late.server.tensors) == bits(early.server.tensors)
     assert late.evaluation == early.evaluation
 
 
 def test_training_learns(experiment):
-    run = execute(experiment(rounds=6, options=_all()))
+    run = execute(experiment(rounds=6, sampled=None))
     assert run.evaluation["global"]["accuracy"] > 0.7
     assert run.rounds[0]["evaluation"]["global"]["accuracy"] < run.evaluation["global"]["accuracy"]
-
-
-def _all() -> Options:
-    return Options(batch=100)

@@ -55,7 +55,7 @@ def test_tests_begin_when_the_experiment_says(write, tmp_path):
     run = ag.run(write({"after": 0.5}), out=tmp_path / "run", progress=False)
     assert [line["round"] for line in run.rounds if "evaluation" in line] == [3, 4, 5]
     again = prepare(tmp_path / "run" / "run.yaml")
-    assert again.options == run.experiment.options
+    assert again.evaluate == run.experiment.evaluate
     # How a run is tested decides none of its numbers.
     assert again.facts == prepare(write(None)).facts
 

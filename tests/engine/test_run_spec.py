@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 import archgraph as ag
 from archgraph.engine import prepare, read_metrics
 from archgraph.engine.data import ROOT_VARIABLE
-from archgraph.engine.world import as_resolved
+from archgraph.engine.facts import as_resolved
 from archgraph.errors import DataError, RunError, SpecError
 
 MODEL = """
@@ -120,7 +120,7 @@ def test_resolved_experiment_reads_back_to_itself(write, tmp_path, monkeypatch):
     assert again.facts == first.facts
     assert again.text == first.text
     assert again.world.graph == first.world.graph
-    assert (again.local, again.options) == (first.local, first.options)
+    assert (again.local, again.evaluate) == (first.local, first.evaluate)
     assert "scaler" in first.text  # a default of the strategy, written out
 
 
@@ -176,18 +176,18 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkeypatch):
     """Interrupted inside round 3 by something that no handler catches."""
-    from archgraph.engine import local
+    from archgraph.engine.turn import Turn
 
     file = write(rounds=3, sample=4, **STRATEGIES[name])
     whole = ag.run(file, out=tmp_path / "whole")
-    work = local.Turn._work
+    work = Turn._work
 
     def die(self: Any, task: Any) -> Any:
         if self.round == 3 and len(self.accepted) == 2:
             raise KeyboardInterrupt
         return work(self, task)
 
-    monkeypatch.setattr(local.Turn, "_work", die)
+    monkeypatch.setattr(Turn, "_work", die)
     with pytest.raises(KeyboardInterrupt):
         ag.run(file, out=tmp_path / "broken")
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import archgraph as ag
 from archgraph.engine import execute
 from archgraph.engine.data import load_dataset
-from archgraph.engine.experiment import Experiment, Options
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.federation import (
@@ -27,6 +27,7 @@ from archgraph.federation import (
     World,
     configure,
 )
+from archgraph.language.family import EvaluateSpec
 from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.exclusivefl import ExclusiveFL
 from archgraph.strategies.fedavg import FedAvg
@@ -269,8 +270,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
     world = World(nothing, {}, clients, tuple(nets.values()), 10, rounds=3, seed=0)
 
     def setup(strategy: Strategy) -> Experiment:
-        local, options = LocalOptions(lr=0.05, batch=16), Options(sampled=3, batch=200)
-        return Experiment(world, strategy, data, shares, local=local, options=options)
+        local, evaluate = LocalOptions(lr=0.05, batch=16), EvaluateSpec(batch=200)
+        return Experiment(world, strategy, data, shares, local, evaluate, sampled=3)
 
     class Stop(BaseException):
         pass

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.engine.data import Dataset, Split
-from archgraph.engine.experiment import Experiment, Options
-from archgraph.engine.local import Loop, execute
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.local import execute
+from archgraph.engine.loop import Loop
 from archgraph.federation import (
     Client,
     Evaluated,
@@ -36,6 +37,7 @@ from archgraph.federation import (
     reservoir,
     seeded,
 )
+from archgraph.language.family import EvaluateSpec
 from archgraph.strategies.fedin import (
     Chain,
     FedIN,
@@ -159,7 +161,7 @@ def experiment(world: World, strategy: FedIN, **local: object) -> Experiment:
         data=Dataset("toy", "image", CLASSES, SHAPE, train, images(40, 2), tuple("abcde")),
         shares=tuple(np.arange(12 * c, 12 * c + 12) for c in range(count)),
         local=LocalOptions(**options),  # type: ignore[arg-type]  # by name
-        options=Options(batch=20),
+        evaluate=EvaluateSpec(batch=20),
         text="name: test\n",
         facts={"seed": world.seed},
     )

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.engine.data import load_dataset
-from archgraph.engine.experiment import Experiment, Options
-from archgraph.engine.local import Loop
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.loop import Loop
 from archgraph.engine.partition import partition
 from archgraph.federation import (
     Client,
@@ -31,6 +31,7 @@ from archgraph.federation import (
     World,
     configure,
 )
+from archgraph.language.family import EvaluateSpec
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.flexifed import FlexiFed, Sharing, runs
 from archgraph.strategies.standalone import Standalone
@@ -503,7 +504,7 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
         data=data,
         shares=partition(data.train.targets, clients=3, scheme="dirichlet", seed=0),
         local=LocalOptions(lr=0.05, batch=16),
-        options=Options(batch=200),
+        evaluate=EvaluateSpec(batch=200),
     )
     loop = Loop(setup)
     loop.start(setup.strategy.init(world))

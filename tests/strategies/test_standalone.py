@@ -10,12 +10,13 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.engine.data import load_dataset
-from archgraph.engine.evaluate import answers
-from archgraph.engine.experiment import Experiment, Options
-from archgraph.engine.local import Loop
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.loop import Loop
 from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
+from archgraph.engine.testing import answers
 from archgraph.federation import Client, LocalOptions, Result, Tier, World
+from archgraph.language.family import EvaluateSpec
 from archgraph.strategies.standalone import Standalone
 
 NOTHING = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
@@ -56,8 +57,8 @@ def experiment(tiers, data, shares) -> Experiment:
         for i, name in enumerate(("conv", "flat", "conv"))
     )
     world = World(NOTHING, {}, clients, tuple(tiers.values()), 10, rounds=3, seed=0)
-    local, options = LocalOptions(lr=0.05, batch=16), Options(batch=200)
-    return Experiment(world, Standalone(), data, tuple(shares), local=local, options=options)
+    local, evaluate = LocalOptions(lr=0.05, batch=16), EvaluateSpec(batch=200)
+    return Experiment(world, Standalone(), data, tuple(shares), local, evaluate)
 
 
 def finished(setup: Experiment) -> Loop:

@@ -1,0 +1,96 @@
+"""What an experiment is: as YAML with every default, and as the facts that decide its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pydantic_core
+import torch
+from ruamel.yaml import YAML
+
+from archgraph.engine.data import Dataset
+from archgraph.federation import (
+    State,
+    Strategy,
+)
+from archgraph.federation.family import Family
+from archgraph.language import ExperimentSpec, FamilySpec, load_family
+from archgraph.plain import Json
+
+
+def family_of(spec: ExperimentSpec) -> FamilySpec:
+    """The family that an experiment names or holds."""
+    return load_family(spec.family) if isinstance(spec.family, str) else spec.family
+
+
+def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> str:
+    """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
+    values = _plain(spec, strategy)
+    values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
+    if root is not None:
+        values["data"]["root"] = str(root)
+    stream = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
+    yaml.dump(values, stream)
+    return stream.getvalue()
+
+
+def _plain(spec: ExperimentSpec, strategy: Strategy) -> dict[str, Json]:
+    values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
+    options = pydantic_core.to_jsonable_python(strategy)
+    python = "python" in spec.strategy
+    values["strategy"] = (
+        {"python": spec.strategy_name, **options} if python else {spec.strategy_name: options}
+    )
+    return values
+
+
+def facts(
+    spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
+) -> Mapping[str, Json]:
+    """All that decides the numbers of a run, by content and not by the names of files."""
+    values = _plain(spec, strategy)
+    for name in ("name", "out", "engine", "evaluate"):
+        values.pop(name, None)
+    for place in ("root", "tokenizer"):
+        values["data"].pop(place, None)
+    return {
+        **values,
+        "graph": family.graph.digest,
+        "state": None if family.state is None else _content(family.state),
+        "family": {
+            member.name: {
+                "count": member.count,
+                "graph": member.graph.digest,
+                "transfer": member.transfer.digest,
+                "state": None if member.state is None else _content(member.state),
+            }
+            for member in family.clients
+        },
+        "examples": _content(
+            {
+                f"{name}/{part}": tensor
+                for name, split in (("train", data.train), ("test", data.test))
+                for part, tensor in (
+                    ("inputs", split.inputs),
+                    ("targets", split.targets),
+                    *split.beside.items(),
+                )
+            }
+        ),
+    }
+
+
+def _content(tensors: State) -> str:
+    """SHA-256 of tensors, names and all."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,173 @@
+"""Models and data that fit each other: inputs by name and shape, classes, vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from archgraph.engine.data import Dataset
+from archgraph.errors import RunError
+from archgraph.federation.family import Family
+from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
+from archgraph.module.build import build
+from archgraph.ops.schema import torch_dtype
+from archgraph.rewrite.insert import fresh, refs
+
+
+def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:
+    """The family with models that all take the same inputs, and the data with these.
+
+    Of the inputs that the data offers by name those stay that some model asks for. Every model then
+    takes them in the data's order; what it does not ask for itself, it does not use. So one
+    minibatch suits all models of a client, and a model with one input is as it was where nobody
+    asks for more.
+
+    Raises:
+        RunError: If a model does not fit the data; see :func:`fits`.
+    """
+    graphs = [g for g in (family.graph, *(m.graph for m in family.clients)) if g.nodes]
+    asked = {key for graph in graphs if len(graph.inputs) > 1 for key, _ in graph.inputs}
+    data = data.with_only(asked)
+    made: dict[ArchGraph, ArchGraph] = {}
+    for graph in graphs:
+        if graph not in made:
+            made[graph] = fitted(graph, data)
+            fits(made[graph], data)
+    members = tuple(
+        dataclasses.replace(member, graph=made.get(member.graph, member.graph))
+        for member in family.clients
+    )
+    graph = made.get(family.graph, family.graph)
+    return dataclasses.replace(family, graph=graph, clients=members), data
+
+
+def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
+    r"""The architecture with the data's named inputs in their order; the same function of them.
+
+    The only input of a model may be called anything; it is the data's first.
+
+    Raises:
+        RunError: If it asks for an input that the data does not have.
+
+    Example:
+        >>> from archgraph.engine.data import Split
+        >>> from archgraph.graph.text import parse
+        >>> ids = torch.zeros(4, 3, dtype=torch.int16)
+        >>> split = Split(ids, torch.zeros(4, dtype=torch.int64), beside={"mask": ids})
+        >>> data = Dataset("pairs", "text", 2, (3,), split, split, ("no", "yes"), ("ids", "mask"))
+        >>> graph = parse("%x: int64[batch, 3] = input()\nforward x = %x\nreturn %x")
+        >>> [key for key, _ in fitted(graph, data).inputs]
+        ['x', 'mask']
+    """
+    if len(data.inputs) < 2:
+        return graph
+    own = dict(graph.inputs)
+    alone = len(own) == 1
+    unknown = [key for key in own if key not in data.inputs and not alone]
+    if unknown or not own:
+        raise RunError(
+            "the model takes an input that the data does not have",
+            where=graph.name or "model",
+            found=", ".join(unknown) or "no input",
+            expected=f"some of {', '.join(data.inputs)} ({data.name})",
+        )
+    taken = set(graph.node) | set(own)
+    inputs: list[tuple[str, Value]] = []
+    added: list[Node] = []
+    for place, name in enumerate(data.inputs):
+        key = next(iter(own)) if alone and place == 0 else name
+        if key in own:
+            inputs.append((key, own[key]))
+            continue
+        shape = (Batch(), *(data.train.beside[name] if place else data.train.inputs).shape[1:])
+        node = Node(fresh(taken, name), "input", (), TensorType(shape, "int64"))
+        added.append(node)
+        inputs.append((name, Ref(node.name)))
+    first = [graph.node[ref] for _, value in graph.inputs for ref in refs(value)]
+    order = {ref: i for i, (_, value) in enumerate(inputs) for ref in refs(value)}
+    leading = sorted((*first, *added), key=lambda node: order[node.name])
+    rest = [node for node in graph.nodes if node.op != "input"]
+    return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
+
+
+def fits(graph: ArchGraph, data: Dataset) -> None:
+    """Check that a model takes the data's examples and knows its words and classes.
+
+    Raises:
+        RunError: Says what the model takes or gives, and what the data is.
+    """
+    where = graph.name or "model"
+    inputs = [node for node in graph.nodes if node.op == "input"]
+    shapes = [data.shape, *(tuple(x.shape[1:]) for x in data.train.beside.values())]
+    if [tuple(node.shape[1:]) for node in inputs] != shapes:
+        wanted = f"one input of shape {data.shape}"
+        if len(shapes) > 1:
+            named = zip(data.inputs, shapes, strict=True)
+            wanted = ", ".join(f"{name} of shape {shape}" for name, shape in named)
+        raise RunError(
+            "the model does not take this data",
+            where=where,
+            found=", ".join(str(node.type) for node in inputs) or "no input",
+            expected=f"{wanted} per example ({data.name})",
+        )
+    integral = inputs[0].dtype.startswith("int")
+    if integral != data.integral:
+        raise RunError(
+            "the model takes another kind of input",
+            where=where,
+            found=inputs[0].dtype,
+            expected="integers for text, floating point numbers for images",
+        )
+    for name, node in zip(data.inputs[1:], inputs[1:], strict=True):
+        if node.dtype != "int64":
+            raise RunError(
+                "the model takes another kind of input",
+                where=f"{where}: {name}",
+                found=node.dtype,
+                expected="int64",
+            )
+    output = _logits(graph.outputs)
+    if output is not None:
+        logits = graph.node[output.name]
+        if not logits.shape or logits.shape[-1] != data.classes:
+            raise RunError(
+                "the model does not know these classes",
+                where=where,
+                found=f"output {logits.type}",
+                expected=f"{data.classes} logits in the last axis ({data.name})",
+            )
+    if data.integral:
+        _knows_words(graph, data)
+
+
+def _logits(outputs: Value) -> Ref | None:
+    """The output that :class:`archgraph.federation.Logits` takes, where it is clear."""
+    if isinstance(outputs, Record):
+        fields = dict(outputs.fields)
+        outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)
+    return outputs if isinstance(outputs, Ref) else None
+
+
+def _knows_words(graph: ArchGraph, data: Dataset) -> None:
+    """Check that a model has an embedding of the data's largest number: it is run on that."""
+    split = max((data.train, data.test), key=lambda split: int(split.inputs.max()))
+    largest = split.inputs.flatten(1).max(1).values
+    example = int(largest.argmax())
+    inputs, _ = split.examples(slice(example, example + 1))
+    zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in graph.params}
+    module = build(graph, {name: zeros[name] for name in graph.state_names}).eval()
+    try:
+        with torch.inference_mode():
+            module(*inputs)
+    except IndexError as error:
+        most = int(largest.max())
+        beside = ", ".join(f"{name} up to {int(x.max())}" for name, x in split.beside.items())
+        raise RunError(
+            "the model does not know these words",
+            where=graph.name or "model",
+            found=f"the number {most}, and an embedding of fewer rows",
+            expected=f"an embedding of at least {most + 1} rows ({data.name})",
+            hint="enlarge the model's vocabulary, or write a smaller data.vocabulary"
+            + (f"; further inputs: {beside}" if beside else ""),
+        ) from error

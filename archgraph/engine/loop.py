@@ -1,0 +1,142 @@
+"""The round loop: sample, send, train, receive, test, record."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from archgraph.engine.evaluate import Evaluator
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.progress import Bars
+from archgraph.engine.record import Checkpoint, Record
+from archgraph.engine.shard import Kept
+from archgraph.engine.turn import Turn
+from archgraph.federation import (
+    Evaluated,
+    ServerState,
+    seeded,
+)
+from archgraph.plain import Json, finite
+
+
+def sample(clients: int, count: int | None, seed: int, round: int) -> tuple[int, ...]:
+    """Clients of a round, ascending: drawn from (seed, round) only.
+
+    >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
+    ((0, 1, 2), 4)
+    """
+    if count is None or count >= clients:
+        return tuple(range(clients))
+    order = torch.randperm(clients, generator=seeded(seed, "sample", round))
+    return tuple(sorted(order[:count].tolist()))
+
+
+@dataclass(eq=False)
+class Loop:
+    """The round loop over one experiment, and what changes while it runs.
+
+    Attributes:
+        experiment: What is run.
+        record: Where it is recorded; None: nowhere.
+        watch: Progress bars.
+        server: State of the server.
+        kept: What clients kept.
+        lines: The lines of the rounds so far.
+        done: Rounds that are done.
+    """
+
+    experiment: Experiment
+    record: Record | None = None
+    watch: Bars = field(default_factory=Bars)
+    server: ServerState = field(default_factory=ServerState)
+    kept: dict[int, Kept] = field(default_factory=dict)
+    lines: list[dict[str, Json]] = field(default_factory=list)
+    done: int = 0
+    _recording: float = 0.0
+
+    def start(self, state: ServerState) -> None:
+        """What comes before the first round: the survey, from the strategy's first state."""
+        world, strategy = self.experiment.world, self.experiment.strategy
+        turn = Turn(self.experiment, 0, self.kept, self.watch)
+        with turn.clock.measure("server"):
+            tasks = strategy.survey(world, state)
+            state = strategy.surveyed(world, state, turn.results(tasks))
+        turn.settle()
+        self.server = state
+        self._save()
+
+    def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
+        """Take up a run after its last checkpoint."""
+        self.server = ServerState(checkpoint.tensors, checkpoint.values)
+        self.kept = {client: Kept.from_flat(flat) for client, flat in checkpoint.kept.items()}
+        self.lines = lines
+        self.done = checkpoint.round
+
+    def round(self) -> dict[str, Json]:
+        """One round: sample, begin, send, train, receive, test, record."""
+        setup, number = self.experiment, self.done + 1
+        world, strategy = setup.world, setup.strategy
+        began = time.perf_counter()
+        before = dict(self.kept)
+        turn = Turn(setup, number, self.kept, self.watch)
+        sampled = sample(len(world.clients), setup.sampled, world.seed, number)
+        self.watch.round(number, len(sampled))
+        with turn.clock.measure("server"):
+            state = strategy.begin(world, self.server, number, sampled)
+            tasks = (strategy.send(world, state, client, number) for client in sampled)
+            state = strategy.receive(world, state, turn.results(tasks), number)
+        turn.settle()
+        self.server, self.done = state, number
+        line: dict[str, Json] = {"round": number, **turn.report()}
+        if setup.evaluate.due(number, world.rounds):
+            with turn.clock.measure("evaluate"):
+                models = strategy.evaluated(world, state)
+                line["evaluation"] = self._evaluator(
+                    self._announced(models), kept=self.kept, round=number
+                )
+        line["seconds"] = {
+            "local": 0.0,
+            **turn.clock.seconds,
+            "record": self._recording,
+            "total": time.perf_counter() - began,
+        }
+        line = finite(line)
+        self.lines.append(line)
+        if self.record is not None:
+            began = time.perf_counter()
+            for client, kept in self.kept.items():
+                if before.get(client) is not kept:
+                    self.record.changed(client)
+            self.record.line(line)
+            self._save()
+            self._recording = time.perf_counter() - began
+        self.watch.round_done(line.get("evaluation", {}))
+        return line
+
+    @functools.cached_property
+    def _evaluator(self) -> Evaluator:
+        setup, how = self.experiment, self.experiment.evaluate
+        return Evaluator(
+            world=setup.world,
+            data=setup.data,
+            shard=setup.shard,
+            local=setup.local,
+            batch=how.batch,
+            examples=how.statistics,
+            fine_tune=how.fine_tune or 0,
+            device=setup.world.device,
+        )
+
+    def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
+        for model in models:
+            self.watch.testing(model.name)
+            yield model
+
+    def _save(self) -> None:
+        if self.record is not None:
+            kept = {client: kept.flat() for client, kept in self.kept.items()}
+            self.record.save(Checkpoint(self.done, self.server.tensors, self.server.values, kept))

@@ -1,0 +1,88 @@
+"""Running statistics for models that carry none.
+
+A model whose normalisation is static gets cumulative ones from one pass over training data before
+it is tested (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from archgraph.engine.data import Split
+from archgraph.federation import (
+    Model,
+    State,
+    module_of,
+    seeded,
+)
+from archgraph.graph.ir import ArchGraph, per_graph
+from archgraph.graph.passes import specialise
+from archgraph.ops.schema import schema
+from archgraph.ops.table import row, statistics
+
+
+def recalibrated(
+    graph: ArchGraph,
+    state: State,
+    data: Split,
+    *,
+    batch: int = 500,
+    examples: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> State:
+    """The state with running statistics computed anew, as their mean over one pass of the data.
+
+    Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
+    running statistics use those of the batch. Batches are of equal size, up to one example, and
+    drawn in a random order, so that sorted data does no harm.
+
+    Args:
+        graph: The architecture.
+        state: Its state.
+        data: Training data.
+        batch: Examples at a time, at most.
+        examples: Use at most so many, drawn at random; None: all.
+        seed: Of the order.
+        device: Where to compute.
+
+    Returns:
+        A state with the same entries; the given one if the graph has no running statistics.
+    """
+    probe, buffers = _measuring(graph)
+    if not buffers:
+        return state
+    order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
+    module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
+    live = dict(module.named_buffers())
+    sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
+    pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
+    with torch.no_grad():
+        for piece in pieces:
+            inputs, _ = data.examples(piece)
+            module(*(x.to(device) for x in inputs))
+            for name, total in sums.items():
+                total += live[name]
+    means = {
+        name: (total / len(pieces)).to(state[name].dtype).cpu() for name, total in sums.items()
+    }
+    return {name: means.get(name, tensor) for name, tensor in state.items()}
+
+
+@per_graph
+def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
+    """The graph in eval mode whose running statistics become those of each batch; their names."""
+    running = statistics(graph)
+    nodes, found = [], []
+    for node in graph.nodes:
+        flag = row(node.op).training_flag
+        held = [name for name in node.leaves() if name in running]
+        if flag is not None and held and "momentum" in schema(node.op).by_name:
+            # Momentum 1 replaces the old statistics by those of the batch.
+            node = node.with_args(**{flag: True, "momentum": 1.0})
+            found += held
+        nodes.append(node)
+    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
+    return probe, tuple(dict.fromkeys(found))

@@ -1,0 +1,213 @@
+"""The clients of one round: their work as a stream of results."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from archgraph.analysis.roles import frozen
+from archgraph.engine.attack import Attack
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.progress import Bars
+from archgraph.engine.shard import Kept, isolated
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation import (
+    Outcome,
+    Result,
+    State,
+    Task,
+    Work,
+    seeded,
+)
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
+from archgraph.states import check_update
+
+
+class Clock:
+    """Seconds by purpose; time inside an inner purpose does not count for the outer one.
+
+    Example:
+        >>> clock = Clock()
+        >>> with clock.measure("server"):
+        ...     with clock.measure("local"):
+        ...         pass
+        >>> sorted(clock.seconds)
+        ['local', 'server']
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def measure(self, purpose: str) -> Iterator[None]:
+        """Count for a purpose."""
+        self._lap()
+        self._open.append(purpose)
+        try:
+            yield
+        finally:
+            self._lap()
+            self._open.pop()
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            purpose = self._open[-1]
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + now - self._since
+        self._since = now
+
+
+@dataclass(eq=False)
+class Turn:
+    """One round's clients: their work as a stream of results, and what became of each.
+
+    Attributes:
+        experiment: What is run.
+        round: Counted from 1; 0 for the survey.
+        kept: What clients kept; replaced client by client as results are accepted.
+        watch: Progress bars.
+        clock: Seconds of local training and server work.
+        accepted: A report for each client whose update was accepted.
+        rejected: Client, name and reason of each update that was refused.
+        failed: The same for clients that did not get that far.
+    """
+
+    experiment: Experiment
+    round: int
+    kept: dict[int, Kept]
+    watch: Bars
+    clock: Clock = field(default_factory=Clock)
+    accepted: list[dict[str, Json]] = field(default_factory=list)
+    rejected: list[dict[str, Json]] = field(default_factory=list)
+    failed: list[dict[str, Json]] = field(default_factory=list)
+    _first: Exception | None = None
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        """The work of one client after the other; one update is alive at a time.
+
+        To be iterated inside ``clock.measure("server")``: local work is taken out of it.
+        """
+        for task in tasks:
+            name = task.tier or self.experiment.world.clients[task.client].name
+            self.watch.client(name)
+            who: dict[str, Json] = {"client": task.client, "name": name}
+            began = time.perf_counter()
+            try:
+                with self.clock.measure("local"):
+                    outcome = self._work(task)
+                seconds = time.perf_counter() - began
+                result = self._accept(task, outcome)
+            except RejectedUpdate as error:
+                self.rejected.append({**who, "reason": str(error)})
+            except Exception as error:  # whatever a client dies of, the others go on
+                self._first = self._first or error
+                self.failed.append({**who, "reason": f"{type(error).__name__}: {error}"})
+            else:
+                attacked = {"malicious": True} if self._malicious(task.client) else {}
+                self.accepted.append(
+                    {**who, "examples": result.examples, **attacked, "seconds": seconds}
+                    | {key: float(value) for key, value in outcome.metrics.items()}
+                )
+                del outcome
+                yield result
+                del result
+            self.watch.client_done()
+
+    def settle(self) -> None:
+        """After the stream has ended.
+
+        Raises:
+            RunError: If every client failed: then it is not the clients.
+        """
+        if self._first is not None and not self.accepted and not self.rejected:
+            raise RunError(
+                "every client failed",
+                where=f"round {self.round}",
+                found=self.failed[0]["reason"],
+                hint="the first failure is shown as the cause",
+            ) from self._first
+
+    def report(self) -> dict[str, Json]:
+        """What became of the clients, as the record has it."""
+        return {"clients": self.accepted, "rejected": self.rejected, "failed": self.failed}
+
+    def _malicious(self, client: int) -> bool:
+        return client in self.experiment.malicious and self.round > 0
+
+    def _work(self, task: Task) -> Outcome:
+        """What the client does."""
+        setup = self.experiment
+        world, device = setup.world, setup.world.device
+        kept = self.kept.get(task.client, Kept())
+        state = kept.over(task.state, task.kept)
+        missing = [name for name in task.graph.state_names if name not in state]
+        if missing:
+            raise RunError(
+                "the task lacks entries that the client never kept", found=", ".join(missing[:3])
+            )
+        program = task.program
+        if setup.attack is not None and self._malicious(task.client):
+            program = Attack(program, setup.attack.intensity, world.seed)
+        generator = seeded(world.seed, "client", self.round, task.client)
+        with isolated(generator, device):
+            return program(
+                Work(
+                    client=task.client,
+                    round=self.round,
+                    rounds=world.rounds,
+                    graph=task.graph,
+                    state=state,
+                    data=setup.shard(task.client),
+                    local=setup.local,
+                    generator=generator,
+                    keep=kept.keep,
+                    others=task.others,
+                    extras=task.extras,
+                    values=task.values,
+                    device=device,
+                    progress=self.watch.step,
+                )
+            )
+
+    def _accept(self, task: Task, outcome: Outcome) -> Result:
+        """What the server sees of an outcome, if all of it is fit to be seen."""
+        check_update(task.graph, outcome.state)
+        if set(outcome.others) != set(task.others):
+            raise RejectedUpdate(
+                "other models than the task's",
+                found=", ".join(outcome.others) or "none",
+                expected=", ".join(task.others) or "none",
+            )
+        for name, state in outcome.others.items():
+            _check_other(name, task.others[name].graph, state)
+        for name, tensor in outcome.extras.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise RejectedUpdate("not finite", where=name, expected="finite numbers")
+        result = task.result(outcome, len(self.experiment.shares[task.client]))
+        self.experiment.strategy.examine(self.experiment.world, result)
+        changing = task.kept - frozen(task.graph)
+        own = {name: outcome.state[name] for name in changing if name in outcome.state}
+        if own or outcome.keep or task.client in self.kept:
+            self.kept[task.client] = Kept(own, outcome.keep)
+        return result
+
+
+def _check_other(name: str, graph: ArchGraph, state: State) -> None:
+    """Check one of a client's further models; an error names it."""
+    try:
+        check_update(graph, state)
+    except RejectedUpdate as error:
+        raise RejectedUpdate(
+            error.message,
+            where=f"{name}: {error.where}",
+            found=error.found,
+            expected=error.expected,
+            hint=error.hint,
+        ) from None
