@@ -142,6 +142,7 @@ class _Upstream:
         inside: Operators that carry the factor.
         moved: Results that layers make and others only move about, with the dimension to divide.
         beside: Operands of theirs that are not divided.
+        divided: Factors on the leaves so far.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class _Upstream:
         self.inside: set[str] = set()
         self.moved: dict[str, int] = {}
         self.beside: set[str] = set()
-        self.found: Factors = {}
+        self.divided: Factors = {}
 
     def factors(self, operand: Ref, dim: int) -> Factors:
         """Factors that divide an operand along a dimension.
@@ -174,9 +175,9 @@ class _Upstream:
                 moved.divide(name, at)
             moved.check(next(iter(self.moved)), self.inside | {self.contraction.node})
             for key, factor in moved.factors.items():
-                self.found[key] = self.found.get(key, np.ones(len(factor))) * factor
+                self.divided[key] = self.divided.get(key, np.ones(len(factor))) * factor
         self._check_uses(start)
-        return self.found
+        return self.divided
 
     def _before(self, name: str, at: int | None) -> list[tuple[str, int | None]]:
         """Divide an operator's own leaves, or the results to divide before it.
@@ -252,7 +253,7 @@ class _Upstream:
             layout = self.copies.solved.of(value.name)[dim]
             if not self.wanted <= self.copies.axes_in(layout):
                 raise Refusal(f"{node.op} %{node.name} does not make it")
-            self.found[value.name, dim] = self.copies.parts(layout, self.wanted)
+            self.divided[value.name, dim] = self.copies.parts(layout, self.wanted)
 
     def _divide_operand(self, node: Node, name: str) -> None:
         """Divide a leaf that an operator hands on as it is."""
@@ -261,7 +262,7 @@ class _Upstream:
             for dim, layout in enumerate(self.copies.solved.of(name)):
                 if own := self.copies.axes_in(layout) & self.wanted:
                     left -= own
-                    self.found[name, dim] = self.copies.parts(layout, self.wanted)
+                    self.divided[name, dim] = self.copies.parts(layout, self.wanted)
         if left:
             raise Refusal(f"{node.op} %{node.name} takes {name}")
 

@@ -16,7 +16,15 @@ from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 
 def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
-    """Keep given positions of axes by name; the work behind :func:`take`."""
+    """The architecture with these positions of its axes alone, in this order.
+
+    Args:
+        graph: The architecture.
+        kept: Positions by axis name, which may repeat; an axis that is not named stays whole.
+
+    Returns:
+        The graph with every size and constant recomputed, and the transfer that selects.
+    """
     solved = axes(graph)
     maps: dict[Layout, tuple[int, DimMap | None]] = {}
 
@@ -75,9 +83,11 @@ def _cut_node(solved: Axes, node: Node, kept: Kept) -> Node:
         if (node.name, k) in solved.attributes
     }
     if arguments and any(node.arg(k) != v for k, v in arguments.items()):
-        given = dict(node.args) | arguments
+        args_by_name = dict(node.args) | arguments
         args = (
-            canonical_args(node.op, given) if node.op.startswith("aten.") else tuple(given.items())
+            canonical_args(node.op, args_by_name)
+            if node.op.startswith("aten.")
+            else tuple(args_by_name.items())
         )
         node = dataclasses.replace(node, args=args)
     if not changed:

@@ -124,14 +124,14 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
 def outputs(module: ArchModule, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     """All output tensors of a module, in order, without gradients."""
     with torch.no_grad():
-        found = module(**inputs)
-    return [t for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
+        result = module(**inputs)
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
-def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Largest absolute difference, relative to the largest expected magnitude."""
     worst = 0.0
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         if a.shape != b.shape:
             return float("inf")
         if not b.numel():
@@ -203,8 +203,8 @@ def mask_equals_take(
     wide_graph, wide_state = masked(wide, state, kept)
     small = in_float64(rewritten.graph)
     expected = outputs(build(wide_graph, wide_state).eval(), inputs)
-    found = outputs(build(small, rewritten.transfer.pull(state)).eval(), inputs)
-    gap = difference(found, expected)
+    results = outputs(build(small, rewritten.transfer.pull(state)).eval(), inputs)
+    gap = difference(results, expected)
     if not gap <= tolerance:
         raise RewriteError(
             "mask ≡ take does not hold: a rule of the operator table is wrong",
@@ -239,8 +239,8 @@ def same_function(
     before, after = in_float64(graph), in_float64(rewritten.graph)
     state, inputs = random_state(before, seed), random_inputs(before, seed=seed)
     expected = outputs(build(before, state).eval(), inputs)
-    found = outputs(build(after, to_float64(rewritten.transfer).pull(state)).eval(), inputs)
-    gap = difference(found, expected)
+    results = outputs(build(after, to_float64(rewritten.transfer).pull(state)).eval(), inputs)
+    gap = difference(results, expected)
     if not gap <= tolerance:
         raise RewriteError(
             "the rewrite changed the function",

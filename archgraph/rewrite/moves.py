@@ -68,8 +68,8 @@ class MovedFactors:
         solved = self.copies.solved
         layout = solved.of(weight.name)[next(iter(fact.affine.values()))]
         at = [i for i, d in enumerate(solved.value[layer.name][0]) if d == layout]
-        given = [v for a in fact.affine if (v := layer.arg(a)) is not None]
-        alone = all(isinstance(v, Leaf) and self.copies.only_user(layer, v.name) for v in given)
+        weights = [v for a in fact.affine if (v := layer.arg(a)) is not None]
+        alone = all(isinstance(v, Leaf) and self.copies.only_user(layer, v.name) for v in weights)
         if len(at) != 1 or not alone:
             raise Refusal(f"{layer.op} %{layer.name} shares its weights")
         size = len(self.copies.positions(layout))

@@ -4,12 +4,13 @@ from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import DimMap, chain
 from archgraph.states.entry import Entry
 from archgraph.states.initial import INITIALISERS, Initial
-from archgraph.states.merge import Merger, check_update
+from archgraph.states.merge import Merger
 from archgraph.states.moments import pull_moments
 from archgraph.states.optimisers import carry
 from archgraph.states.rewritten import Rewritten
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer
+from archgraph.states.updates import check_update
 
 __all__ = [
     "INITIALISERS",

@@ -222,7 +222,7 @@ class DimMap:
         return None if product is None else product._rounded()
 
     def _rounded(self) -> DimMap | None:
-        """The map with weights that are whole but for rounding made whole (thirds of thrice)."""
+        """The map with weights rounded that are whole numbers up to rounding errors (3 · 1/3)."""
         values = self.values
         whole = np.rint(values)
         values = np.where(np.abs(values - whole) < 1e-12, whole, values)

@@ -9,9 +9,7 @@ in the client's own shape and embedded once. Neither grows with the number of cl
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -19,104 +17,17 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.roles import frozen
-from archgraph.errors import ArchGraphError, RejectedUpdate
+from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
-from archgraph.states.state import Signature, Slot, State, accumulator, signature
+from archgraph.states.state import Signature, State, accumulator, signature
 from archgraph.states.transfer import Transfer
+from archgraph.states.updates import check_options, check_update, expected_entries
 
 # More cells of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_CELLS = 64
-
-
-class _Expected:
-    """A slot with its torch objects made once: checking an update must cost next to nothing."""
-
-    __slots__ = ("averaged", "dtype", "name", "shape", "slot")
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot, self.name = slot, slot.name
-        self.shape, self.dtype = torch.Size(slot.shape), slot.torch_dtype
-        self.averaged = slot.averaged
-
-
-@functools.lru_cache(maxsize=256)
-def _expected(slots: Signature) -> tuple[_Expected, ...]:
-    return tuple(map(_Expected, slots))
-
-
-def check_update(
-    graph: ArchGraph | Signature,
-    state: State,
-    *,
-    finite: bool = True,
-    optional: Collection[str] = (),
-) -> None:
-    """Check that a state is one of this architecture, and fit for averaging.
-
-    Args:
-        graph: The architecture, or its signature.
-        state: The update.
-        finite: Whether to look for NaN and infinity (one pass over the values).
-        optional: Entries that may be missing (what stays with the client).
-
-    Raises:
-        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
-            infinity; names the entry.
-
-    >>> slots = (Slot("w", (2,), "float32"),)
-    >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
-    Traceback (most recent call last):
-    archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
-    """
-    expected = _expected(signature(graph))
-    if optional:
-        expected = tuple(w for w in expected if w.name in state or w.name not in optional)
-    for want in expected:
-        value = state.get(want.name)
-        if value is None:
-            raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-            kind = type(value).__name__
-            if isinstance(value, Tensor):
-                kind = f"{value.layout} tensor on {value.device}"
-            raise RejectedUpdate("no dense tensor", where=want.name, found=kind)
-        if value.shape != want.shape:
-            raise RejectedUpdate(
-                "wrong shape", where=want.name, found=list(value.shape), expected=list(want.shape)
-            )
-        if value.dtype != want.dtype:
-            raise RejectedUpdate(
-                "wrong dtype",
-                where=want.name,
-                found=str(value.dtype).removeprefix("torch."),
-                expected=want.slot.dtype,
-            )
-    if len(state) != len(expected):
-        further = sorted(set(state) - {want.name for want in expected})
-        raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
-    if finite:
-        for want in expected:
-            if want.averaged:
-                _check_finite(want.name, state[want.name])
-
-
-@torch.no_grad()
-def _check_finite(name: str, value: Tensor) -> None:
-    # One NaN or infinity spoils the sum, so a finite sum proves all values finite, in one pass
-    # that writes nothing. A sum can also overflow: then look at every value.
-    if math.isfinite(abs(value.sum(dtype=accumulator(value.dtype)).item())):
-        return
-    wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
-    if wrong or infinite:
-        raise RejectedUpdate(
-            "not finite",
-            where=name,
-            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
-            expected="finite values",
-        )
 
 
 @dataclass(slots=True)
@@ -165,16 +76,16 @@ class _Group:
 class Merger:
     """Adds up updates one at a time and gives the covered mean.
 
-    Kept: one sum of the global size, which becomes the new state, and per distinct transfer the
-    sums of what it does not take by slices; beyond ``groups`` transfers, those of the least
-    recently used are embedded. The old state is only referred to, and the updates are not kept.
+    It stores one sum of the global size, which becomes the new state, and per distinct transfer
+    the sums of what it does not take by slices; beyond ``groups`` transfers, those of the least
+    recently used are embedded. The old state is only referred to, and no update is stored.
 
     Args:
         graph: The global architecture, or its signature. Its frozen parameters keep their old
-            values bit for bit, whatever is given: a mean of equal numbers need not be that number.
+            values bit for bit: a mean of equal numbers need not be that number.
         state: The old global state.
-        dtype: What sums are kept in; by default float32 for half precision, else the entry's own.
-        groups: For how many distinct transfers sums are kept.
+        dtype: Of the sums; by default float32 for half precision, else the entry's own.
+        groups: For how many distinct transfers sums are stored.
 
     Raises:
         RejectedUpdate: If the state is not one of the graph.
@@ -249,7 +160,7 @@ class Merger:
         check_update(transfer.target, state, finite=not trusted, optional=skip)
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
-        _check_options(transfer, weight, scales, rows, skip)
+        check_options(transfer, weight, scales, rows, skip)
         # From here on nothing can be refused.
         self._unit = self._unit or weight
         weight = weight / self._unit
@@ -275,7 +186,7 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """The new global state, and what covered it, in the weights that were given.
+        """The new global state, and what covered it, in the weights of the updates.
 
         Integers are the maximum over the clients that have them; bools keep their old values. The
         sums become the new state in place, so this ends the merger.
@@ -284,7 +195,7 @@ class Merger:
             multiply: Factor per global entry on the mean (FedFA's mean norm).
 
         Raises:
-            ArchGraphError: If the result was already taken, or a factor is of no entry.
+            ArchGraphError: If the result was already taken, or a factor names an unknown entry.
         """
         self._check_open()
         multiply = multiply or {}
@@ -319,7 +230,7 @@ class Merger:
                 hint="Merger.add takes the transfer from the global architecture to the client's",
             )
         group = _Group()
-        for want in _expected(transfer.target):
+        for want in expected_entries(transfer.target):
             entry = transfer.entries[want.name]
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
@@ -358,7 +269,7 @@ class Merger:
         lane.weight += weight
 
     def _sum(self, source: str, dtype: torch.dtype, *, empty: bool = False) -> Tensor:
-        """The global sum of an entry, made when it is first needed."""
+        """The global sum of an entry, created when it is first needed."""
         if source not in self._sums:
             old = self._old[source]
             make = torch.empty if empty else torch.zeros
@@ -366,15 +277,15 @@ class Merger:
         return self._sums[source]
 
     def _embed(self, keep: int) -> None:
-        """Add the transfers' own sums into the global one, but those of the last few used."""
-        held = [
+        """Add the transfers' own sums into the global one, except those of the last few used."""
+        unembedded = [
             lanes
             for group in self._groups.values()
             if (
                 lanes := [v for v in group.averaged.values() if v.into is not None and not v.sliced]
             )
         ]
-        for lane in itertools.chain(*held[: max(len(held) - keep, 0)]):
+        for lane in itertools.chain(*unembedded[: max(len(unembedded) - keep, 0)]):
             if lane.into is not None:
                 lane.entry.push(lane.into, self._sum(lane.source, lane.dtype))
                 lane.into = None
@@ -424,34 +335,3 @@ class Merger:
             result[name].scatter_reduce_(0, at, value.flatten(), "amax")
             seen[name][at] = True
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
-
-
-def _check_options(
-    transfer: Transfer,
-    weight: float,
-    scales: Mapping[str, float],
-    rows: Mapping[str, Tensor],
-    skip: Collection[str],
-) -> None:
-    if not (math.isfinite(weight) and weight > 0):
-        raise RejectedUpdate(
-            "unusable weight", where="weight", found=weight, expected="a positive number"
-        )
-    for kind, names in (("scale", scales), ("row mask", rows), ("skip", skip)):
-        for name in names:
-            if name not in transfer.entries:
-                raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
-    for name, scale in scales.items():
-        if not math.isfinite(scale):
-            raise RejectedUpdate("unusable scale", where=name, found=scale)
-    for name, mask in rows.items():
-        shape = next(slot.shape for slot in transfer.target if slot.name == name)
-        if not shape or tuple(mask.shape) != shape[:1]:
-            raise RejectedUpdate(
-                "row mask of another length",
-                where=name,
-                found=list(mask.shape),
-                expected=list(shape[:1]),
-            )
-        if not ((mask == 0) | (mask == 1)).all():
-            raise RejectedUpdate("row mask with other values than 0 and 1", where=name)

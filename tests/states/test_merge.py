@@ -404,9 +404,9 @@ FAULTS = {
     "further": "conv.bias: unknown entry",
     "shape": r"conv.weight: wrong shape; found \[6, 4, 1, 3\]; expected \[6, 4, 3, 3\]",
     "dtype": "conv.weight: wrong dtype; found float16; expected float32",
-    "array": "conv.weight: no dense tensor; found ndarray",
-    "sparse": "conv.weight: no dense tensor; found torch.sparse_coo tensor on cpu",
-    "meta": "conv.weight: no dense tensor; found torch.strided tensor on meta",
+    "array": "conv.weight: not a dense tensor; found ndarray",
+    "sparse": "conv.weight: not a dense tensor; found torch.sparse_coo tensor on cpu",
+    "meta": "conv.weight: not a dense tensor; found torch.strided tensor on meta",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "weight: unusable weight; found 0": {"weight": 0},

@@ -1,0 +1,145 @@
+"""Checks of an update: a state of its architecture, finite, with usable weights and masks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import RejectedUpdate
+from archgraph.graph.ir import ArchGraph
+from archgraph.states.state import Signature, Slot, State, accumulator, signature
+from archgraph.states.transfer import Transfer
+
+
+class ExpectedEntry:
+    """A slot with its torch objects, created once: checking an update must cost next to nothing."""
+
+    __slots__ = ("averaged", "dtype", "name", "shape", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot, self.name = slot, slot.name
+        self.shape, self.dtype = torch.Size(slot.shape), slot.torch_dtype
+        self.averaged = slot.averaged
+
+
+@functools.lru_cache(maxsize=256)
+def expected_entries(slots: Signature) -> tuple[ExpectedEntry, ...]:
+    """What an update of this signature must have, in order."""
+    return tuple(map(ExpectedEntry, slots))
+
+
+def check_update(
+    graph: ArchGraph | Signature,
+    state: State,
+    *,
+    finite: bool = True,
+    optional: Collection[str] = (),
+) -> None:
+    """Check that a state is one of this architecture, and fit for averaging.
+
+    Args:
+        graph: The architecture, or its signature.
+        state: The update.
+        finite: Whether to look for NaN and infinity (one pass over the values).
+        optional: Entries that may be missing (what stays with the client).
+
+    Raises:
+        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
+            infinity; names the entry.
+
+    >>> slots = (Slot("w", (2,), "float32"),)
+    >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
+    Traceback (most recent call last):
+    archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
+    """
+    expected = expected_entries(signature(graph))
+    if optional:
+        expected = tuple(w for w in expected if w.name in state or w.name not in optional)
+    for want in expected:
+        _check_entry(want, state.get(want.name))
+    if len(state) != len(expected):
+        further = sorted(set(state) - {want.name for want in expected})
+        raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
+    if finite:
+        for want in expected:
+            if want.averaged:
+                _check_finite(want.name, state[want.name])
+
+
+def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
+    if value is None:
+        raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        kind = type(value).__name__
+        if isinstance(value, Tensor):
+            kind = f"{value.layout} tensor on {value.device}"
+        raise RejectedUpdate(
+            "not a dense tensor", where=want.name, found=kind, expected=str(want.slot)
+        )
+    if value.shape != want.shape:
+        raise RejectedUpdate(
+            "wrong shape", where=want.name, found=list(value.shape), expected=list(want.shape)
+        )
+    if value.dtype != want.dtype:
+        raise RejectedUpdate(
+            "wrong dtype",
+            where=want.name,
+            found=str(value.dtype).removeprefix("torch."),
+            expected=want.slot.dtype,
+        )
+
+
+@torch.no_grad()
+def _check_finite(name: str, value: Tensor) -> None:
+    # One NaN or infinity spoils the sum, so a finite sum proves all values finite, in one pass
+    # that writes nothing. A sum can also overflow: then look at every value.
+    if math.isfinite(abs(value.sum(dtype=accumulator(value.dtype)).item())):
+        return
+    wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
+    if wrong or infinite:
+        raise RejectedUpdate(
+            "not finite",
+            where=name,
+            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
+            expected="finite values",
+        )
+
+
+def check_options(
+    transfer: Transfer,
+    weight: float,
+    scales: Mapping[str, float],
+    rows: Mapping[str, Tensor],
+    skip: Collection[str],
+) -> None:
+    """Check what an update is merged with.
+
+    Raises:
+        RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
+    """
+    if not (math.isfinite(weight) and weight > 0):
+        raise RejectedUpdate(
+            "unusable weight", where="weight", found=weight, expected="a positive number"
+        )
+    for kind, names in (("scale", scales), ("row mask", rows), ("skip", skip)):
+        for name in names:
+            if name not in transfer.entries:
+                raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
+    for name, scale in scales.items():
+        if not math.isfinite(scale):
+            raise RejectedUpdate("unusable scale", where=name, found=scale)
+    for name, mask in rows.items():
+        shape = next(slot.shape for slot in transfer.target if slot.name == name)
+        if not shape or tuple(mask.shape) != shape[:1]:
+            raise RejectedUpdate(
+                "row mask of another length",
+                where=name,
+                found=list(mask.shape),
+                expected=list(shape[:1]),
+            )
+        if not ((mask == 0) | (mask == 1)).all():
+            raise RejectedUpdate("row mask with other values than 0 and 1", where=name)
