@@ -55,6 +55,13 @@ class Traced:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.state))
 
+    def __repr__(self) -> str:
+        notes = "".join(f"\n  note: {note}" for note in self.notes)
+        return f"<Traced {self.graph!r}, {len(self.state)} tensors>{notes}"
+
+    def _repr_svg_(self) -> str | None:
+        return self.graph._repr_svg_()
+
 
 def trace(
     model: torch.nn.Module, /, *args: Any, train: bool = True, name: str = "", **kwargs: Any

@@ -23,6 +23,8 @@ Direction = Literal["TB", "LR"]
 FORMATS = ("dot", "svg", "png", "pdf")
 FONT = "Helvetica,Arial,sans-serif"
 SECONDS = 300.0
+# Operators of the largest graph that a notebook draws without being asked.
+NOTEBOOK = 2000
 # Names of blocks longer than this are shown without the name of their section.
 LONG = 20
 # Total length of arrows, in ranks, above which they are drawn with less care.
@@ -88,6 +90,11 @@ def draw(
     if target is not None:
         write(target, text if ending == "dot" else render(text, ending))
     return text
+
+
+def svg(graph: ArchGraph) -> str:
+    """The picture of a graph as SVG text, as a notebook shows it."""
+    return render(draw(graph), "svg").decode()
 
 
 def render(dot: str, form: str = "svg") -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from archgraph.analysis.cost import cost
 from archgraph.errors import ArchGraphError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
@@ -21,6 +22,7 @@ from archgraph.relate.join import join
 from archgraph.rewrite.insert import initialised
 from archgraph.rewrite.registry import ROWS, RewriteRow
 from archgraph.states import Rewritten, State, Transfer
+from archgraph.tables import Table, count
 
 if TYPE_CHECKING:
     pass
@@ -45,7 +47,7 @@ class Member:
     state: State | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Family:
     """A global architecture and the clients' ones.
 
@@ -59,10 +61,28 @@ class Family:
     state: State | None
     clients: tuple[Member, ...]
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{kind.count} {kind.name}" for kind in self.clients)
+        return f"<Family {self.graph.name or 'without a global model'}: {kinds}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(kind.name, str(kind.count), kind.graph) for kind in self.clients]
+        if self.has_global:
+            rows.insert(0, ("global", "", self.graph))
+        cells = tuple((name, many, *sizes(graph)) for name, many, graph in rows)
+        columns = ("model", "clients", "parameters", "MACs")
+        return Table("Family", columns, cells, frozenset({1, 2, 3}))._repr_html_()
+
     @property
     def has_global(self) -> bool:
         """Whether there is a global architecture."""
         return bool(self.graph.nodes)
+
+
+def sizes(graph: ArchGraph) -> tuple[str, str]:
+    """Parameters and MACs of an architecture, as a table shows them."""
+    spent = cost(graph)
+    return count(spent.parameters), count(spent.macs)
 
 
 _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())

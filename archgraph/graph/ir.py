@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,12 @@ class ArchGraph:
 
     def __repr__(self) -> str:
         return f"<ArchGraph {self.name!r}: {len(self.nodes)} operators, {len(self.params)} leaves>"
+
+    def _repr_svg_(self) -> str | None:
+        """The picture that a notebook shows; None if the graph is too large for one."""
+        # By name: this room knows nothing of pictures and must not import the one that does.
+        picture = importlib.import_module("archgraph.display.picture")
+        return picture.svg(self) if len(self.nodes) <= picture.NOTEBOOK else None
 
     def _memo(self, key: Hashable, make: Callable[[ArchGraph], Any]) -> Any:
         if key not in self._cache:

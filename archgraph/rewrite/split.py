@@ -24,7 +24,7 @@ from archgraph.rewrite.insert import refs
 from archgraph.states import Entry, Rewritten, Transfer, signature
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Parts(Sequence[Rewritten]):
     """What an architecture was split into, in order of computation.
 
@@ -48,6 +48,10 @@ class Parts(Sequence[Rewritten]):
     updates: tuple[str, ...] = ()
     name: str = ""
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __repr__(self) -> str:
+        operators = ", ".join(str(len(part.graph.nodes)) for part in self.parts)
+        return f"<Parts of {self.name or 'graph'}: {operators} operators>"
 
     @overload
     def __getitem__(self, index: int) -> Rewritten: ...
