@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.naming import Naming
 from archgraph.errors import AxisError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
 from archgraph.hints import similar
 from archgraph.layout.layouts import (
@@ -155,6 +156,7 @@ def _no_axis(name: str, known: Sequence[str]) -> AxisError:
     return AxisError("no such axis", found=name, expected=near[0] if near else ", ".join(known[:8]))
 
 
+@takes_graph
 @per_graph
 def axes(graph: ArchGraph) -> Axes:
     """Solve the axis equations of a graph.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, per_graph, size_at
 from archgraph.graph.passes import specialise
 from archgraph.ops.schema import torch_dtype
@@ -74,6 +75,7 @@ def _width(dtype: str) -> int:
     return torch_dtype(dtype).itemsize
 
 
+@takes_graph
 @per_graph
 def cost(graph: ArchGraph) -> Cost:
     """Count parameters, MACs and bytes; exact, from the operator table.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
 
 
@@ -24,6 +25,7 @@ class Layer:
     entries: tuple[str, ...]
 
 
+@takes_graph
 @per_graph
 def layers(graph: ArchGraph) -> tuple[Layer, ...]:
     """Layers in topological order; every entry of the state belongs to exactly one.

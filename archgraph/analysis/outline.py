@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, replace, show
 
 
@@ -20,6 +21,7 @@ class Outline(NamedTuple):
     leaves: tuple[str, ...]
 
 
+@takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
     """What an architecture computes, line by line, without names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from archgraph.analysis.axes import axes
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, per_graph, walk
 from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.ops.table import row
@@ -77,6 +78,7 @@ def _fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
     return fixed
 
 
+@takes_graph
 @per_graph
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
     """Parameters with two or more dimensions that a weighted operator multiplies with.
@@ -86,6 +88,7 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
     return frozenset().union(*multiplied(graph).values())
 
 
+@takes_graph
 @per_graph
 def frozen(graph: ArchGraph) -> frozenset[str]:
     """Parameters that are not trained: entries of the state that nothing changes.
@@ -101,6 +104,7 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
     return frozenset(p.name for p in graph.params if p.role == "parameter" and not p.trainable)
 
 
+@takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
     """The architecture with a tuple of outputs: its own, and the features of its last hidden layer.
@@ -121,6 +125,7 @@ def with_features(graph: ArchGraph) -> ArchGraph:
     return graph.replace(outputs=(graph.outputs, *((Ref(last[1]),) if last else ())))
 
 
+@takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
     """Leaves whose rows each belong to one label: the classifier's, and token embeddings.
 

@@ -17,6 +17,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
 from archgraph.hints import similar
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves, product
@@ -182,6 +183,7 @@ def _missing(name: str, known: Sequence[str], kind: str, where: str | None = Non
     )
 
 
+@takes_graph
 @per_graph
 def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.

@@ -22,6 +22,7 @@ from archgraph.display.facts import (
     plain,
 )
 from archgraph.errors import ArchGraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.tables import Table, count
@@ -160,6 +161,7 @@ class Explanation:
         return chosen[0].saving if len(chosen) == 1 else self.about.pricing.halving(chosen)
 
 
+@takes_graph
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
     """Which axes are free, which are pinned and why, which blocks can go; what that would save.
 

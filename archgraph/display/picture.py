@@ -16,6 +16,7 @@ from archgraph.display import colours
 from archgraph.display.scene import Box, Cluster, Detail, Scene, parameters, scene
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.tables import count
 
@@ -33,6 +34,7 @@ DENSE = 4000
 WIDTH = "2.2"
 
 
+@takes_graph
 def draw(
     graph: ArchGraph,
     path: str | os.PathLike[str] | None = None,

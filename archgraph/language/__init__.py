@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from archgraph.errors import GraphError, SpecError
 from archgraph.fields import Mistake
 from archgraph.files import write
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.language import flat
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Path_ = str | os.PathLike[str]
 
 
+@takes_graph
 def save(graph: ArchGraph, path: Path_) -> None:
     r"""Write a graph as flat YAML, whole or not at all, with the folders it needs.
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Param, Record, Ref, Value
 from archgraph.graph.passes import specialise
 from archgraph.ops.constants import tensor_of
@@ -81,6 +82,7 @@ def _rebuild(graph: ArchGraph, state: State, training: bool) -> ArchModule:
     return build(graph, state).train(training)
 
 
+@takes_graph
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
     """Module that computes a graph.
 
@@ -190,6 +192,7 @@ def load_state(module: torch.nn.Module, state: State) -> None:
             tensor.copy_(state[name])
 
 
+@takes_graph
 def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
     """Fresh weights: each leaf as the operator that uses it says, drawn in graph order.
 

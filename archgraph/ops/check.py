@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import (
     ArchGraph,
     Atom,
@@ -36,6 +37,7 @@ from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
 
 
+@takes_graph
 def check(graph: ArchGraph) -> None:
     """Accept a graph, or name the first law that it breaks.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.relate.alignment import Alignment
 from archgraph.relate.blocks import matching_blocks, same_operators
@@ -19,6 +19,7 @@ from archgraph.relate.reasons import unmatched
 from archgraph.relate.sides import Match, Sides
 
 
+@takes_graph
 def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
     """Find what of two graphs belongs together, whoever wrote them.
 
@@ -55,9 +56,6 @@ def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
         >>> {name: str(entry) for name, entry in found.transfer.entries.items()}["2.weight"]
         '4.weight[:, :4]'
     """
-    for graph in (client, whole):
-        if not isinstance(graph, ArchGraph):
-            raise RewriteError("not a graph to align", found=type(graph), expected="an ArchGraph")
     sides = Sides(client, whole)
     likeness, counterparts = Likeness(sides), Counterparts(sides)
     mine, theirs = (forms.whole for forms in sides.forms)

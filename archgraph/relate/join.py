@@ -14,6 +14,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
 from archgraph.analysis.widths import alike
 from archgraph.errors import ArchGraphError, RewriteError
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune
 from archgraph.layout.layouts import AxisRef
@@ -21,7 +22,7 @@ from archgraph.relate.align import align
 from archgraph.relate.alignment import Alignment, Unmatched
 from archgraph.relate.copied import resized, with_copy
 from archgraph.rewrite.depth import graft, skip
-from archgraph.states import Transfer
+from archgraph.states import Rewritten, Transfer
 from archgraph.tables import Table
 
 # A graph, and for each of the others the transfer between its states and theirs.
@@ -65,7 +66,7 @@ class Met(Related):
     """
 
 
-def join(graphs: Iterable[ArchGraph]) -> Joined:
+def join(graphs: Iterable[GraphLike]) -> Joined:
     """Find the least architecture that contains all of some, whoever wrote them.
 
     Per section it has the most blocks that any of them has, per axis the largest width; what could
@@ -98,7 +99,7 @@ def join(graphs: Iterable[ArchGraph]) -> Joined:
     return Joined(graph, tuple(transfers[g] for g in several))
 
 
-def meet(graphs: Iterable[ArchGraph]) -> Met:
+def meet(graphs: Iterable[GraphLike]) -> Met:
     """Find the greatest architecture that all of some contain, whoever wrote them.
 
     Per section it has the blocks that all of them have, per axis the smallest width. Names are
@@ -124,16 +125,17 @@ def meet(graphs: Iterable[ArchGraph]) -> Met:
     return Met(graph, tuple(transfers[g] for g in several))
 
 
-def _checked(graphs: Iterable[ArchGraph], verb: str) -> tuple[ArchGraph, ...]:
+def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
     """The graphs as a tuple.
 
     Raises:
-        RewriteError: If they are not graphs, or there is none.
+        RewriteError: If they are not several, or there is none.
+        GraphError: If one of them is not a graph.
     """
-    several = tuple(graphs) if isinstance(graphs, Iterable) else (graphs,)
-    if isinstance(graphs, ArchGraph) or not all(isinstance(g, ArchGraph) for g in several):
-        found = type(graphs) if isinstance(graphs, ArchGraph) else [type(g) for g in several]
-        raise RewriteError(f"not graphs to {verb}", found=found, expected="several ArchGraph")
+    if isinstance(graphs, (ArchGraph, Rewritten)) or not isinstance(graphs, Iterable):
+        found = type(graphs).__name__
+        raise RewriteError(f"not graphs to {verb}", found=found, expected="several graphs")
+    several = tuple(map(graph_of, graphs))
     if not several:
         raise RewriteError(f"nothing to {verb}", expected="at least one graph")
     return several

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops.check import check
 from archgraph.rewrite.insert import (
@@ -23,6 +24,7 @@ from archgraph.states import Rewritten
 NAME = "adapter"
 
 
+@takes_graph
 def add_adapters(
     graph: ArchGraph,
     size: int,

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.operator import Start
 from archgraph.ops.table import growth, multiplied, offset
@@ -16,6 +17,7 @@ from archgraph.rewrite.insert import initialised
 from archgraph.states import Entry, Rewritten, Transfer
 
 
+@takes_graph
 def deepen(
     graph: ArchGraph,
     depths: Mapping[str, int],

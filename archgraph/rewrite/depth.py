@@ -17,6 +17,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept, positions, size_after, sizes_after, touched
 from archgraph.analysis.structure import Block, Section, Structure, structure
 from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import (
     ArchGraph,
     Batch,
@@ -45,6 +46,7 @@ Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by secti
 # -- fewer blocks -------------------------------------------------------------------------------
 
 
+@takes_graph
 def skip(
     graph: ArchGraph,
     blocks: str | Iterable[str] = (),
@@ -139,6 +141,7 @@ def _flagged(found: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
     return gone
 
 
+@takes_graph
 def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
     """Shorten sections: leave out their last removable blocks.
 
@@ -307,6 +310,7 @@ def _names(found: Structure) -> list[tuple[str, tuple[str, ...]]]:
 # -- more blocks --------------------------------------------------------------------------------
 
 
+@takes_graph
 def graft(
     graph: ArchGraph,
     depths: Mapping[str, int],

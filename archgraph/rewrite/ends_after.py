@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archgraph.analysis.structure import structure
+from archgraph.graph.argument import GraphLike, takes_graph
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.passes import prune
 from archgraph.ops.check import check
@@ -14,8 +15,9 @@ from archgraph.states import Rewritten
 STEM = "end"
 
 
+@takes_graph
 def ends_after(
-    graph: ArchGraph, section: str, head: ArchGraph | int, *, verify: bool = False
+    graph: ArchGraph, section: str, head: GraphLike | int, *, verify: bool = False
 ) -> Rewritten:
     """Keep the network up to a section or block and answer there.
 

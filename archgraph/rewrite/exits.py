@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, takes_graph
 from archgraph.graph.ir import (
     ArchGraph,
     Mode,
@@ -20,8 +21,9 @@ from archgraph.states import Rewritten
 PREFIX = "exits"
 
 
+@takes_graph
 def add_exits(
-    graph: ArchGraph, heads: Mapping[str, ArchGraph | int], *, verify: bool = False
+    graph: ArchGraph, heads: Mapping[str, GraphLike | int], *, verify: bool = False
 ) -> Rewritten:
     """Let an architecture answer early as well: classifiers behind sections or blocks.
 

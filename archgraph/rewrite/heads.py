@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
@@ -38,7 +39,7 @@ class Head:
 
 
 def head_behind(
-    graph: ArchGraph, end: Node, head: ArchGraph | int, stem: str, where: str, taken: set[str]
+    graph: ArchGraph, end: Node, head: GraphLike | int, stem: str, where: str, taken: set[str]
 ) -> Head:
     """A head behind an operator.
 
@@ -52,10 +53,11 @@ def head_behind(
         taken: Names of nodes; those of the head join them.
 
     Raises:
+        GraphError: For what is neither an architecture nor a number.
         RewriteError: For a head that does not take what the operator makes.
     """
-    if isinstance(head, ArchGraph):
-        return _attached(head, end, stem, where, taken)
+    if not isinstance(head, int):
+        return _attached(graph_of(head), end, stem, where, taken)
     if type(head) is not int or head < 1:
         raise RewriteError(
             "not a head",

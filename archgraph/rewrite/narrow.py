@@ -11,6 +11,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.choice import Shares, Sizes, chosen_sizes, require_choice
 from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
 from archgraph.rewrite.compensation import compensation
@@ -21,6 +22,7 @@ from archgraph.states import DimMap, Rewritten, Transfer, signature
 NarrowMode: TypeAlias = Literal["paper", "net2net"]
 
 
+@takes_graph
 def narrow(
     graph: ArchGraph,
     shares: Shares | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, replace
 from archgraph.graph.passes import renumber
 from archgraph.ops.table import row
@@ -10,6 +11,7 @@ from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten, Transfer
 
 
+@takes_graph
 def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewritten:
     """Multiply the result of every convolution and linear layer by 1/rate while training.
 

@@ -8,6 +8,7 @@ from typing import overload
 
 from archgraph.analysis.structure import Structure, structure
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import (
     ArchGraph,
     Batch,
@@ -67,6 +68,7 @@ class Parts(Sequence[Rewritten]):
         return iter(self.parts)
 
 
+@takes_graph
 def split(
     graph: ArchGraph,
     after: str | Sequence[str] = (),
@@ -234,7 +236,7 @@ def _crossing(graph: ArchGraph, part_of: Mapping[str, int], k: int) -> tuple[str
     )
 
 
-def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
+def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
     """One architecture that runs parts one after the other.
 
     Args:
@@ -256,10 +258,10 @@ def chain(parts: Parts | Sequence[ArchGraph | Rewritten]) -> ArchGraph:
         ('client.weight', 'client.bias', 'server.weight', 'server.bias')
     """
     listed = parts if isinstance(parts, Sequence) else ()
-    graphs = [p.graph if isinstance(p, Rewritten) else p for p in listed]
-    if not all(isinstance(g, ArchGraph) for g in graphs) or listed is not parts:
+    graphs = [graph_of(p) for p in listed]
+    if listed is not parts:
         raise RewriteError(
-            "no parts to chain", found=type(parts).__name__, expected="architectures, in order"
+            "not parts to chain", found=type(parts).__name__, expected="architectures, in order"
         )
     if not graphs:
         raise RewriteError("nothing to chain", found=0, expected="at least one part")

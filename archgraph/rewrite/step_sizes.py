@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
 from archgraph.ops.check import check
 from archgraph.ops.constants import constant
@@ -27,6 +28,7 @@ from archgraph.states import Rewritten
 NAME = "step_size"
 
 
+@takes_graph
 def add_step_sizes(
     graph: ArchGraph,
     blocks: str | Iterable[str] | None = None,

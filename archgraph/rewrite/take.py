@@ -14,12 +14,14 @@ from archgraph.analysis.choice import (
     chosen_sizes,
     require_choice,
 )
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import mask_equals_take
 from archgraph.states import Rewritten
 
 
+@takes_graph
 def take(
     graph: ArchGraph,
     shares: Shares | None = None,

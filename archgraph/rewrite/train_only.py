@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import Rewritten
 
 
+@takes_graph
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     """The same architecture with some parameters trained and all others frozen.
 

@@ -12,6 +12,7 @@ from archgraph.analysis.choice import (
     require_choice,
 )
 from archgraph.errors import RewriteError
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.compensation import compensation
 from archgraph.rewrite.copies import Copies, copied_positions
@@ -19,6 +20,7 @@ from archgraph.rewrite.laws import same_function
 from archgraph.states import DimMap, Entry, Rewritten, Transfer
 
 
+@takes_graph
 def widen(
     graph: ArchGraph,
     factors: Shares | None = None,

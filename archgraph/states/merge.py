@@ -18,6 +18,7 @@ from torch import Tensor
 
 from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import Vector
@@ -103,12 +104,13 @@ class Merger:
 
     def __init__(
         self,
-        graph: ArchGraph | Signature,
+        graph: GraphLike | Signature,
         state: State,
         *,
         dtype: torch.dtype | None = None,
         groups: int = 16,
     ) -> None:
+        graph = graph if isinstance(graph, tuple) else graph_of(graph)
         self.signature = signature(graph)
         check_update(self.signature, state, finite=False)
         self._frozen = frozen(graph) if isinstance(graph, ArchGraph) else frozenset()

@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import structure
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.states.transfer import Transfer
 
 
+@takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
     """How many positions of each axis a transfer keeps, by axis name.
 

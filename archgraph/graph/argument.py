@@ -1,0 +1,70 @@
+"""What stands for a graph as an argument: a graph, or what has one, as the result of a rewrite."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasGraph(Protocol):
+    """Something that has a graph: the result of a rewrite, say."""
+
+    @property
+    def graph(self) -> ArchGraph:
+        """The graph."""
+
+
+GraphLike: TypeAlias = ArchGraph | HasGraph
+
+
+def graph_of(value: GraphLike) -> ArchGraph:
+    """The graph that an argument stands for.
+
+    Raises:
+        GraphError: If there is none; for a module it says how to get one.
+    """
+    if isinstance(value, ArchGraph):
+        return value
+    own = getattr(value, "graph", None)
+    if isinstance(own, ArchGraph):
+        return own
+    module = any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
+    raise GraphError(
+        "is not an architecture",
+        found=type(value).__name__,
+        expected="an ArchGraph, or the Rewritten of a rewrite",
+        hint="trace it first: ag.trace(model, example)" if module else None,
+    )
+
+
+def takes_graph(
+    function: Callable[Concatenate[ArchGraph, P], R],
+) -> Callable[Concatenate[GraphLike, P], R]:
+    """Let a function take what stands for a graph wherever its signature says ``ArchGraph``."""
+    parameters = inspect.signature(function).parameters.values()
+    wanted = [str(p.annotation) in ("ArchGraph", "ArchGraph | None") for p in parameters]
+    names = {p.name for p, is_graph in zip(parameters, wanted, strict=True) if is_graph}
+    optional = {p.name for p in parameters if p.default is None}
+
+    def plain(name: str, value: Any) -> Any:
+        is_graph = name in names and not (value is None and name in optional)
+        return graph_of(value) if is_graph else value
+
+    order = [p.name for p in parameters]
+    call: Callable[..., R] = function
+
+    @functools.wraps(function)
+    def converting(*args: Any, **named: Any) -> R:
+        values = [plain(*pair) for pair in zip(order, args, strict=False)]
+        rest = {name: plain(name, value) for name, value in named.items()}
+        return call(*values, *args[len(values) :], **rest)
+
+    return converting
