@@ -148,7 +148,7 @@ class Evaluator:
         clients: dict[int, dict[str, float]] = {}
         module = module_of(Model(model.graph, model.state), self.device)
         for client in model.clients:
-            # The windows of a text are not of classes: everybody's are all of them.
+            # Windows of text have no class: every client is tested on all of them.
             owned = tuple(self._classes([client]))
             # No name for the weights: they are gone before the next client's are made.
             load_state(
@@ -179,7 +179,7 @@ class Evaluator:
         }
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Clients by the classes that they own; nobody's where examples have no single class."""
+        """Clients by the classes that they own; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
         if self.data.classified:
             for client in clients:

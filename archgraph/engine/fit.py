@@ -20,8 +20,8 @@ def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:
 
     Of the inputs that the data offers by name those stay that some model asks for. Every model then
     takes them in the data's order; what it does not ask for itself, it does not use. So one
-    minibatch suits all models of a client, and a model with one input is as it was where nobody
-    asks for more.
+    minibatch suits all models of a client, and a model with one input is as it was where no other
+    model asks for more.
 
     Raises:
         RunError: If a model does not fit the data; see :func:`fits`.

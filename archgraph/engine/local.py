@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
@@ -28,6 +27,7 @@ from archgraph.federation import (
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
+from archgraph.tables import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,20 @@ class Run:
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
-    def table(self) -> Any:
-        """A rich table with a row per tier."""
+    def table(self) -> Table:
+        """A row per tier; ``print`` draws it."""
         return table(self.experiment.world, self.evaluation)
+
+    def __repr__(self) -> str:
+        """One line: how long it was, how well the global model does, where it is."""
+        figures = self.evaluation.get("global", {})
+        measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
+        place = "" if self.folder is None else f", {self.folder}"
+        return f"Run({len(self.rounds)} rounds{measured}{place})"
+
+    def _repr_html_(self) -> str:
+        """The table, as notebooks show it."""
+        return self.table()._repr_html_()
 
 
 def run(
@@ -82,7 +93,7 @@ def run(
         out: Run folder; None: the one that the experiment names, if any; else nothing is written.
         resume: Go on with the run in that folder, after its last checkpoint.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
-        progress: Show progress where somebody watches.
+        progress: Show progress bars on a terminal.
 
     Returns:
         The finished run: server state, a line per round, a table.

@@ -171,7 +171,7 @@ def _spread(labels: np.ndarray, seed: int) -> np.ndarray:
     places = np.empty(len(labels))
     for value in np.unique(labels):
         own = random.permutation(np.flatnonzero(labels == value))
-        # At equal distances, from a start of its own: no class is always the first.
+        # At equal distances from a random start, so that no class always comes first.
         places[own] = (np.arange(len(own)) + random.random()) / len(own)
     return np.argsort(places, kind="stable")
 

@@ -6,26 +6,19 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from archgraph.analysis.cost import cost
 from archgraph.federation import World
 from archgraph.plain import Json
-from archgraph.tables import count
+from archgraph.tables import Table, count
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 # rich numbers the bars of a display in the order in which they are added.
-ROUNDS, CLIENTS = TaskID(0), TaskID(1)
+ROUNDS: TaskID = 0  # type: ignore[assignment]  # a new type of int, defined where rich is imported
+CLIENTS: TaskID = 1  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -75,15 +68,28 @@ class Bars:
 
 @contextlib.contextmanager
 def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
-    """Progress bars on standard error, if somebody watches.
+    """Progress bars on standard error, where that is a terminal.
 
     Args:
         rounds: Number of rounds.
         done: Rounds that were done before.
         show: False: never.
     """
+    if not (show and sys.stderr.isatty()):
+        yield Bars()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
-    if not (show and console.is_terminal and sys.stderr.isatty()):
+    if not console.is_terminal:
         yield Bars()
         return
     display = Progress(
@@ -112,26 +118,31 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
     """
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     text = any("perplexity" in figures for figures in models.values())
-    result = Table(title=title or None, title_justify="left")
-    result.add_column("model")
-    for name in ("clients", "parameters", "MACs", "perplexity" if text else "accuracy", "local"):
-        result.add_column(name, justify="right")
-    graphs = {tier.name: tier.graph for tier in world.tiers}
-    worst = evaluation.get("worst", {}).get("name")
+    graphs = {"global": world.graph, **{tier.name: tier.graph for tier in world.tiers}}
+    rows = []
     for name, figures in models.items():
-        graph = world.graph if name == "global" else graphs.get(name)
-        size = None if graph is None else cost(graph)
+        size = cost(graphs[name]) if name in graphs else None
         members = sum(client.name == name for client in world.clients)
-        result.add_row(
-            name,
-            str(len(world.clients) if name == "global" else members or "-"),
-            "-" if size is None else count(size.parameters),
-            "-" if size is None else count(size.macs),
-            _perplexity(figures) if text else f"{figures['accuracy']:.2%}",
-            f"{figures['local']['accuracy']:.2%}" if figures.get("local") else "-",
-            style="bold" if name == "global" else "red" if name == worst else None,
+        rows.append(
+            (
+                name,
+                str(len(world.clients) if name == "global" else members or "-"),
+                "-" if size is None else count(size.parameters),
+                "-" if size is None else count(size.macs),
+                _perplexity(figures) if text else f"{figures['accuracy']:.2%}",
+                f"{figures['local']['accuracy']:.2%}" if figures.get("local") else "-",
+            )
         )
-    return result
+    worst = evaluation.get("worst", {}).get("name")
+    columns = ("clients", "parameters", "MACs", "perplexity" if text else "accuracy", "local")
+    return Table(
+        title,
+        ("model", *columns),
+        tuple(rows),
+        right=frozenset(range(1, 6)),
+        strong=frozenset(i for i, row in enumerate(rows) if row[0] == "global"),
+        note=f"worst: {worst}" if worst is not None and len(rows) > 1 else "",
+    )
 
 
 def _perplexity(figures: Mapping[str, Json]) -> str:

@@ -33,7 +33,7 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """The state with running statistics computed anew, as their mean over one pass of the data.
+    """The state with running statistics recomputed: their mean over one pass of the data.
 
     Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
     running statistics use those of the batch. Batches are of equal size, up to one example, and

@@ -129,7 +129,8 @@ class Record:
         A line that a crash cut off is dropped, and so are the lines of rounds after the checkpoint.
 
         Raises:
-            RunError: If there is no run, it is of another experiment, or its checkpoint is damaged.
+            RunError: If there is no run, or one of another experiment, or its checkpoint is
+                damaged.
         """
         resumable(folder)
         record = cls(folder, digest(facts), keep)
@@ -352,7 +353,7 @@ def reserved(folder: Path) -> Iterator[None]:
     """Make sure that a run can be written to a folder, before any work; remove it if that fails.
 
     Raises:
-        RunError: If the folder holds something, is no folder, or cannot be written.
+        RunError: If the folder is not empty, is not a folder, or cannot be written.
     """
     made: list[Path] = []
     with _writing(folder):

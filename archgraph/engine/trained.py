@@ -27,12 +27,12 @@ def trained(
         data_root: Folder of the data; None: the run's.
 
     Raises:
-        ArchGraphError: If it is no run folder, its experiment cannot be prepared any more (its data
-            is gone, say), or its checkpoint is damaged.
+        ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
+            data is gone, say), or its checkpoint is damaged.
     """
     place = Path(folder)
     if not (place / "run.yaml").is_file():
-        raise RunError("no run folder", where=str(place), found="no run.yaml")
+        raise RunError("not a run folder", where=str(place), found="no run.yaml")
     setup = prepare(place / "run.yaml", data_root=data_root)
     checkpoint = Record.last(place, finite(setup.facts))
     server = ServerState(checkpoint.tensors, checkpoint.values)
@@ -44,7 +44,7 @@ def trained(
 def versions(models: Iterable[Evaluated], kept: Mapping[int, Kept]) -> Iterator[tuple[str, Model]]:
     """Names and weights, one at a time: of each model, or of each client's version of it.
 
-    Fine-tuning before a test parts no versions: it is no part of what a run leaves behind.
+    Fine-tuning before a test does not create separate versions: a run does not keep its result.
 
     Args:
         models: What a strategy answers for.

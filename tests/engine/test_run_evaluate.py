@@ -534,14 +534,24 @@ def test_bars_on_a_terminal(monkeypatch, capsys):
 def test_table_has_a_row_per_tier(experiment):
     run = execute(experiment(rounds=1))
     shown = table(run.experiment.world, run.evaluation, "after 1 round")
-    assert [c.header for c in shown.columns][:2] == ["model", "clients"]
-    assert list(shown.columns[0].cells) == ["global", "even", "odd"]
-    assert list(shown.columns[1].cells) == ["4", "2", "2"]
-    assert list(shown.columns[2].cells) == ["698"] * 3
+    assert shown.columns[:2] == ("model", "clients")
+    model, clients, parameters = list(zip(*shown.rows, strict=True))[:3]
+    assert model == ("global", "even", "odd")
+    assert clients == ("4", "2", "2")
+    assert parameters == ("698",) * 3
+
+
+def test_a_run_shows_itself(experiment, tmp_path):
+    run = execute(experiment(rounds=1), out=tmp_path / "run")
+    accuracy = run.evaluation["global"]["accuracy"]
+    assert str(run).startswith(f"Run(1 rounds, accuracy {accuracy:.4g}, loss ")
+    assert str(run).endswith(f"{tmp_path}/run)")
+    assert f"{accuracy:.2%}" in str(run.table())
+    assert "<td" in run._repr_html_()
 
 
 def test_table_shows_perplexity_of_text(world):
     figures = {"accuracy": 0.1, "loss": 5.0, "perplexity": math.exp(5.0)}
     none = {**figures, "perplexity": None}
     shown = table(world(), {"models": {"global": figures, "even": none}})
-    assert list(shown.columns[4].cells) == ["148.4", "-"]
+    assert [row[4] for row in shown.rows] == ["148.4", "-"]

@@ -385,7 +385,7 @@ def test_models_of_a_run_are_those_of_its_clients(folder):
         )
     one, other = found["half/0"].state, found["half/1"].state
     assert not torch.equal(one["head.linear.weight"], other["head.linear.weight"])
-    with pytest.raises(RunError, match=r"no run folder; found no run\.yaml"):
+    with pytest.raises(RunError, match=r"not a run folder; found no run\.yaml"):
         trained(folder)
 
 
