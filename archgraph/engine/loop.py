@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
-from archgraph.engine.record import Checkpoint, Record
+from archgraph.engine.record import Record
 from archgraph.engine.shard import Kept
 from archgraph.engine.turn import Turn
 from archgraph.federation import (

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop
 from archgraph.engine.record import (
-    Checkpoint,
     Record,
     read_metrics,
     reserved,
@@ -227,7 +227,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
         loop = Loop(setup, record)
         loop.start(setup.strategy.init(setup.world))
         loop.round()
-        monkeypatch.setattr("archgraph.engine.record.save_file", full)
+        monkeypatch.setattr("archgraph.engine.checkpoint.save_file", full)
         with pytest.raises(RunError, match="found No space left on device"):
             loop.round()
     names = [p.name for p in (tmp_path / "checkpoints").iterdir()]

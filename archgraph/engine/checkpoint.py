@@ -1,0 +1,264 @@
+"""A checkpoint as a folder of tensors: complete or absent, and as large as what changed.
+
+::
+
+    round-000007/server.json                 round, plain values, the groups in order of their files
+    round-000007/groups/000000.safetensors   the server's tensors, a file per group
+    round-000007/clients/000012.safetensors  what a client keeps
+
+A group holds the tensors whose names agree before the first slash. What did not change since the
+checkpoint before is a link to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from archgraph.errors import RunError
+from archgraph.files import sync, write
+from archgraph.plain import Json
+from archgraph.states.state import State
+
+FORMAT = 2
+# Files that are brought to the disk, or removed from it, together.
+AT_ONCE = 4
+
+# Of tensors as they were: which objects, and how often each had been changed in place.
+Seen = dict[str, tuple["weakref.ref[torch.Tensor]", int]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after a round.
+
+    Attributes:
+        round: Rounds that are done.
+        tensors: The server's tensors.
+        values: The server's plain values.
+        kept: What each client kept, by client.
+    """
+
+    round: int
+    tensors: State
+    values: Mapping[str, Json]
+    kept: Mapping[int, State]
+
+
+@dataclass
+class Writer:
+    """Writes checkpoints one after the other; what did not change becomes a link.
+
+    Attributes:
+        identity: Digest of the experiment; a checkpoint of another one is refused.
+        changed: Clients that keep something else than at the last checkpoint.
+    """
+
+    identity: str
+    changed: set[int] = field(default_factory=set)
+    # The groups of the last checkpoint in the order of their files.
+    _saved: dict[str, Seen] = field(default_factory=dict)
+
+    def after(self, checkpoint: Checkpoint) -> None:
+        """Note what the last checkpoint holds, as it was loaded."""
+        self._saved = _all_seen(_groups(checkpoint.tensors))
+
+    def save(self, checkpoint: Checkpoint, place: Path, previous: Path | None) -> None:
+        """Write a checkpoint beside its place, bring it to the disk and rename it.
+
+        Args:
+            checkpoint: What to write. State that are the same objects as at the last call, and
+                what clients keep unless they are in `changed`, are linked.
+            place: Folder that will hold it.
+            previous: Folder of the last checkpoint, if there is one.
+        """
+        groups = _groups(checkpoint.tensors)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+        try:
+            written = self._groups(draft, groups, previous)
+            written += self._clients(draft, checkpoint.kept, previous)
+            each(sync, written)
+            values = {
+                "format": FORMAT,
+                "experiment": self.identity,
+                "round": checkpoint.round,
+                "groups": list(groups),
+                "values": checkpoint.values,
+            }
+            write(draft / "server.json", json.dumps(values))
+            for folder in (draft / "groups", draft / "clients", draft):
+                sync(folder)
+            draft.chmod(0o755)
+            draft.replace(place)
+            sync(place.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self.changed.clear()
+        self._saved = _all_seen(groups)
+
+    def _groups(
+        self, draft: Path, groups: Mapping[str, State], previous: Path | None
+    ) -> list[Path]:
+        (draft / "groups").mkdir()
+        before = {name: number for number, name in enumerate(self._saved)}
+        written: list[Path] = []
+        for number, (name, group) in enumerate(groups.items()):
+            same = name in before and _same_tensors(group, self._saved[name])
+            source = _file(previous, "groups", before[name]) if same and previous else None
+            written += _put(_file(draft, "groups", number), group, source)
+        return written
+
+    def _clients(self, draft: Path, kept: Mapping[int, State], previous: Path | None) -> list[Path]:
+        (draft / "clients").mkdir()
+        written: list[Path] = []
+        for client, tensors in kept.items():
+            same = client not in self.changed
+            source = _file(previous, "clients", client) if same and previous else None
+            written += _put(_file(draft, "clients", client), tensors, source)
+        return written
+
+
+def load(place: Path, identity: str) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        RunError: If it is damaged, of another version or of another experiment.
+    """
+    number = int(place.name.removeprefix("round-"))
+    with reading(place):
+        values = json.loads((place / "server.json").read_bytes())
+        version = values["format"]
+    if version != FORMAT:
+        raise RunError(
+            "checkpoint of another version",
+            where=str(place),
+            found=version,
+            expected=FORMAT,
+            hint="go on with the version of archgraph that wrote it",
+        )
+    with reading(place):
+        experiment, done, plain = values["experiment"], values["round"], values["values"]
+        tensors: dict[str, torch.Tensor] = {}
+        for at in range(len(values["groups"])):
+            tensors |= load_file(_file(place, "groups", at))
+        kept = {
+            int(path.stem): load_file(path)
+            for path in sorted((place / "clients").glob("*.safetensors"))
+        }
+    if experiment != identity or done != number:
+        raise RunError(
+            "checkpoint of another experiment",
+            where=str(place),
+            found=f"round {done} of {str(experiment)[:12]}",
+            expected=f"round {number} of {identity[:12]}",
+            hint="it was copied here from another run; delete it",
+        )
+    return Checkpoint(number, tensors, plain, kept)
+
+
+@contextlib.contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """Turn what goes wrong with the files of a checkpoint into an error that names it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(
+            "damaged checkpoint",
+            where=str(place),
+            found=f"{type(error).__name__}: {error}",
+            hint="delete this folder to go on from the checkpoint before it",
+        ) from error
+
+
+def _file(checkpoint: Path, part: str, number: int) -> Path:
+    """Where a group or what a client kept is; a number is a safe name, whatever it stands for."""
+    return checkpoint / part / f"{number:06d}.safetensors"
+
+
+def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
+    """State by the part of their names before the first slash, under their whole names.
+
+    >>> {name: list(group) for name, group in _groups({"a/x": 0, "b": 1, "a/y/z": 2}).items()}
+    {'a': ['a/x', 'a/y/z'], 'b': ['b']}
+    """
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(name.partition("/")[0], {})[name] = tensor
+    return groups
+
+
+def _all_seen(groups: Mapping[str, State]) -> dict[str, Seen]:
+    """Which tensors there are, without keeping them alive."""
+    return {
+        group: {name: (weakref.ref(tensor), _changes(tensor)) for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
+    }
+
+
+def _same_tensors(tensors: State, seen: Seen) -> bool:
+    """Whether tensors are the very ones that were seen, unchanged since.
+
+    A strategy never changes them in place (``ServerState``); changes that torch counts are seen.
+    """
+    return tensors.keys() == seen.keys() and all(
+        seen[name][0]() is tensor
+        and not tensor.is_inference()
+        and seen[name][1] == _changes(tensor)
+        for name, tensor in tensors.items()
+    )
+
+
+def _changes(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; of those made to infer torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _save(path: Path, tensors: State) -> None:
+    """Write tensors as safetensors."""
+    owned: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share their memory: each is written on its own.
+        if flat.untyped_storage().data_ptr() in storages:
+            flat = flat.clone()
+        storages.add(flat.untyped_storage().data_ptr())
+        owned[name] = flat
+    save_file(owned, path)
+
+
+def _put(target: Path, tensors: State, source: Path | None) -> list[Path]:
+    """Link a file that holds these tensors already, if there is one; else write them.
+
+    Returns:
+        Files that are yet to be brought to the disk.
+    """
+    if source is not None and source.is_file():
+        try:
+            os.link(source, target)
+            return []
+        except OSError:  # a file system without links
+            shutil.copyfile(source, target)
+    else:
+        _save(target, tensors)
+    return [target]
+
+
+def each(action: Callable[[Path], object], paths: Iterable[Path]) -> None:
+    """Do something with every file, several at a time: a disk does a thousand as fast as a few."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(action, paths):
+            pass
