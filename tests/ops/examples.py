@@ -329,6 +329,12 @@ NORMS = [
         b=(C,),
     ),
     tokens(
+        "_fused_rms_norm",
+        lambda m, a: aten._fused_rms_norm(a, [C], m.w, 1e-5)[0],
+        "spanned",
+        w=(C,),
+    ),
+    tokens(
         "_weight_norm",
         lambda m, a: F.linear(a, torch._weight_norm(m.v, m.g, 0)),
         v=(6, C),

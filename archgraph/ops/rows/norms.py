@@ -42,6 +42,7 @@ ROWS: Rows = {
     "group_norm": replace(_layer_norm, rule=rules.group_norm),
     "layer_norm": replace(_layer_norm, type=types.layer_norm),
     "rms_norm": _layer_norm,
+    "_fused_rms_norm": replace(_layer_norm, rule=rules.layer_norm_statistics),
     "native_layer_norm": replace(
         _layer_norm, rule=rules.layer_norm_statistics, growth=Growth(finite=False)
     ),

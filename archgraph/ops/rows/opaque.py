@@ -74,7 +74,6 @@ OPAQUE = (
     "fractional_max_pool3d",
     "native_group_norm",
     "native_batch_norm",
-    "_fused_rms_norm",
     "ctc_loss",
     "cosine_embedding_loss",
     "hinge_embedding_loss",
