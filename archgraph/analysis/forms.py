@@ -173,7 +173,10 @@ class Forms:
         node = self.graph.node[name]
         fact = row(node.op)
         while fact.training_flag and not fact.normalises and len(node.types) == 1:
-            name = next(i.name for _, v in node.args for i in walk(v) if isinstance(i, Ref))
+            used = next(node.uses(), None)
+            if used is None:  # of a leaf: there is no result to hand on
+                break
+            name = used
             node = self.graph.node[name]
             fact = row(node.op)
         return name

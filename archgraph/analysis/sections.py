@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from archgraph.analysis.blocks import Draft, Drafts, Path, common, numbered, siblings
+from archgraph.analysis.blocks import Drafts
+from archgraph.analysis.draft import BlockDraft
+from archgraph.analysis.modules import Path, common, numbered, siblings
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
@@ -19,7 +21,7 @@ class Group(NamedTuple):
 
     name: str
     kind: SectionKind
-    blocks: list[Draft]
+    blocks: list[BlockDraft]
 
 
 def sections(drafts: Drafts) -> list[Group]:
@@ -37,13 +39,13 @@ def sections(drafts: Drafts) -> list[Group]:
     return found
 
 
-def _given(blocks: list[Draft], owner: Mapping[str, str]) -> list[Group]:
+def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
     """The user's sections, and those between them."""
     mine = [i for i, d in enumerate(blocks) if d.given]
     if not mine:
         return []
     found: list[Group] = []
-    rest: list[Draft] = []
+    rest: list[BlockDraft] = []
     for d in blocks[mine[0] : mine[-1] + 1]:
         if not d.given:
             rest.append(d)
@@ -57,13 +59,13 @@ def _given(blocks: list[Draft], owner: Mapping[str, str]) -> list[Group]:
     return _framed(blocks[: mine[0]], found, blocks[mine[-1] + 1 :])
 
 
-def _framed(stem: list[Draft], stages: list[Group], head: list[Draft]) -> list[Group]:
+def _framed(stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft]) -> list[Group]:
     first = [Group("stem", "stem", stem)] if stem else []
     last = [Group("head", "head", head)] if head else []
     return [*first, *stages, *last]
 
 
-def _tower(drafts: Drafts, blocks: list[Draft]) -> list[Group]:
+def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
     """A tower's stem and head have names of their own; one without building blocks is a stem."""
     if not any(d.whole for d in blocks):
         return [Group(_title(blocks), "stem", blocks)]
@@ -73,11 +75,13 @@ def _tower(drafts: Drafts, blocks: list[Draft]) -> list[Group]:
     return [*first, *stages, *last]
 
 
-def _title(blocks: Sequence[Draft]) -> str:
+def _title(blocks: Sequence[BlockDraft]) -> str:
     return ".".join(common(d.unit for d in blocks)) or blocks[0].name
 
 
-def _parts(drafts: Drafts, blocks: list[Draft]) -> tuple[list[Draft], list[Group], list[Draft]]:
+def _parts(
+    drafts: Drafts, blocks: list[BlockDraft]
+) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
     """Stem, stages and head of a chain.
 
     What stands alone at either end and has nothing in common with the stages is none.
@@ -104,7 +108,7 @@ def _stranger(group: Group, others: Sequence[Group]) -> bool:
     )
 
 
-def _branched(draft: Draft) -> bool:
+def _branched(draft: BlockDraft) -> bool:
     return len(draft.heads) == 1 and draft.kind == "parallel"
 
 
@@ -133,7 +137,7 @@ def _transitions(drafts: Drafts, stages: list[Group]) -> list[Group]:
     return joined
 
 
-def _middle(drafts: Drafts, blocks: list[Draft]) -> tuple[int, int]:
+def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
     """Where the stages begin and end.
 
     Between the first and the last building block, the levels of an encoder–decoder included; in a
@@ -157,16 +161,16 @@ def _middle(drafts: Drafts, blocks: list[Draft]) -> tuple[int, int]:
     return begin, end if len(blocks) > 1 else len(blocks)
 
 
-def _stages(blocks: Sequence[Draft]) -> list[Group]:
+def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
     """Maximal runs of blocks with the same result and repeating bodies, named by module."""
-    items: list[list[Draft]] = []  # blocks of one module stay together
+    items: list[list[BlockDraft]] = []  # blocks of one module stay together
     for d in blocks:
         last = items[-1][-1] if items else None
         if last is not None and d.unit and last.unit == d.unit and last.out == d.out:
             items[-1].append(d)
         else:
             items.append([d])
-    runs: list[list[list[Draft]]] = []
+    runs: list[list[list[BlockDraft]]] = []
     while items:
         size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
@@ -184,10 +188,10 @@ def _stages(blocks: Sequence[Draft]) -> list[Group]:
     return found
 
 
-def _split(run: list[list[Draft]]) -> list[list[list[Draft]]]:
+def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
     """A run over several modules that each repeat a body is one section per module."""
     path = common(item[0].unit for item in run)
-    parts: list[list[list[Draft]]] = []
+    parts: list[list[list[BlockDraft]]] = []
     names: list[Path] = []
     for item in run:
         child = item[0].unit[: len(path) + 1]
@@ -200,11 +204,11 @@ def _split(run: list[list[Draft]]) -> list[list[list[Draft]]]:
     return parts if len(parts) > 1 and repeat else [run]
 
 
-def _bodies(item: Sequence[Draft]) -> list[tuple[str, ...]]:
+def _bodies(item: Sequence[BlockDraft]) -> list[tuple[str, ...]]:
     return [d.full for d in item]
 
 
-def _repeats(items: Sequence[Sequence[Draft]], period: int) -> int:
+def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
     """How many items at the front repeat with a period; 1 where only the first stands alone."""
     size = 1
     while size < len(items):
@@ -218,7 +222,7 @@ def _repeats(items: Sequence[Sequence[Draft]], period: int) -> int:
     return size if period == 1 or size >= 2 * period else 1
 
 
-def _similar(before: Sequence[Draft], after: Sequence[Draft], first: bool) -> bool:
+def _similar(before: Sequence[BlockDraft], after: Sequence[BlockDraft], first: bool) -> bool:
     """Whether two items have one body.
 
     The last item may be cut short; the first may be a transition, or prepare what all share.

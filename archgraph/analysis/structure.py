@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.blocks import BlockKind, Draft, Drafts, unique
+from archgraph.analysis.blocks import Drafts
+from archgraph.analysis.draft import BlockDraft, BlockKind
+from archgraph.analysis.modules import unique
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
@@ -242,7 +244,7 @@ class _Judge:
         self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
         self.outputs = {i.name for i in walk(graph.outputs) if isinstance(i, Ref)}
 
-    def block(self, draft: Draft, section: str) -> Block:
+    def block(self, draft: BlockDraft, section: str) -> Block:
         """The finished block."""
         nodes = tuple(sorted([*draft.stream, *draft.extra], key=self.order.__getitem__))
         entry, end = self.drafts.entry(draft), self.drafts.exit(draft)
@@ -264,7 +266,7 @@ class _Judge:
             draft.uses,
         )
 
-    def _obstacle(self, draft: Draft, nodes: Sequence[str], entry: str, end: str) -> str:
+    def _obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
         """Why a block cannot be left out; empty where it can."""
         graph = self.graph
         if draft.kind == "head":
@@ -317,7 +319,7 @@ class _Judge:
     def _free(self) -> frozenset[str]:
         return frozenset(a.name for a in axes(self.graph).free)
 
-    def _terms(self, draft: Draft) -> dict[str, str]:
+    def _terms(self, draft: BlockDraft) -> dict[str, str]:
         """What a dense block appends to the stream: operand and the operator that appends it."""
         last = draft.last
         if last is None or last.kind != "dense" or len(draft.heads) > 1:

@@ -1,0 +1,86 @@
+"""What stands beside the stream: which block each such operator belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from archgraph.analysis.draft import BlockDraft
+from archgraph.analysis.modules import Modules, common
+from archgraph.analysis.stream import Piece
+from archgraph.graph.ir import ArchGraph, Node
+
+
+def assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> list[BlockDraft]:
+    """Give every operator beside the stream to a block; further outputs become blocks.
+
+    What serves the stream belongs to the first block that it serves; what else depends on the
+    stream hangs on the last block that it needs; a counter goes with its module.
+    """
+    graph, stream = modules.graph, modules.stream
+    order = modules.order
+    owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
+    streamed = set(owner)
+    ends: list[BlockDraft] = []
+    below = dict.fromkeys(owner)  # the stream and all that depends on it, in order
+    for n in graph.nodes:
+        if n.name not in below and any(u in below for u in n.uses()):
+            below[n.name] = None
+    live = stream.live
+    for output in stream.outputs:
+        found = stream.ancestors((output,))
+        nodes = [n for n in found if n in below and n not in owner and n not in live]
+        if not nodes:
+            continue
+        nodes.sort(key=order.__getitem__)
+        taken = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
+        entry = max(taken, key=order.__getitem__, default="")
+        piece = Piece(tuple(nodes), entry, output)
+        work = [modules.place(n) for n in nodes if n in stream.heavy]
+        path = common(work or [modules.place(n) for n in nodes])
+        ends.append(BlockDraft([piece], [piece], path, kind="head"))
+        owner.update(dict.fromkeys(nodes, len(drafts) + len(ends) - 1))
+        streamed.update(nodes)
+    drafts += ends
+    if not drafts:
+        drafts.append(BlockDraft([], [], ()))
+    alone = _serve(graph, [n for n in graph.nodes if n.name not in owner], owner)
+    for n in alone:
+        if n.name in below:
+            owner[n.name] = max(owner[u] for u in n.uses() if u in below)
+    alone = _serve(graph, [n for n in alone if n.name not in owner], owner)
+    for n in alone:  # a chain of counters keeps its order
+        used = [owner[u] for u in n.uses() if u in owner]
+        owner[n.name] = 0 if n.op == "input" else max([_nearest(modules, n, owner), *used])
+    for n in graph.nodes:
+        if n.name not in streamed:
+            drafts[owner[n.name]].extra.append(n.name)
+    return ends
+
+
+def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> list[Node]:
+    """Give operators to the first block that they serve; returns those that serve none."""
+    alone: list[Node] = []
+    for n in reversed(nodes):
+        users = [owner[u] for u in graph.users[n.name] if u in owner]
+        if users:
+            owner[n.name] = min(users)
+        else:
+            alone.append(n)
+    return alone[::-1]
+
+
+def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
+    """Block of the operator next to a free one, first of all in its own module."""
+    place, index = modules.place(node.name), modules.order[node.name]
+    nodes = modules.graph.nodes
+    best: tuple[int, int] | None = None
+    for distance in range(1, len(nodes)):
+        for other in (index + distance, index - distance):
+            if not 0 <= other < len(nodes) or nodes[other].name not in owner:
+                continue
+            shared = len(common((place, modules.place(nodes[other].name))))
+            if best is None or shared > best[0]:
+                best = shared, owner[nodes[other].name]
+            if best[0] == len(place) or distance > 16:
+                return best[1]
+    return best[1] if best is not None else 0

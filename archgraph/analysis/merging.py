@@ -1,0 +1,178 @@
+"""Which pieces of the stream are one building block, by the module hierarchy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from archgraph.analysis.draft import BlockDraft, draft
+from archgraph.analysis.modules import Modules, Path, common, numbered, path_of, siblings, under
+from archgraph.analysis.stream import Piece
+from archgraph.graph.ir import ArchGraph
+from archgraph.ops.table import base
+
+
+class Merging:
+    """Puts the working pieces of a chain together.
+
+    Attributes:
+        claims: Names of the user's blocks, by module.
+    """
+
+    def __init__(self, graph: ArchGraph, modules: Modules) -> None:
+        self.modules, self.stream, self.node = modules, modules.stream, graph.node
+        # Names that differ in their ordinal only are the uses of one module, in order.
+        self.claims: dict[Path, list[str]] = {}
+        for name in (name for _, blocks in graph.sections for name in blocks):
+            self.claims.setdefault(path_of(name.partition("~")[0]), []).append(name)
+
+    def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
+        """Working pieces, with those of one building block put together.
+
+        Pieces that are used again and again, one round after the other, are one block. Otherwise a
+        module merges its pieces as :meth:`_is_block` says.
+        """
+        working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
+        works = [[self.modules.place(n) for n in names] for names in working]
+        claimed = [self._claim(paths) for paths in works]
+        uses = self._rounds(working, claimed)
+        group = self._groups(heads, working, [common(w) for w in works], claimed, uses)
+        drafts: list[BlockDraft] = []
+        for i, head in enumerate(heads):
+            joins = i > 0 and (
+                (claimed[i] and claimed[i] == claimed[i - 1])
+                or (not claimed[i] and not claimed[i - 1] and group[i] == group[i - 1])
+            )
+            before = drafts.pop().heads if joins else []
+            drafts.append(draft(self.modules, [*before, head], [], claimed[i]))
+            if group[i] in uses and not claimed[i]:
+                drafts[-1].uses = uses[group[i]][1]
+        return drafts
+
+    def _groups(
+        self,
+        heads: Sequence[Piece],
+        working: Sequence[Sequence[str]],
+        paths: Sequence[Path],
+        claimed: Sequence[str],
+        uses: Mapping[int, tuple[int, int]],
+    ) -> list[int]:
+        """For each piece, the first one of its block.
+
+        Modules are asked from the innermost, all of one class at once: what is a list once is a
+        list everywhere. One is asked only if its pieces are neighbours and contain all its work.
+        """
+        group = list(range(len(heads)))
+        for begin, (size, times) in uses.items():
+            group[begin : begin + size * times] = [begin] * (size * times)
+        merged = {i for i, first in enumerate(group) if i != first or first in uses}
+        inside: dict[Path, list[int]] = {}
+        for i, path in enumerate(paths):
+            for size in range(1, len(path) + 1):
+                inside.setdefault(path[:size], []).append(i)
+        classes: dict[object, list[Path]] = {}
+        for module in sorted((m for m in inside if len(inside[m]) > 1), key=len, reverse=True):
+            classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
+        for modules in classes.values():
+            whole = [
+                m
+                for m in modules
+                if not any(claimed[i] or i in merged for i in inside[m])
+                and inside[m][-1] - inside[m][0] == len(inside[m]) - 1
+                and self.modules.work[m]
+                == self.modules.count(n for i in inside[m] for n in working[i])
+            ]
+            looks = {m: tuple(self._look(heads[i]) for i in inside[m]) for m in whole}
+            alike = Counter(looks.values())
+            verdicts = {}
+            for m in whole:
+                kinds = [heads[i].kind for i in inside[m]]
+                places = [paths[i] for i in inside[m]]
+                verdicts[m] = self._is_block(m, kinds, places, looks[m], alike[looks[m]] > 1)
+            lists = [m for m in whole if any(heads[i].kind == "residual" for i in inside[m])]
+            if not all(verdicts[m] for m in lists):
+                verdicts |= dict.fromkeys(lists, False)
+            for m in whole:
+                if verdicts[m]:
+                    merged.update(inside[m])
+                    for i in inside[m]:
+                        group[i] = inside[m][0]
+        return group
+
+    def _rounds(
+        self, working: Sequence[Sequence[str]], claimed: Sequence[str]
+    ) -> dict[int, tuple[int, int]]:
+        """Pieces that follow one another with the same weights: first one, length and times."""
+        keys = [
+            tuple((self.node[n].op, self.modules.weights(n)) for n in names) for names in working
+        ]
+        again: dict[int, int] = {}
+        last: dict[object, int] = {}
+        for i in reversed(range(len(keys))):
+            if keys[i] in last:
+                again[i] = last[keys[i]]
+            last[keys[i]] = i
+        found: dict[int, tuple[int, int]] = {}
+        i = 0
+        while i < len(keys):
+            end = again.get(i, i)
+            size = end - i
+            while size and end < len(keys) and keys[end] == keys[end - size]:
+                end += 1
+            times = (end - i) // size if size else 0
+            if times > 1 and not any(claimed[i:end]):
+                found[i] = size, times
+                i += size * times
+            else:
+                i += 1
+        return found
+
+    def _is_block(
+        self,
+        module: Path,
+        kinds: Sequence[str],
+        paths: Sequence[Path],
+        looks: Sequence[tuple[str, ...]],
+        twin: bool,
+    ) -> bool:
+        """Whether the pieces that a module holds are one building block.
+
+        Several such modules are those of one class: another place, the same children. Plain layers
+        are one block if several such modules are inside a list and no list themselves; regions
+        beside plain layers, if there are several; residual regions, if they are an item of a list
+        and no list themselves (attention and feed-forward). Items of a list are stages' blocks
+        if they are equal, or if no other module repeats them (``twin``).
+        """
+        several = self.modules.classes[self.modules.class_of(module)] > 1
+        if "dense" in kinds:
+            return False
+        if "residual" in kinds:
+            if not numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
+                return False
+            items = [i for i in range(len(paths) - 1) if siblings(paths[i], paths[i + 1])]
+            return not any(looks[i] == looks[i + 1] for i in items) and (twin or not items)
+        listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
+        item = any(part.isdigit() for part in module)
+        return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
+
+    def _look(self, head: Piece) -> tuple[str, ...]:
+        """Operators of a piece from the first layer to the last, the shortcut aside."""
+        inside = set(head.nodes) - {head.exit}
+        ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
+        body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)
+        nodes = [n for n in head.nodes if n in body]
+        layers = [i for i, n in enumerate(nodes) if n in self.stream.heavy]
+        if not layers:
+            return ()
+        return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
+
+    def _claim(self, paths: Sequence[Path]) -> str:
+        """The user's block that a piece's work belongs to: the one with the innermost module."""
+        best: Path = ()
+        for module in self.claims:
+            if len(module) > len(best) and any(under(p, module) for p in paths):
+                best = module
+        if not best:
+            return ""
+        names = self.claims[best]
+        return names.pop(0) if len(names) > 1 else names[0]

@@ -1,0 +1,143 @@
+"""The module hierarchy of a graph: paths, and which layers each module contains."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from archgraph.analysis.stream import Stream
+from archgraph.graph.ir import ArchGraph
+from archgraph.ops.table import row
+
+Path: TypeAlias = tuple[str, ...]
+
+
+def path_of(scope: str) -> Path:
+    """Module path of a scope.
+
+    >>> path_of("layer1.0"), path_of("")
+    (('layer1', '0'), ())
+    """
+    return tuple(scope.split(".")) if scope else ()
+
+
+def common(paths: Iterable[Path]) -> Path:
+    """The innermost module that holds all.
+
+    >>> common([("layer1", "0", "conv1"), ("layer1", "0", "bn1")])
+    ('layer1', '0')
+    """
+    shared: Path | None = None
+    for path in paths:
+        if shared is None:
+            shared = path
+            continue
+        size = 0
+        for a, b in zip(shared, path, strict=False):
+            if a != b:
+                break
+            size += 1
+        shared = shared[:size]
+    return shared or ()
+
+
+def under(path: Path, module: Path) -> bool:
+    """Whether a path lies in a module."""
+    return path[: len(module)] == module
+
+
+def numbered(part: str) -> bool:
+    """Whether a module is one of several that are told apart by a number."""
+    return part[-1:].isdigit()
+
+
+def siblings(a: Path, b: Path) -> bool:
+    """Whether two modules lie in different items of one list.
+
+    >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
+    (True, False)
+    """
+    size = len(common((a, b)))
+    if len(a) <= size or len(b) <= size:
+        return False
+    x, y = a[size], b[size]
+    return numbered(x) and numbered(y) and re.sub(r"\d+", "*", x) == re.sub(r"\d+", "*", y)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Names, with an ordinal where one occurs again.
+
+    >>> unique(["l", "l", "m"])
+    ['l', 'l~2', 'm']
+    """
+    seen: Counter[str] = Counter()
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+    return result
+
+
+class Modules:
+    """Which modules the operators of a graph's stream belong to.
+
+    Attributes:
+        order: Places of the operators.
+        work: Number of heavy operators of the stream, by module.
+        layers: And of norms, together.
+        classes: Number of modules of each class, see :meth:`class_of`.
+    """
+
+    def __init__(self, graph: ArchGraph, stream: Stream) -> None:
+        self.graph, self.stream = graph, stream
+        self.order = {n.name: i for i, n in enumerate(graph.nodes)}
+        self.work: Counter[Path] = Counter()
+        self.layers: Counter[Path] = Counter()
+        self._places: dict[str, Path] = {}
+        self._children: dict[Path, set[str]] = {}
+        seen: set[tuple[str, ...]] = set()
+        chains = (*stream.towers, stream.pieces)
+        for name in (n for pieces in chains for p in pieces for n in p.nodes):
+            if not self.is_layer(name) or self.weights(name) in seen:
+                continue
+            seen.add(self.weights(name))
+            place = self.place(name)
+            for size in range(len(place) + 1):
+                self.work[place[:size]] += name in stream.heavy
+                self.layers[place[:size]] += 1
+                if size < len(place):
+                    self._children.setdefault(place[:size], set()).add(place[size])
+        self.classes = Counter(map(self.class_of, self._children))
+
+    def place(self, name: str) -> Path:
+        """Module of an operator: that of its leaves where it is more exact than the call's."""
+        if name not in self._places:
+            node = self.graph.node[name]
+            scope = path_of(node.scope)
+            owners = [
+                path_of(leaf)[:-1]
+                for leaf in node.leaves()
+                if self.graph.param[leaf].role != "constant"
+            ]
+            inner = common(owners)
+            self._places[name] = inner if owners and under(inner, scope) else scope
+        return self._places[name]
+
+    def class_of(self, module: Path) -> tuple[Path, frozenset[str]]:
+        """What two modules of one class share: their place but for numbers, and their children."""
+        pattern = tuple(re.sub(r"\d+", "*", part) for part in module)
+        return pattern, frozenset(self._children.get(module, ()))
+
+    def weights(self, name: str) -> tuple[str, ...]:
+        """What tells a layer apart, however often it is used: its leaves, also computed ones."""
+        return self.stream.weights(name) or (f"%{name}",)
+
+    def count(self, names: Iterable[str]) -> int:
+        """Number of layers; one that is used several times counts once."""
+        return len({self.weights(n) for n in names})
+
+    def is_layer(self, name: str) -> bool:
+        """Whether an operator is a layer or a norm."""
+        return name in self.stream.heavy or row(self.graph.node[name].op).normalises
