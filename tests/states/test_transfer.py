@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -227,3 +228,28 @@ def test_a_signature_leaves_constants_out():
         )
     )
     assert slots == (W,)
+
+
+def test_values_show_themselves_on_one_line():
+    """In a shell a transfer of any size is one line, in a notebook a table of what changed."""
+    names = [f"layer{i}.weight" for i in range(60)]
+    wide = tuple(Slot(name, (64, 64), "float32") for name in names)
+    narrow = tuple(slot._replace(shape=(32, 64)) for slot in wide)
+    odd = DimMap.of(np.random.default_rng(0).permutation(64)[:32], 64)
+    half = Transfer(wide, narrow, {name: Entry(name, (odd, None)) for name in names})
+    for value in (half, odd, half.entries[names[0]]):
+        assert "\n" not in repr(value) and len(repr(value)) < 120
+    assert repr(half).startswith("<Transfer 60 of 60 entries taken, 0 initialised; 245,760 →")
+    page = half._repr_html_()
+    assert page.count("<tr") == 41 and "and 20 more" in page
+    old = graph(a=(3,))
+    assert repr(Rewritten.identity(old)).startswith("<Rewritten graph: 0 operators, 1 leaves; 1 of")
+
+
+def test_a_transfer_travels_without_what_it_computed():
+    half = transfer(W, W._replace(shape=(2, 3)), DimMap.of([3, 0], 4), None)
+    state = {"w": torch.arange(12.0).view(4, 3)}
+    half.push(half.pull(state))
+    again = pickle.loads(pickle.dumps(half))
+    assert again == half and not {"coverage", "_plan"} & set(vars(again))
+    assert torch.equal(again.coverage["w"], half.coverage["w"])
