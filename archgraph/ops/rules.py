@@ -93,16 +93,16 @@ def linear(eq: Equations) -> list[Dims]:
     """x[-1] = w[1], y[-1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
     eq.unify(x[-1], w[-1])
-    _contract_weight(eq, w, -1, -1)
+    _contract_weight(eq, w[-1], -1, -1)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[-1], w[0])
     return [[*x[:-1], w[0]]] if len(w) == 2 else [x[:-1]]
 
 
-def _contract_weight(eq: Equations, w: Dims, side: int, channel: int) -> None:
+def _contract_weight(eq: Equations, layout: Layout, side: int, channel: int) -> None:
     """A leaf is masked, so the sum is exact; a weight that forward computes need not be zero."""
     operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
-    eq.contract(w[side], operands, eq.node.op.split(".")[1])
+    eq.contract(layout, operands, eq.node.op.split(".")[1])
 
 
 def convolution(eq: Equations) -> list[Dims]:
@@ -123,7 +123,7 @@ def convolution(eq: Equations) -> list[Dims]:
         eq.unify(w[0], product((group, eq.new(w[0].size // groups))))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
-    _contract_weight(eq, w, 1, channel)
+    _contract_weight(eq, w[1], 1, channel)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[0], w[0])
     spatial: Dims = []
@@ -158,15 +158,15 @@ def transposed_convolution(eq: Equations) -> list[Dims]:
     channel = len(x) - len(w) + 1
     groups = eq.integer("groups", 1)
     eq.unify(x[channel], w[0])
-    out = w[1]
+    inside, out = w[0], w[1]
     if groups > 1:
-        group = eq.new(groups)
         assert isinstance(w[0].size, int)
-        eq.unify(w[0], product((group, eq.new(w[0].size // groups))))
+        group, inside = eq.new(groups), eq.new(w[0].size // groups)
+        eq.unify(w[0], product((group, inside)))
         out = product((group, w[1]))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
-    _contract_weight(eq, w, 0, channel)
+    _contract_weight(eq, inside, 0, channel)
     if eq.has("bias"):
         eq.unify(eq.arg("bias")[0], out)
     eq.pin(x[channel + 1 :], "convolved over")

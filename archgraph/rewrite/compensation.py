@@ -80,8 +80,8 @@ class _Compensation:
             Refusal: If none can be, with the problem of each.
         """
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
-        part = self.copies.parts(contraction.layout)
-        if any(self._divide_leaf(name, dim, part) for name, dim in weights):
+        wanted = self.copies.axes_in(contraction.layout)
+        if any(self._divide_leaf(name, dim, wanted) for name, dim in weights):
             return
         problems = []
         for value, dim in contraction.operands:
@@ -99,8 +99,8 @@ class _Compensation:
         where = f" in {node.scope}" if node.scope else ""
         raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
 
-    def _divide_leaf(self, name: str, dim: int, part: Vector) -> bool:
-        """Divide a leaf's dimension, if everything that uses it sums over it."""
+    def _divide_leaf(self, name: str, dim: int, wanted: set[str]) -> bool:
+        """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
         if self.graph.param[name].role == "constant":
             return False
         for user in self.graph.leaf_users[name]:
@@ -111,6 +111,7 @@ class _Compensation:
             ]  # fmt: skip
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
+        part = self.copies.parts(self.copies.solved.of(name)[dim], wanted)
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 

@@ -588,3 +588,15 @@ def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
     parts = ag.split(graph, after="a")
     assert [k for k, _ in parts[0].graph.inputs] == ["early"]
     assert ag.chain(parts) == graph
+
+
+def test_a_transposed_convolution_does_not_sum_over_its_groups():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d(8, 16, 3, padding=1, groups=4),
+        nn.ConvTranspose2d(16, 8, 2, stride=2, groups=4),
+        nn.Conv2d(8, 2, 1),
+    )
+    graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
+    for axis in ag.axes(graph).free:
+        ag.widen(graph, {axis.name: 2.0}, verify=True)
