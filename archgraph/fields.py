@@ -15,7 +15,13 @@ class Base(pydantic.BaseModel):
     """A mapping in a file: every key is known, every value has its exact type."""
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        # Built when the first file of its kind is read: a file uses few of them.
+        defer_build=True,
     )
 
 

@@ -12,7 +12,7 @@ from archgraph.engine.attack import malicious
 from archgraph.engine.data import Dataset
 from archgraph.engine.shard import Shard
 from archgraph.federation import Strategy, World
-from archgraph.language.family import AttackSpec, EvaluateSpec
+from archgraph.language.experiment import AttackSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
 from archgraph.plain import Json
 

@@ -21,21 +21,16 @@ import pydantic
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
-from archgraph.language.family import (
-    AttackSpec,
+from archgraph.language.data import (
     ClassesSpec,
     DataSpec,
     DirichletSpec,
-    EngineSpec,
     EqualDirichletSpec,
-    EvaluateSpec,
-    ExperimentSpec,
-    FamilySpec,
     IidSpec,
-    LocalOptions,
-    MemberSpec,
-    Rewrites,
 )
+from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec, ExperimentSpec
+from archgraph.language.family import FamilySpec, MemberSpec, Rewrites
+from archgraph.language.local import LocalOptions
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import (
     AuthoredModel,

@@ -57,7 +57,7 @@ class Step:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
-        # What a step may be is in the table: `archgraph.language.schema` puts it here.
+        # What a step may be is in the table: `archgraph.language.json_schema` puts it here.
         return {"title": "Step"}
 
     @classmethod

@@ -30,7 +30,7 @@ from archgraph.federation import (
     World,
 )
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import initial_state
 from archgraph.states import Merger, Transfer
 

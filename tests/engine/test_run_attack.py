@@ -14,7 +14,7 @@ from archgraph.engine.attack import Attack, Shuffled, malicious
 from archgraph.engine.local import execute
 from archgraph.engine.shard import Shard, isolated
 from archgraph.federation import LocalOptions, Model, Outcome, Train, Work, seeded
-from archgraph.language.family import AttackSpec
+from archgraph.language.experiment import AttackSpec
 
 
 @pytest.fixture

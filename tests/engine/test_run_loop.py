@@ -17,7 +17,7 @@ from archgraph.engine.loop import Loop, sample
 from archgraph.engine.turn import Clock
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, Train, Work
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 
 
 def bits(tensors: Any) -> dict[str, bytes]:

@@ -161,7 +161,7 @@ def test_a_model_in_place_is_found_from_where_its_run_is_recorded(folders, tmp_p
     again = tmp_path / "run" / "family.yaml"
     yaml = YAML(typ="safe", pure=True)
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
-    yaml.dump(spec.model_dump(mode="json", by_alias=True), again)
+    yaml.dump(spec.model_dump(mode="json", by_alias=True, exclude_none=True), again)
     second = resolve(load_family(again)).clients[0]
     assert first.graph == second.graph
     assert first.state is not None and second.state is not None

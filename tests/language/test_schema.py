@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from archgraph.errors import SpecError
 from archgraph.language import flat, schema
-from archgraph.language.schema import KINDS
+from archgraph.language.json_schema import KINDS
 from archgraph.language.steps import STEPS
 from tests.language.test_errors import EXPERIMENT, FAMILY, GOOD
 from tests.language.test_flat import TINY

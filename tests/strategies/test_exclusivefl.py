@@ -27,7 +27,7 @@ from archgraph.federation import (
     World,
     configure,
 )
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.exclusivefl import ExclusiveFL
 from archgraph.strategies.fedavg import FedAvg

@@ -37,7 +37,7 @@ from archgraph.federation import (
     reservoir,
     seeded,
 )
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.fedin import (
     Chain,
     FedIN,

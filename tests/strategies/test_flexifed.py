@@ -31,7 +31,7 @@ from archgraph.federation import (
     World,
     configure,
 )
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.flexifed import FlexiFed, Sharing, runs
 from archgraph.strategies.standalone import Standalone

@@ -16,13 +16,10 @@ import archgraph as ag
 from archgraph.engine import Dataset, Split, world
 from archgraph.federation import strategy_names
 from archgraph.federation.family import Family
-from archgraph.language.family import (
-    DataSpec,
-    EvaluateSpec,
-    ExperimentSpec,
-    FamilySpec,
-    LocalOptions,
-)
+from archgraph.language.data import DataSpec
+from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
+from archgraph.language.family import FamilySpec
+from archgraph.language.local import LocalOptions
 
 FAMILIES = Path(__file__).parents[2] / "specs" / "families"
 MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")

@@ -16,7 +16,7 @@ from archgraph.engine.partition import partition
 from archgraph.engine.shard import histogram
 from archgraph.engine.testing import answers
 from archgraph.federation import Client, LocalOptions, Result, Tier, World
-from archgraph.language.family import EvaluateSpec
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.standalone import Standalone
 
 NOTHING = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())

@@ -9,21 +9,22 @@ from pydantic.json_schema import models_json_schema
 
 from archgraph.errors import SpecError
 from archgraph.hints import nearest
-from archgraph.language.family import ExperimentSpec, FamilySpec
+from archgraph.language.experiment import ExperimentSpec
+from archgraph.language.family import FamilySpec
 from archgraph.language.figures import FiguresSpec
 from archgraph.language.flat import FlatModel
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 
-Kind = Literal["model", "family", "experiment", "figures"]
-KINDS: tuple[Kind, ...] = ("model", "family", "experiment", "figures")
+SchemaKind = Literal["model", "family", "experiment", "figures"]
+KINDS: tuple[SchemaKind, ...] = ("model", "family", "experiment", "figures")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SCALAR = {"type": ["integer", "number", "string", "boolean", "null"]}
 
 
-def schema(kind: Kind) -> dict[str, Any]:
+def schema(kind: SchemaKind) -> dict[str, Any]:
     """JSON schema of a kind of file.
 
     Args:

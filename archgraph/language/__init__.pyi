@@ -1,0 +1,9 @@
+from .experiment import ExperimentSpec as ExperimentSpec
+from .family import FamilySpec as FamilySpec
+from .json_schema import schema as schema
+from .linked import beside as beside
+from .linked import load_experiment as load_experiment
+from .linked import load_family as load_family
+from .loading import load as load
+from .loading import load_model as load_model
+from .loading import save as save

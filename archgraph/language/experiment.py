@@ -1,0 +1,159 @@
+"""The YAML of experiments: data, a family, a strategy, and how long."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
+from archgraph.language.data import DataSpec
+from archgraph.language.family import FamilySpec
+from archgraph.language.local import LocalOptions, rounds_of
+from archgraph.plain import Json
+
+
+class AttackSpec(Base):
+    """Malicious clients (FedFA, Eq. 1)."""
+
+    kind: Literal["label_shuffle"] = Field(
+        default="label_shuffle", description="malicious clients train on shuffled labels"
+    )
+    fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.2, description="share of clients that are malicious"
+    )
+    intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
+
+
+class EvaluateSpec(Base):
+    """When the server measures, and how."""
+
+    every: Count = Field(default=1, description="rounds between two evaluations")
+    after: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="rounds (≥ 1) or a fraction of all rounds (< 1) before the first evaluation",
+    )
+    fine_tune: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="passes over a client's own data before a model is tested on its classes",
+    )
+    batch: Count = Field(default=256, description="examples in a batch of a test")
+    statistics: Count | None = Field(
+        default=None, description="training examples that static norm statistics are taken from"
+    )
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether to measure after a round (counted from 1) of so many; always after the last.
+
+        Example:
+            >>> late = EvaluateSpec(every=2, after=0.7)
+            >>> [number for number in range(1, 12) if late.due(number, 11)]
+            [8, 10, 11]
+        """
+        begun = round > rounds_of(self.after or 0.0, rounds)
+        return round == rounds or (begun and round % self.every == 0)
+
+
+class EngineSpec(Base):
+    """Where the clients run."""
+
+    kind: Literal["local"] = Field(default="local", description="on this machine")
+    device: str = Field(default="cpu", description="cpu, or a device of PyTorch such as cuda:0")
+
+
+def _short_engine(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Engine = Annotated[
+    EngineSpec,
+    pydantic.BeforeValidator(_short_engine, json_schema_input_type=Literal["local"] | EngineSpec),
+]
+
+
+# A name and its options, or `python` and the options beside it.
+StrategyChoice = Annotated[
+    dict[str, Json],
+    pydantic.WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "required": ["python"],
+                    "properties": {"python": {"type": "string", "pattern": "^[^:]+:.+$"}},
+                },
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": ["object", "null"]},
+                },
+            ]
+        }
+    ),
+]
+
+
+class ExperimentSpec(Base):
+    """Data, a family, a strategy, and how long."""
+
+    archgraph: Version = 1
+    name: str = Field(description="name of the run and of its folder")
+    family: str | FamilySpec = Field(description="a file, or a family in place")
+    data: DataSpec = Field(description="which data, and who owns what of it")
+    strategy: StrategyChoice = Field(
+        description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "
+        "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
+    )
+    rounds: Count = Field(description="number of rounds")
+    sample: Share | Count = Field(
+        default=1.0, description="clients in a round: a number, or a share written with a point"
+    )
+    local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
+    attack: AttackSpec | None = Field(default=None, description="malicious clients")
+    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
+    engine: Engine = Field(default=EngineSpec(), description="where the clients run")
+    seed: Natural = Field(default=0, description="every random number follows from it")
+    out: str | None = Field(default=None, description="run folder; default: runs/NAME")
+
+    @pydantic.field_validator("strategy")
+    @classmethod
+    def _one_strategy(cls, value: dict[str, Json]) -> dict[str, Json]:
+        if "python" in value:
+            name = value["python"]
+            if not (isinstance(name, str) and all(name.partition(":"))):
+                raise Mistake(
+                    "does not name a Python class",
+                    place=("python",),
+                    found=repr(name),
+                    expected="package.module:Class",
+                )
+        elif len(value) != 1:
+            raise Mistake(
+                "must name exactly one strategy",
+                found=", ".join(value) or "none",
+                expected="one, e.g. {fedfa: {}}",
+            )
+        else:
+            ((name, options),) = value.items()
+            if not isinstance(options, dict | None):
+                raise Mistake(
+                    "must be options by name",
+                    place=(name,),
+                    found=repr(options),
+                    expected="a mapping, e.g. {percentile: 0.95}",
+                )
+        return value
+
+    @property
+    def strategy_name(self) -> str:
+        """Name of the strategy, or of its Python class (``package.module:Class``)."""
+        return str(self.strategy.get("python", next(iter(self.strategy))))
+
+    @property
+    def strategy_options(self) -> dict[str, Json]:
+        """Options of the strategy, as the file has them."""
+        if "python" in self.strategy:
+            return {key: value for key, value in self.strategy.items() if key != "python"}
+        return dict(self.strategy[self.strategy_name] or {})

@@ -1,0 +1,121 @@
+"""Files that name other files: families and experiments."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from archgraph.hints import nearest
+from archgraph.language.data import DataSpec
+from archgraph.language.document import Document, folder_beside
+from archgraph.language.experiment import ExperimentSpec
+from archgraph.language.family import FamilySpec
+from archgraph.language.mistakes import shorten
+from archgraph.language.model import anchored
+from archgraph.language.yaml import read_document
+
+
+def load_family(path: str | os.PathLike[str]) -> FamilySpec:
+    """Read a family file; :func:`archgraph.federation.family.resolve` makes its graphs.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+    """
+    return _family(read_document(path))
+
+
+def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
+    """Read an experiment file, and the family that it names.
+
+    Raises:
+        SpecError: If either cannot be understood, with file, line and key.
+    """
+    document = read_document(path)
+    spec = document.validate(ExperimentSpec)
+    if isinstance(spec.family, str):
+        file = beside(document, spec.family, ("family",))
+        family = load_family(file)
+    else:
+        family = _family(document.sub(("family",)))
+    _shared(document, spec, family)
+    return spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
+
+
+def _data(document: Document, data: DataSpec) -> DataSpec:
+    """The data with its tokenizer's folder named so that it is found from anywhere."""
+    if data.tokenizer is None:
+        return data
+    place = ("data", "tokenizer")
+    folder = folder_beside(document, data.tokenizer, place)
+    return data.model_copy(update={"tokenizer": str(folder)})
+
+
+def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
+    """Check that shares of the data are the family's, and that all data is shared out."""
+    shares = spec.data.partition.shares
+    if shares is None:
+        return
+    place = ("data", "partition", "shares")
+    kinds = [member.name for member in family.clients]
+    for name in shares:
+        if name not in kinds:
+            document.fail(
+                (*place, name),
+                "is not a kind of client",
+                found=repr(name),
+                expected=f"one of {', '.join(kinds)}",
+                hint=nearest(name, kinds),
+            )
+    complete, total = len(shares) == len(kinds), sum(shares.values())
+    if complete != math.isclose(total, 1):
+        document.fail(
+            place,
+            "leaves some data to no client" if complete else "leaves no data to the other clients",
+            found=f"{total:g}",
+            expected="1 together" if complete else "less than 1 together",
+        )
+
+
+def _family(document: Document) -> FamilySpec:
+    """A family whose model files are named so that they are found from anywhere."""
+    spec = document.validate(FamilySpec)
+    spec = spec.model_copy(
+        update={
+            "model": spec.model
+            if spec.model == "join"
+            else _source(document, spec.model, ("model",)),
+            "clients": tuple(
+                member.model_copy(
+                    update={"model": _source(document, member.model, ("clients", i, "model"))}
+                )
+                for i, member in enumerate(spec.clients)
+            ),
+        }
+    )
+    spec._document = document
+    return spec
+
+
+def _source(document: Document, source: object, place: tuple[str | int, ...]) -> object:
+    if isinstance(source, str):
+        return str(beside(document, source, place))
+    return anchored(source, Path(document.file).parent.absolute())
+
+
+def beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
+    """A file named relative to the file that names it."""
+    path = Path(document.file).parent / name
+    try:
+        path = path.resolve()
+        there = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        there = False
+    if not there:
+        found = str(path) if name.isprintable() else name
+        document.fail(
+            place,
+            "names a file that is not there",
+            found=found if len(found) < 200 else shorten(found),
+        )
+    return path

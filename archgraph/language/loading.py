@@ -1,0 +1,118 @@
+"""Model files of any form as graphs, and graphs as files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from archgraph.errors import GraphError, SpecError
+from archgraph.files import write
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import flat
+from archgraph.language.document import Document
+from archgraph.language.lowering import lower
+from archgraph.language.model import AuthoredModel, PythonModel
+from archgraph.language.yaml import read_document
+from archgraph.ops.check import check
+
+if TYPE_CHECKING:
+    import torch
+
+
+@takes_graph
+def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
+    r"""Write a graph as flat YAML, whole or not at all, with the folders it needs.
+
+    The law: ``load(path) == graph`` afterwards.
+
+    Args:
+        graph: Any graph.
+        path: Where to; an existing file is replaced.
+
+    Raises:
+        GraphError: If a name in the graph does not survive being written.
+        RunError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from archgraph.graph.text import parse
+        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(parse(text), f"{folder}/tiny.yaml")
+        ...     load(f"{folder}/tiny.yaml") == parse(text)
+        True
+    """
+    write(path, flat.dump(graph))
+
+
+def load(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
+    """Read a model file of any form.
+
+    Args:
+        path: The file.
+        choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+        TraceError: If it names a Python model that cannot be captured.
+    """
+    return load_model(read_document(path), choices)[0]
+
+
+def load_model(
+    document: Document, choices: Mapping[str, int] | None = None
+) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
+    """The graph of a model that was read, and the weights where it brings its own.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+        TraceError: If it names a Python model that cannot be captured.
+    """
+    data = document.data
+    if not isinstance(data, dict):
+        document.fail((), "is not a model", expected="keys and values")
+    if "sections" in data and "python" not in data and "nodes" not in data:
+        try:
+            return _lowered(document, tuple((choices or {}).items())), None
+        except GraphError as error:  # a law about the whole, which no step could break alone
+            document.fail(
+                ("sections",),
+                f"{error.where}: {error.message}" if error.where else error.message,
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            )
+    if choices:
+        raise SpecError(
+            "has no choices", where=document.file, found=", ".join(choices), expected="none"
+        )
+    if "python" in data:
+        # Tracing loads torch.export, which takes longer than all other files together.
+        from archgraph.language.python import capture
+
+        return capture(document, document.validate(PythonModel))
+    if "nodes" not in data:
+        document.validate(AuthoredModel)
+    graph = flat.read(document)
+    try:
+        check(graph)
+    except GraphError as error:
+        where = error.where or "graph"
+        line = flat.line_of(document, where)
+        raise SpecError(
+            error.message,
+            where=f"{document.file}:{line}: {where}",
+            found=error.found,
+            expected=error.expected,
+            hint=error.hint,
+        ) from error
+    return graph, None
+
+
+# A family names its model once for each client, and many experiments name one family.
+@functools.lru_cache(maxsize=64)
+def _lowered(document: Document, choices: tuple[tuple[str, int], ...]) -> ArchGraph:
+    return lower(document, document.validate(AuthoredModel), dict(choices))
