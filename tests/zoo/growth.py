@@ -376,15 +376,15 @@ def table(found: Found, level: Level, models: int) -> str:
         "one block; cut behind every section. What it then computes in evaluation is compared with "
         f"the original in float64 (allowed: {EXACT64:g}) and float32 ({EXACT32:g}), relative to "
         "the largest value of each output; where twice the original's own difference between the "
-        "two is more, that much is allowed in float32. A refusal is no failure: it is counted, "
+        "two is more, that much is allowed in float32. A refusal is not a failure: it is counted, "
         "with its reason. Refusals are counted on the model as it is; where it has more than "
         f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
         f"*Exact*: free axes that can be widened so. *Doubled*: how many are widened ×{TWICE:g} at "
         "once, where what runs over an axis gets equally many copies (empty: not tried). "
         "*Cuts*: behind how many sections the parts are "
         "architectures, equal the whole when chained and compute the same bit for bit. "
-        "*Bare copies*: how far the outputs move when the same positions are copied and nothing "
-        "makes up for it. *narrow(widen)*: whether narrowing in Net2Net's mode gives back graph "
+        "*Bare copies*: how far the outputs move when the same positions are copied without "
+        "compensation. *narrow(widen)*: whether narrowing in Net2Net's mode gives back graph "
         "and state bit for bit.",
         _by_kind(found),
     ]

@@ -250,7 +250,7 @@ def table(found: Found, level: Level, models: int) -> str:
         "the squared distance; the built module runs with the generated weights; without one of "
         "the decoders the error names a tensor that it would have set, slot by slot.",
         "*Local* tensors stay on the client, each by a rule: it is a buffer, it is frozen, no "
-        "operator reads it, or its numbers are not real ones. *Slots*: places for tensors "
+        "operator reads it, or its numbers are not real. *Slots*: places for tensors "
         "(operator, argument, rank), each with a decoder. *Output*: of the model in evaluation "
         "with its generated weights. Processor seconds on one thread.",
         _summary(found),
