@@ -75,13 +75,13 @@ from .relate.join import join as join
 from .relate.join import meet as meet
 from .rewrite.adapters import add_adapters as add_adapters
 from .rewrite.deepen import deepen as deepen
-from .rewrite.depth import graft as graft
-from .rewrite.depth import shorten as shorten
-from .rewrite.depth import skip as skip
 from .rewrite.ends_after import ends_after as ends_after
 from .rewrite.exits import add_exits as add_exits
+from .rewrite.graft import graft as graft
 from .rewrite.narrow import narrow as narrow
 from .rewrite.scaler import add_scaler as add_scaler
+from .rewrite.shorten import shorten as shorten
+from .rewrite.skip import skip as skip
 from .rewrite.split import chain as chain
 from .rewrite.split import split as split
 from .rewrite.step_sizes import add_step_sizes as add_step_sizes

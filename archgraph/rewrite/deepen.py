@@ -12,8 +12,10 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.operator import Start
 from archgraph.ops.table import growth, multiplied, offset
-from archgraph.rewrite.depth import grafted, skip, whole
+from archgraph.rewrite.graft import grafted
 from archgraph.rewrite.insert import initialised
+from archgraph.rewrite.sections import whole
+from archgraph.rewrite.skip import skip
 from archgraph.states import Entry, Rewritten, Transfer
 
 

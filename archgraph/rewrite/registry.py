@@ -80,17 +80,17 @@ class RewriteRow:
 
 ROWS: tuple[RewriteRow, ...] = (
     RewriteRow(
-        "skip", "depth", "Skip",
+        "skip", "skip", "Skip",
         "Leave blocks out.",
         "[layer2.1]", "equals the original with these blocks bypassed",
     ),
     RewriteRow(
-        "shorten", "depth", "NumberBySection",
+        "shorten", "shorten", "NumberBySection",
         "Keep a section's first blocks.",
         "{layer2: 1}", "equals the original with the other blocks bypassed",
     ),
     RewriteRow(
-        "graft", "depth", "NumberBySection",
+        "graft", "graft", "NumberBySection",
         "Lengthen a section by copies of its last block.",
         "{layer2: 4}", "skipping the copies gives the graph back",
     ),

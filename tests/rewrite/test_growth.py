@@ -12,7 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import ArchGraphError, AxisError, GraphError, RewriteError
 from archgraph.rewrite.deepen import _covered
-from archgraph.rewrite.depth import grafted
+from archgraph.rewrite.graft import grafted
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.widen import refusals
 from tests import structures as nets

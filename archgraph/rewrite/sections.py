@@ -1,0 +1,63 @@
+"""Sections after a rewrite of depth, and the depths that are asked for."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from archgraph.analysis.structure import Structure, structure
+from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import Rewritten
+
+Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
+
+
+def whole(depths: Mapping[str, int]) -> dict[str, int]:
+    """Depths by section.
+
+    Raises:
+        RewriteError: For anything else than whole numbers by name.
+    """
+    if not isinstance(depths, Mapping):
+        raise RewriteError("no depths", found=repr(depths), expected="a number by section")
+    for name, depth in depths.items():
+        if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
+            raise RewriteError(
+                "impossible depth", where=name, found=repr(depth), expected="a whole number"
+            )
+    return {name: int(depth) for name, depth in depths.items()}
+
+
+def with_sections(
+    rewritten: Rewritten, before: ArchGraph, found: Structure, names: Names
+) -> Rewritten:
+    """Keep the sections: the user's own, and those that could not be found again.
+
+    Dropping blocks can take away what the analysis goes by (the last residual block of a section,
+    the repetition of a layer); the sections are then written into the graph.
+    """
+    kinds = {s.name: s.kind for s in found.sections}
+    given = {b for _, blocks in before.sections for b in blocks}
+    if given:
+        wanted = [
+            (name, tuple(b for b in blocks if b in given or name in dict(before.sections)))
+            for name, blocks in names
+        ]
+    elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
+        return rewritten
+    else:
+        wanted = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
+    sections = tuple((name, blocks) for name, blocks in wanted if blocks)
+    graph = rewritten.graph.replace(sections=sections)
+    try:
+        structure(graph)
+    except GraphError:  # what is left has no such blocks any more
+        return rewritten
+    return Rewritten(graph, rewritten.transfer)
+
+
+def section_names(found: Structure) -> list[tuple[str, tuple[str, ...]]]:
+    """Names of sections, each with those of its blocks."""
+    return [(s.name, tuple(b.name for b in s.blocks)) for s in found.sections]
