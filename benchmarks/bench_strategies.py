@@ -65,7 +65,7 @@ def world(graph: ag.ArchGraph, state: dict[str, torch.Tensor], make: Make) -> Wo
     made = make(graph)
     tiers = tuple(Tier(f"t{i}", r.graph, r.transfer, state) for i, r in enumerate(made))
     clients = tuple(
-        Client(i, t.name, t.graph, t.transfer, 100 + i, (10 + i,) * CLASSES)
+        Client(i, t.name, 100 + i, (10 + i,) * CLASSES)
         for i, t in ((i, tiers[i * len(tiers) // CLIENTS]) for i in range(CLIENTS))
     )
     return World(graph, state, clients, tiers, CLASSES, rounds=10, seed=0)

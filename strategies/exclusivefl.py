@@ -64,7 +64,7 @@ class ExclusiveFL(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The model of the client's group."""
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         return part(
             world,
             state,

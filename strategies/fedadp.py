@@ -117,7 +117,7 @@ class FedADP(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
         return part(
             world,
@@ -154,7 +154,7 @@ class FedADP(Strategy):
         means: dict[Fit, ag.Merger] = {}
         totals: dict[Fit, float] = {}
         for result in results:
-            fit = self.fit(world, world.tier(world.clients[result.client].name), drawn)
+            fit = self.fit(world, world.tier_of(result.client), drawn)
             weight = result.weight(self.weights)
             if fit not in means:
                 means[fit], totals[fit] = ag.Merger(fit.same.source, fit.blank), 0.0

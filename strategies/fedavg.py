@@ -61,7 +61,7 @@ class FedAvg(Strategy):
             RunError: If a client's architecture is not the global one.
         """
         for client in world.clients:
-            if client.graph != world.graph:
+            if world.tier(client.name).graph != world.graph:
                 raise ag.RunError(
                     "FedAvg averages one architecture",
                     where=f"client {client.id} ({client.name})",

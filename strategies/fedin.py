@@ -161,7 +161,7 @@ class FedIN(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``(S, w_e, w_c)`` to client k (line 7); before it has weights of its own, those too."""
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)
         weights = state.group("shared")
@@ -274,7 +274,7 @@ class FedIN(Strategy):
         """
         if not self.in_training:
             return
-        cut = self._cut(world.tier(world.clients[result.client].name))
+        cut = self._cut(world.tier_of(result.client))
         rows = {len(tensor) if tensor.dim() else 0 for tensor in result.extras.values()}
         for name, (shape, dtype) in cut.features.items():
             tensor = result.extras.get(name)

@@ -114,7 +114,7 @@ class FlexiFed(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The layers that the client shares; the others it has."""
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         weights, own = self._weights(state, tier)
         program = Train(CrossEntropy(mask_absent=self.mask_absent))
         task = part(world, state, client, program=program, norm=self.norm, weights=weights)
@@ -127,8 +127,9 @@ class FlexiFed(Strategy):
         mergers: dict[int, ag.Merger] = {}
         for result in results:
             client = world.clients[result.client]
-            skip = result.skip | ag.frozen(client.graph)
-            for number, transfer in self._shares(client.graph, state.values["runs"][client.name]):
+            graph = world.tier(client.name).graph
+            skip = result.skip | ag.frozen(graph)
+            for number, transfer in self._shares(graph, state.values["runs"][client.name]):
                 if number not in mergers:
                     mergers[number] = ag.Merger(
                         transfer.source, _held(state.tensors, number, transfer)

@@ -236,7 +236,7 @@ class RecipFL(Strategy):
         Raises:
             RejectedUpdate: Names the tensor.
         """
-        small, own = self.small_tier(world).graph, world.clients[result.client].graph
+        small, own = self.small_tier(world).graph, world.tier_of(result.client).graph
         sent = [("", own, result.state), *((n, small, s) for n, s in result.others.items())]
         for model, graph, state in sent:
             for name, tensor in state.items():
@@ -312,9 +312,9 @@ class RecipFL(Strategy):
 
     def taught(self, world: World, client: int) -> bool:
         """Whether a client trains the small model beside its own: whether it is strong."""
-        who = world.clients[client]
-        strong = self.strong is None or who.name in self.strong
-        return self.transfer and strong and who.graph != self.small_tier(world).graph
+        tier = world.tier_of(client)
+        strong = self.strong is None or tier.name in self.strong
+        return self.transfer and strong and tier.graph != self.small_tier(world).graph
 
 
 class Part(NamedTuple):
@@ -375,7 +375,7 @@ class Server:
         """Clients' own models, each followed by the small one where the client is strong."""
         small, found = self.strategy.small_tier(self.world), []
         for client in clients:
-            models = {OWN: self.world.tier(self.world.clients[client].name)}
+            models = {OWN: self.world.tier_of(client)}
             if self.strategy.taught(self.world, client):
                 models[SMALL] = small
             for name, tier in models.items():
@@ -425,7 +425,7 @@ class Server:
         small = self.strategy.small_tier(self.world).graph
         total, found = 0, set()
         for client in self.world.clients:
-            total += self._bytes(client.graph)
+            total += self._bytes(self.world.tier(client.name).graph)
             total += self._bytes(small) if self.strategy.taught(self.world, client.id) else 0
             if total > self.strategy.memory * MEBI:
                 found.add(client.id)

@@ -40,7 +40,7 @@ class Standalone(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The first weights of the client's architecture; all of them stay with it."""
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         return Task(
             client=client,
             graph=tier.graph,

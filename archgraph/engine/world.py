@@ -23,7 +23,7 @@ from archgraph.federation import (
     World,
     configure,
 )
-from archgraph.federation.family import Family, Member, resolve
+from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.module.build import initial_state
 
@@ -107,8 +107,6 @@ def _world(
         Client(
             id=i,
             name=member.name,
-            graph=member.graph,
-            transfer=member.transfer,
             examples=len(own),
             histogram=histogram(data.train.targets[torch.from_numpy(own)], data.classes),
         )
@@ -119,7 +117,7 @@ def _world(
         graph=family.graph,
         state=state,
         clients=clients,
-        tiers=tuple(_tier(m, family, state, spec.seed) for m in family.clients),
+        tiers=tuple(_started(t, family, state, spec.seed) for t in family.clients),
         classes=data.classes,
         rounds=spec.rounds,
         seed=spec.seed,
@@ -127,14 +125,13 @@ def _world(
     )
 
 
-def _tier(member: Member, family: Family, state: State, seed: int) -> Tier:
-    """A kind of client as an offer; without a global model it starts from weights of its own."""
-    if member.state is not None:
-        return Tier(member.name, member.graph, member.transfer, member.state, own=True)
+def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
+    """A tier with its first weights: its own model's, the global ones, or random ones."""
+    if tier.own:
+        return tier
     if family.has_global:
-        return Tier(member.name, member.graph, member.transfer, state)
-    drawn = initial_state(member.graph, seed)
-    return Tier(member.name, member.graph, member.transfer, drawn, own=True)
+        return dataclasses.replace(tier, source=state)
+    return dataclasses.replace(tier, source=initial_state(tier.graph, seed), own=True)
 
 
 def _sampled(sample: float | int, clients: int) -> int:

@@ -3,7 +3,6 @@ from .average import covered_mean as covered_mean
 from .average import identity_of as identity_of
 from .average import part as part
 from .family import Family as Family
-from .family import Member as Member
 from .family import resolve as resolve
 from .family import rewritten as rewritten
 from .norms import NormPolicy as NormPolicy

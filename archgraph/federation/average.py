@@ -45,7 +45,7 @@ def part(
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         weights: The model's weights; None: the tier's part of the global ones.
     """
-    tier = tier or world.tier(world.clients[client].name)
+    tier = tier or world.tier_of(client)
     policy = NormPolicy(norm)
     if weights is None:
         weights = tier.transfer.pull(state.group(GLOBAL), copy=False)

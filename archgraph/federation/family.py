@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.errors import ArchGraphError
+from archgraph.federation.world import Tier
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
@@ -21,30 +22,8 @@ from archgraph.relate.align import align
 from archgraph.relate.join import join
 from archgraph.rewrite.insert import initialised
 from archgraph.rewrite.registry import ROWS, RewriteRow
-from archgraph.states import Rewritten, State, Transfer
+from archgraph.states import Rewritten, State
 from archgraph.tables import Table, count
-
-if TYPE_CHECKING:
-    pass
-
-
-@dataclass(frozen=True)
-class Member:
-    """One kind of client.
-
-    Attributes:
-        name: Of the kind.
-        count: Number of clients of this kind.
-        graph: Their architecture.
-        transfer: From the global state to theirs; it initialises all where there is none.
-        state: Its initial weights where its own model brings them, else None.
-    """
-
-    name: str
-    count: int
-    graph: ArchGraph
-    transfer: Transfer
-    state: State | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +38,7 @@ class Family:
 
     graph: ArchGraph
     state: State | None
-    clients: tuple[Member, ...]
+    clients: tuple[Tier, ...]
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{kind.count} {kind.name}" for kind in self.clients)
@@ -152,7 +131,7 @@ class _Resolver:
         elif model is not None:
             graph, state = self.changed(*load_model(model, self.choices(model)))
         made: dict[str, tuple[Rewritten, State | None]] = {}
-        members = []
+        tiers = []
         for index, member in enumerate(self.spec.clients):
             place: Place = ("clients", index)
             # Equal recipes give equal architectures: align and rewrite once.
@@ -160,10 +139,17 @@ class _Resolver:
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, place)
             rewritten, weights = made[recipe]
-            members.append(
-                Member(member.name, member.count, rewritten.graph, rewritten.transfer, weights)
+            tiers.append(
+                Tier(
+                    name=member.name,
+                    graph=rewritten.graph,
+                    transfer=rewritten.transfer,
+                    source=weights or {},
+                    own=weights is not None,
+                    count=member.count,
+                )
             )
-        return Family(graph, state, tuple(members))
+        return Family(graph, state, tuple(tiers))
 
     def member(
         self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place

@@ -37,6 +37,7 @@ class Tier:
         transfer: Linear map from the global state to this architecture's.
         source: Where its first weights come from: the global state, or its own model's weights.
         own: Whether ``source`` is a state of this architecture already.
+        count: Number of clients that the family gives it to.
     """
 
     name: str
@@ -44,10 +45,11 @@ class Tier:
     transfer: Transfer
     source: State = field(default_factory=dict, repr=False, compare=False)
     own: bool = False
+    count: int = 1
 
     @property
     def state(self) -> State:
-        """Weights before the first round, made anew at each look: the memory of one, not of all."""
+        """Weights before the first round, computed on each access: the memory of one at a time."""
         return self.source if self.own else self.transfer.pull(self.source)
 
 
@@ -58,16 +60,12 @@ class Client:
     Attributes:
         id: Position in ``World.clients``.
         name: Name of the tier that the family gives it.
-        graph: That tier's architecture.
-        transfer: Linear map from the global state to this client's.
         examples: Number of training examples.
         histogram: Training examples per class; over the vocabulary for text.
     """
 
     id: int
     name: str
-    graph: ArchGraph
-    transfer: Transfer
     examples: int
     histogram: tuple[int, ...]
 
@@ -110,3 +108,7 @@ class World:
         raise RunError(
             "unknown tier", found=name, expected=", ".join(names), hint=nearest(name, names)
         )
+
+    def tier_of(self, client: int) -> Tier:
+        """The tier that the family gives a client."""
+        return self.tier(self.clients[client].name)

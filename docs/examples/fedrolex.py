@@ -28,7 +28,7 @@ class FedRolex(Strategy):
         return ServerState().with_group("global", world.state)
 
     def send(self, world, state, client, round):
-        tier = world.tier(world.clients[client].name)
+        tier = world.tier_of(client)
         graph, transfer = window(world.graph, tier.transfer, (round - 1) * self.step)
         tier = replace(tier, graph=graph, transfer=transfer)
         return part(world, state, client, tier=tier, norm="static")

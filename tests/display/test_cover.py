@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archgraph import Transfer, take, trace
 from archgraph.display import coverage, draw_family
 from archgraph.errors import ArchGraphError
-from archgraph.federation.family import Family, Member
+from archgraph.federation import Family, Tier
 from archgraph.graph.ir import ArchGraph
 
 
@@ -39,7 +39,8 @@ def test_the_share_is_the_mean_over_positions_and_clients(
 def test_a_family_counts_its_members(graph: ArchGraph):
     small = take(graph, 0.5)
     whole = Transfer.identity(graph)
-    weak, strong = Member("weak", 3, small.graph, small.transfer), Member("strong", 1, graph, whole)
+    weak = Tier("weak", small.graph, small.transfer, count=3)
+    strong = Tier("strong", graph, whole)
     family = Family(graph, None, (weak, strong))
     assert coverage(family) == coverage([(small.transfer, 3), (Transfer.identity(graph), 1)])
 
@@ -54,7 +55,7 @@ def test_what_makes_no_sense_is_refused(graph: ArchGraph):
 
 def test_a_family_is_drawn_with_its_weak_points(graph: ArchGraph, tmp_path):
     small = take(graph, 0.5)
-    member = Member("tiny/one", 3, small.graph, small.transfer)
+    member = Tier("tiny/one", small.graph, small.transfer, count=3)
     family = Family(graph, None, (member,))
     paths = draw_family(family, tmp_path / "all", form="dot")
     assert [p.name for p in paths] == ["global.dot", "client-tiny-one.dot"]

@@ -88,7 +88,7 @@ class Mean(Strategy):
             if self.seen is not None:
                 self.seen(result)
             full = {**state.group("global"), **result.state}
-            transfer = world.clients[result.client].transfer
+            transfer = world.tier_of(result.client).transfer
             merger.add(transfer, full, result.examples, skip=self.kept, trusted=True)
             count += 1
         return state.with_group("global", merger.result()[0]).with_values(results=count)
@@ -138,8 +138,6 @@ def world(digits: Dataset, net: ArchGraph) -> Callable[..., World]:
                 Client(
                     i,
                     "odd" if i % 2 else "even",
-                    net,
-                    same,
                     len(own),
                     histogram(digits.train.targets[own], 10),
                 )

@@ -21,7 +21,7 @@ from archgraph.engine.facts import as_resolved
 from archgraph.engine.fit import fits, fitted, matched
 from archgraph.engine.shard import Shard
 from archgraph.errors import DataError, RunError, SpecError
-from archgraph.federation.family import Family, Member
+from archgraph.federation import Family, Tier
 from archgraph.module.build import build, initial_state
 from archgraph.states import Transfer
 from tests.engine.test_data import publish, store
@@ -86,7 +86,7 @@ def family(*graphs: ag.ArchGraph) -> Family:
     return Family(
         nothing,
         None,
-        tuple(Member(f"m{i}", 1, g, Transfer.identity(g)) for i, g in enumerate(graphs)),
+        tuple(Tier(f"m{i}", g, Transfer.identity(g)) for i, g in enumerate(graphs)),
     )
 
 
@@ -280,7 +280,7 @@ def test_adapters_of_two_architectures_are_trained_on_pairs(folder):
     """Histograms and local tests by class, as for images; all that is fixed stays bit for bit."""
     file = write(folder)
     setup = prepare(file)
-    assert all(keys(c.graph) == list(INPUTS) for c in setup.world.clients)
+    assert all(keys(t.graph) == list(INPUTS) for t in setup.world.tiers)
     assert all(sum(c.histogram) == c.examples for c in setup.world.clients)
     assert len(setup.world.clients[0].histogram) == 3
     assert as_resolved(ag.load_experiment(file), setup.strategy, None).count("length: 10") == 1

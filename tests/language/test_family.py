@@ -249,8 +249,8 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
         assert signature(member.graph) == member.transfer.target
         build(member.graph, member.transfer.pull({}))
     assert a.graph.param["stage1.0.conv.weight"].shape[0] == 4
-    assert a.state is None
-    assert b.state is not None
+    assert not a.own
+    assert b.own
     assert b.state.keys() == {"weight", "bias"}
 
 

@@ -114,7 +114,7 @@ def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp
         "train_only: ['*.adapter_*', classifier.*]}\n  - {name: plain, model: m.yaml}\n"
     )
     adapted, plain = resolve(load_family(tmp_path / "family.yaml")).clients
-    assert adapted.state is not None and plain.state is not None
+    assert adapted.own and plain.own
     for key, value in plain.state.items():
         assert torch.equal(adapted.state[key], value), key
     new = set(adapted.state) - set(plain.state)
@@ -164,7 +164,7 @@ def test_a_model_in_place_is_found_from_where_its_run_is_recorded(folders, tmp_p
     yaml.dump(spec.model_dump(mode="json", by_alias=True, exclude_none=True), again)
     second = resolve(load_family(again)).clients[0]
     assert first.graph == second.graph
-    assert first.state is not None and second.state is not None
+    assert first.own and second.own
     assert all(torch.equal(first.state[k], v) for k, v in second.state.items())
 
 

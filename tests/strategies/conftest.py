@@ -115,8 +115,6 @@ def make_world(
             Client(
                 id=i,
                 name=name,
-                graph=offered[name].graph,
-                transfer=offered[name].transfer,
                 examples=examples[i] if examples else 10,
                 histogram=tuple(histograms[i]) if histograms else (2,) * CLASSES,
             )

@@ -95,7 +95,7 @@ def test_each_group_is_fedavg_of_its_own_world(lab, tiers, norm):
         ExclusiveFL(norm=norm), world, lambda t: lab.random_state(t.state, t.client)
     )
     for members in ([0, 2], [1, 3]):
-        graph, first = world.clients[members[0]].graph, tiers[names[members[0]]].transfer
+        graph, first = tiers[names[members[0]]]
         alone = lab.make_world(
             graph,
             first.pull(lab.state),
@@ -261,7 +261,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
         nets[name] = Tier(name, graph, ag.Transfer.identity(graph), traced.state, own=True)
     clients = tuple(
         Client(
-            i, name, nets[name].graph, nets[name].transfer, len(own),
+            i, name, len(own),
             histogram(data.train.targets[torch.from_numpy(own)], 10),
         )
         for i, (name, own) in enumerate(zip(names, shares, strict=True))

@@ -185,10 +185,7 @@ def _world(graph, state, tiers, clients) -> World:
     return World(
         graph=graph,
         state=state,
-        clients=tuple(
-            Client(i, name, tiers[name].graph, tiers[name].transfer, 7 + i, (1,) * 10)
-            for i, name in enumerate(clients)
-        ),
+        clients=tuple(Client(i, name, 7 + i, (1,) * 10) for i, name in enumerate(clients)),
         tiers=tuple(offered.values()),
         classes=10,
         rounds=10,
@@ -200,7 +197,9 @@ def results(lab, world: World, seed: int = 0) -> list[Result]:
     """Random updates of all clients, with positive variances."""
     return [
         Result(
-            c.id, {k: v.abs() for k, v in _update(lab, c.graph, seed + c.id).items()}, c.examples
+            c.id,
+            {k: v.abs() for k, v in _update(lab, world.tier_of(c.id).graph, seed + c.id).items()},
+            c.examples,
         )
         for c in world.clients
     ]

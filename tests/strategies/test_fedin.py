@@ -121,7 +121,6 @@ def world_of(
         Tier(name, graph, ag.Transfer.identity(graph), source=state, own=True)
         for name, (graph, state) in nets.items()
     )
-    by_name = {t.name: t for t in tiers}
     return World(
         graph=NOTHING,
         state={},
@@ -129,8 +128,6 @@ def world_of(
             Client(
                 id=i,
                 name=name,
-                graph=by_name[name].graph,
-                transfer=by_name[name].transfer,
                 examples=examples[i] if examples else 10,
                 histogram=(2,) * CLASSES,
             )

@@ -86,8 +86,6 @@ def world_of(
             Client(
                 i,
                 name,
-                tiers[name].graph,
-                tiers[name].transfer,
                 examples[i] if examples else 10,
                 (1,) * 10,
             )
@@ -512,7 +510,7 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
     assert losses[-1] < losses[0]
     assert loop.kept.keys() == ({0, 1, 2} if sharing == "basic" else set())
     for client, kept in loop.kept.items():
-        graph = world.clients[client].graph
+        graph = world.tier_of(client).graph
         base = {name for layer in ag.layers(graph)[:3] for name in layer.entries}
         assert kept.state.keys() == set(graph.state_names) - base
         first = world.tier(world.clients[client].name).state

@@ -75,7 +75,7 @@ def world() -> World:
     strong, weak = tier("strong", Strong()), tier("weak", Weak())
     owners = (strong, weak, weak)
     clients = tuple(
-        Client(i, t.name, t.graph, t.transfer, sum(h), h)
+        Client(i, t.name, sum(h), h)
         for i, (t, h) in enumerate(zip(owners, HISTOGRAMS, strict=True))
     )
     return World(NOTHING, {}, clients, (strong, weak), CLASSES, rounds=4, seed=3)
@@ -472,10 +472,7 @@ def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
     def without(t: Tier) -> Tier:
         return dataclasses.replace(t, graph=train_only(t.graph, trained[t.name]).graph)
 
-    tiers = tuple(map(without, world.tiers))
-    own = {t.name: t for t in tiers}
-    clients = tuple(dataclasses.replace(c, graph=own[c.name].graph) for c in world.clients)
-    given = dataclasses.replace(world, tiers=tiers, clients=clients)
+    given = dataclasses.replace(world, tiers=tuple(map(without, world.tiers)))
     method = strategy()
     state = rounds(method, given, 1)
     task = method.send(given, state, 0, 2)

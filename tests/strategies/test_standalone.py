@@ -49,8 +49,6 @@ def experiment(tiers, data, shares) -> Experiment:
         Client(
             i,
             name,
-            tiers[name].graph,
-            tiers[name].transfer,
             len(shares[i]),
             histogram(data.train.targets[torch.from_numpy(shares[i])], 10),
         )
