@@ -68,7 +68,7 @@ def facts(
                 "count": member.count,
                 "graph": member.graph.digest,
                 "transfer": member.transfer.digest,
-                "state": None if member.state is None else _content(member.state),
+                "state": _content(member.source) if member.own else None,
             }
             for member in family.clients
         },

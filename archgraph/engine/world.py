@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,8 +131,8 @@ def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
     if tier.own:
         return tier
     if family.has_global:
-        return dataclasses.replace(tier, source=state)
-    return dataclasses.replace(tier, source=initial_state(tier.graph, seed), own=True)
+        return replace(tier, source=state)
+    return replace(tier, source=initial_state(tier.graph, seed), own=True)
 
 
 def _sampled(sample: float | int, clients: int) -> int:
