@@ -168,12 +168,12 @@ class Evaluator:
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
     ) -> dict[str, float]:
         """Figures of a client on its part of the test data; by class where there are masks."""
-        found = plain.summary(at)
+        figures = plain.summary(at)
         if masked is None:
-            return found
+            return figures
         mixture = self.world.clients[client].histogram
         return {
-            **found,
+            **figures,
             "masked": masked.summary(at)["accuracy"],
             "matched": plain.matched(self.data.test.targets, mixture),
         }

@@ -62,26 +62,26 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     """
     if len(data.inputs) < 2:
         return graph
-    own = dict(graph.inputs)
-    alone = len(own) == 1
-    unknown = [key for key in own if key not in data.inputs and not alone]
-    if unknown or not own:
+    named = dict(graph.inputs)
+    alone = len(named) == 1
+    unknown = [key for key in named if key not in data.inputs and not alone]
+    if unknown or not named:
         raise RunError(
             "the model takes an input that the data does not have",
             where=graph.name or "model",
             found=", ".join(unknown) or "no input",
             expected=f"some of {', '.join(data.inputs)} ({data.name})",
         )
-    taken = set(graph.node) | set(own)
+    names = set(graph.node) | set(named)
     inputs: list[tuple[str, Value]] = []
     added: list[Node] = []
     for place, name in enumerate(data.inputs):
-        key = next(iter(own)) if alone and place == 0 else name
-        if key in own:
-            inputs.append((key, own[key]))
+        key = next(iter(named)) if alone and place == 0 else name
+        if key in named:
+            inputs.append((key, named[key]))
             continue
         shape = (Batch(), *(data.train.beside[name] if place else data.train.inputs).shape[1:])
-        node = Node(fresh(taken, name), "input", (), TensorType(shape, "int64"))
+        node = Node(fresh(names, name), "input", (), TensorType(shape, "int64"))
         added.append(node)
         inputs.append((name, Ref(node.name)))
     first = [graph.node[ref] for _, value in graph.inputs for ref in refs(value)]

@@ -191,17 +191,7 @@ def _cut(
     for key in params:
         if key not in known:
             raise DataError("unknown parameter", where=where, found=key, expected=_list(known))
-    if labels.ndim not in (1, 2):
-        raise DataError(
-            "targets of unknown shape",
-            where=where,
-            found=labels.shape,
-            expected="[example] or [window, position]",
-        )
-    if labels.ndim == 2 and scheme != "iid":
-        raise DataError(
-            "text has no classes to split by", where=where, found=scheme, expected="iid"
-        )
+    _check_targets(labels, scheme, where)
     min_size = params.get("min_size", inspect.signature(assign).parameters["min_size"].default)
     if min_size < 1:
         raise DataError("clients need examples", where=where, found=f"min_size={min_size}")
@@ -232,6 +222,21 @@ def _cut(
                 hint="choose fewer clients, a larger alpha or another seed",
             )
     return parts
+
+
+def _check_targets(labels: np.ndarray, scheme: str, where: str) -> None:
+    """Raise unless these targets can be split by the scheme."""
+    if labels.ndim not in (1, 2):
+        raise DataError(
+            "targets of unknown shape",
+            where=where,
+            found=labels.shape,
+            expected="[example] or [window, position]",
+        )
+    if labels.ndim == 2 and scheme != "iid":
+        raise DataError(
+            "text has no classes to split by", where=where, found=scheme, expected="iid"
+        )
 
 
 def class_histogram(targets: torch.Tensor | np.ndarray, classes: int) -> np.ndarray:

@@ -75,14 +75,14 @@ def recalibrated(
 def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
     """The graph in eval mode whose running statistics become those of each batch; their names."""
     running = statistics(graph)
-    nodes, found = [], []
+    nodes, measured = [], []
     for node in graph.nodes:
         flag = row(node.op).training_flag
-        held = [name for name in node.leaves() if name in running]
-        if flag is not None and held and "momentum" in schema(node.op).by_name:
+        names = [name for name in node.leaves() if name in running]
+        if flag is not None and names and "momentum" in schema(node.op).by_name:
             # Momentum 1 replaces the old statistics by those of the batch.
             node = node.with_args(**{flag: True, "momentum": 1.0})
-            found += held
+            measured += names
         nodes.append(node)
     probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
-    return probe, tuple(dict.fromkeys(found))
+    return probe, tuple(dict.fromkeys(measured))

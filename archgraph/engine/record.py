@@ -198,13 +198,13 @@ class Record:
 
     def _same(self, facts: Json) -> None:
         try:
-            found = json.loads((self.folder / "facts.json").read_bytes())
+            recorded = json.loads((self.folder / "facts.json").read_bytes())
         except (OSError, ValueError) as error:
             raise RunError(
                 "cannot tell what this run is", where=str(self.folder / "facts.json"), found=error
             ) from error
-        if digest(found) != self.identity:
-            changed = list(differences(found, facts))
+        if digest(recorded) != self.identity:
+            changed = list(differences(recorded, facts))
             raise RunError(
                 "the folder holds another experiment",
                 where=str(self.folder),

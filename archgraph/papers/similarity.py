@@ -48,7 +48,11 @@ class Weight(NamedTuple):
         """Its values as ``[out, in, kernel]``; a kernel of one has one value."""
         value = state[self.leaf].detach()
         if not value.is_floating_point():
-            raise GraphError("no weights to compare", where=self.leaf, found=str(value.dtype))
+            raise GraphError(
+                "weights to compare are floating point numbers",
+                where=self.leaf,
+                found=str(value.dtype),
+            )
         value = value.permute(self.order).to("cpu", torch.float32)
         return value.reshape(*value.shape[:2], -1)
 

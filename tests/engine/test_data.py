@@ -264,7 +264,7 @@ def test_root_comes_from_the_environment_unless_given(mnist, monkeypatch, tmp_pa
 
 def test_no_root_at_all_says_what_to_set(monkeypatch):
     monkeypatch.delenv("ARCHGRAPH_DATA", raising=False)
-    with pytest.raises(DataError, match=r"no data folder given.*ARCHGRAPH_DATA"):
+    with pytest.raises(DataError, match=r"the data folder is not set.*ARCHGRAPH_DATA"):
         load_dataset("mnist")
 
 

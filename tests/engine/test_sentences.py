@@ -221,7 +221,7 @@ def test_it_agrees_with_the_learned_one_on_whole_words(tokenizer):
 
 def test_a_folder_without_a_tokenizer_is_said(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra hf")
-    with pytest.raises(DataError, match="no tokenizer there"):
+    with pytest.raises(DataError, match="the folder does not hold a tokenizer"):
         pretrained(tmp_path)
 
 

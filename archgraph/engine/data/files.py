@@ -124,7 +124,7 @@ def _root(source: Source, root: str | Path | None) -> Path:
     expected = "the folder that holds " + " or ".join(f"{f}/" for f in source.folders)
     if chosen is None:
         raise DataError(
-            "no data folder given",
+            "the data folder is not set",
             where=source.name,
             expected=expected,
             hint=f"set data.root or the environment variable {ROOT_VARIABLE}; "

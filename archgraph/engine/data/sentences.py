@@ -27,10 +27,10 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """The arrays that a pair becomes."""
 
 LENGTH = 128
-"""Tokens of an encoded pair, where nothing else is said."""
+"""Tokens of an encoded pair, by default."""
 
 VOCABULARY = 8192
-"""Most tokens of a learned vocabulary, where nothing else is said."""
+"""Most tokens of a learned vocabulary, by default."""
 
 # One word, or one sign that is neither part of a word nor blank.
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -40,8 +40,8 @@ class Pair(NamedTuple):
     """A labelled pair of sentences.
 
     Attributes:
-        premise: What is given.
-        hypothesis: What may follow from it.
+        premise: The first sentence.
+        hypothesis: The second one, which may follow from the first.
         target: Number of the label.
     """
 
@@ -105,10 +105,10 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
 
     Example:
         >>> numbers = learned([Pair("a b", "c", 0)])
-        >>> found = encoder(numbers, 8)([Pair("a b", "x", 0)])
-        >>> found["input_ids"].tolist()  # [CLS] a b [SEP] [UNK] [SEP] [PAD] [PAD]
+        >>> arrays = encoder(numbers, 8)([Pair("a b", "x", 0)])
+        >>> arrays["input_ids"].tolist()  # [CLS] a b [SEP] [UNK] [SEP] [PAD] [PAD]
         [[2, 5, 6, 3, 1, 3, 0, 0]]
-        >>> found["attention_mask"].tolist(), found["token_type_ids"].tolist()
+        >>> arrays["attention_mask"].tolist(), arrays["token_type_ids"].tolist()
         ([[1, 1, 1, 1, 1, 1, 0, 0]], [[0, 0, 0, 0, 1, 1, 0, 0]])
     """
     _check_length(length)
@@ -185,7 +185,7 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         )
     except Exception as error:  # whatever a damaged file makes it raise
         raise DataError(
-            "no tokenizer there",
+            "the folder does not hold a tokenizer",
             where=str(place),
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
@@ -193,7 +193,7 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
     small = torch.int16 if len(tokenizer) <= torch.iinfo(torch.int16).max else torch.int32
 
     def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
-        found = tokenizer(
+        arrays = tokenizer(
             [pair.premise for pair in pairs],
             [pair.hypothesis for pair in pairs],
             truncation="longest_first",
@@ -204,7 +204,7 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         )
         dtypes = (small, torch.uint8, torch.uint8)
         return {
-            name: torch.tensor(found[name], dtype=dtype).reshape(len(pairs), length)
+            name: torch.tensor(arrays[name], dtype=dtype).reshape(len(pairs), length)
             for name, dtype in zip(INPUTS, dtypes, strict=True)
         }
 
