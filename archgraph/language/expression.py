@@ -16,7 +16,7 @@ from archgraph.fields import Key, Mistake
 from archgraph.hints import nearest
 from archgraph.limits import LIMITS
 
-Scalar = int | float | str | bool | None
+ParamValue = int | float | str | bool | None
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
@@ -37,7 +37,7 @@ def is_expression(value: object) -> bool:
     return isinstance(value, str) and "$" in value
 
 
-def evaluate(text: str, values: Mapping[str, Scalar]) -> Scalar:
+def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
     """Value of an expression.
 
     A lone ``$name`` is that parameter's value, whatever its type; arithmetic is for integers.
@@ -79,7 +79,7 @@ def evaluate(text: str, values: Mapping[str, Scalar]) -> Scalar:
         ) from None
 
 
-def _number(node: ast.expr, text: str, values: Mapping[str, Scalar]) -> int:
+def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             result = value
@@ -110,7 +110,7 @@ def _number(node: ast.expr, text: str, values: Mapping[str, Scalar]) -> int:
     return result
 
 
-def resolve(data: Any, values: Mapping[str, Scalar], place: tuple[Key, ...] = ()) -> Any:
+def resolve(data: Any, values: Mapping[str, ParamValue], place: tuple[Key, ...] = ()) -> Any:
     """The data with every expression inside replaced by its value.
 
     Raises:

@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version
 from archgraph.hints import nearest
-from archgraph.language.expression import Scalar, is_expression
+from archgraph.language.expression import ParamValue, is_expression
 from archgraph.language.mistakes import shorten
 from archgraph.plain import Json
 
@@ -111,7 +111,7 @@ class BlockBody(Base):
 class BlockSpec(BlockBody):
     """A block with parameters, used by sections and by other blocks."""
 
-    params: dict[Name, Scalar] = Field(
+    params: dict[Name, ParamValue] = Field(
         default={}, description="name → default; null: each use of the block must give it"
     )
 
@@ -123,7 +123,7 @@ class SectionSpec(Base):
     """
 
     model_config = pydantic.ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Scalar]
+    __pydantic_extra__: dict[str, ParamValue]
 
     name: Name = Field(description="begins the names of its parameters; stands for its result")
     block: Name | None = Field(default=None, description="the block that is repeated")
@@ -135,7 +135,9 @@ class SectionSpec(Base):
     stride: CountOr | None = Field(
         default=None, description="the block's parameter of this name, in the first block only"
     )
-    first: dict[Name, Scalar] = Field(default={}, description="parameters of the first block only")
+    first: dict[Name, ParamValue] = Field(
+        default={}, description="parameters of the first block only"
+    )
 
     @pydantic.model_validator(mode="after")
     def _block_or_steps(self) -> SectionSpec:
@@ -155,13 +157,13 @@ class SectionSpec(Base):
         return self
 
     @property
-    def arguments(self) -> dict[str, Scalar]:
+    def arguments(self) -> dict[str, ParamValue]:
         """Parameters that it gives to all its blocks."""
-        given: dict[str, Scalar] = dict(self.model_extra or {})
+        given: dict[str, ParamValue] = dict(self.model_extra or {})
         return given if self.width is None else {"width": self.width, **given}
 
     @property
-    def first_arguments(self) -> dict[str, Scalar]:
+    def first_arguments(self) -> dict[str, ParamValue]:
         """Parameters that it gives to its first block only."""
         stride = {} if self.stride is None else {"stride": self.stride}
         return {**stride, **self.first}
@@ -209,7 +211,7 @@ class AuthoredModel(Base):
     archgraph: Version
     name: str = Field(default="", description="for tables and pages")
     inputs: Inputs = Field(description="what forward takes: name → sizes without the batch")
-    params: dict[Name, Scalar] = Field(default={}, description="values that $name stands for")
+    params: dict[Name, ParamValue] = Field(default={}, description="values that $name stands for")
     blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
     sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)] = Field(
         description="one after the other"

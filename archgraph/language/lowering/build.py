@@ -18,7 +18,7 @@ from archgraph.hints import nearest
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
-from archgraph.language.expression import Scalar
+from archgraph.language.expression import ParamValue
 from archgraph.language.lowering.choices import choose
 from archgraph.language.lowering.names import check_names
 from archgraph.language.lowering.reader import BlockOptions, StepReader
@@ -171,10 +171,10 @@ class _Lowering:
 
     def _arguments(
         self, section: SectionSpec, place: Place, root: Scope, *, first: bool
-    ) -> dict[str, Scalar]:
+    ) -> dict[str, ParamValue]:
         """What a section gives to one of its blocks."""
         written = {**section.arguments, **(section.first_arguments if first else {})}
-        params: dict[str, Scalar] = {}
+        params: dict[str, ParamValue] = {}
         for key, value in written.items():
             here = (*place, "first", key) if key in section.first else (*place, key)
             params[key] = self.reader.resolve(value, root.params, here)
@@ -189,7 +189,7 @@ class _Lowering:
         block: BlockBody,
         place: Place,
         user: Place,
-        arguments: Mapping[str, Scalar],
+        arguments: Mapping[str, ParamValue],
         outer: Scope,
         path: str,
         x: Ref,
@@ -221,7 +221,7 @@ class _Lowering:
         self.nesting.pop()
         return y
 
-    def _with_sizes(self, params: Mapping[str, Scalar], x: Ref) -> dict[str, Scalar]:
+    def _with_sizes(self, params: Mapping[str, ParamValue], x: Ref) -> dict[str, ParamValue]:
         """Parameters and the sizes of a list's input."""
         shape = self.draft.shape(x)
         sizes = {}
@@ -308,7 +308,7 @@ class _Lowering:
         reader = self.reader
         block: BlockBody | None = self.model.blocks.get(step.name)
         where: Place = ("blocks", step.name)
-        arguments: dict[str, Scalar] = {}
+        arguments: dict[str, ParamValue] = {}
         row: StepRow | None = None
         options: StepOptions
         if block is not None:

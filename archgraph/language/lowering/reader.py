@@ -14,7 +14,7 @@ from archgraph.graph.ir import Ref
 from archgraph.hints import nearest
 from archgraph.language import steps as table
 from archgraph.language.document import Document
-from archgraph.language.expression import Scalar, is_expression, resolve
+from archgraph.language.expression import ParamValue, is_expression, resolve
 from archgraph.language.mistakes import explain, shorten
 from archgraph.language.model import AuthoredModel, BlockBody, Step
 from archgraph.language.steps import StepOptions
@@ -70,7 +70,7 @@ class StepReader:
         step: Step,
         main: str,
         place: Place,
-        params: Mapping[str, Scalar] | None,
+        params: Mapping[str, ParamValue] | None,
     ) -> Read:
         """A step's options; without parameters, expressions stay unchecked."""
         data = step.options
@@ -113,8 +113,8 @@ class StepReader:
         return place
 
     def block_arguments(
-        self, step: Step, place: Place, params: Mapping[str, Scalar] | None
-    ) -> tuple[StepOptions, dict[str, Scalar]]:
+        self, step: Step, place: Place, params: Mapping[str, ParamValue] | None
+    ) -> tuple[StepOptions, dict[str, ParamValue]]:
         """Common options and parameters of a step that uses a block."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
@@ -124,7 +124,7 @@ class StepReader:
                 inner, "has a wrong value", found=shorten(data), expected="parameters: {key: value}"
             )
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
-        arguments: dict[str, Scalar] = {}
+        arguments: dict[str, ParamValue] = {}
         for key, value in data.items():
             if key in common:
                 continue
@@ -143,14 +143,14 @@ class StepReader:
         rest = Step(step.name, {k: v for k, v in data.items() if k in common})
         return self.options(StepOptions, rest, "", place, params), arguments
 
-    def resolve(self, value: Any, params: Mapping[str, Scalar], place: Place) -> Any:
+    def resolve(self, value: Any, params: Mapping[str, ParamValue], place: Place) -> Any:
         """A value with every expression inside replaced by its value."""
         try:
             return resolve(value, params)
         except Mistake as mistake:
             self.document.fail(place, mistake.message, **mistake.facts)
 
-    def step_name(self, step: Step, params: Mapping[str, Scalar], place: Place) -> str:
+    def step_name(self, step: Step, params: Mapping[str, ParamValue], place: Place) -> str:
         """Name of a step, looked up where a parameter says it."""
         if not is_expression(step.name):
             return step.name

@@ -10,7 +10,7 @@ from archgraph.fields import Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import nearest
 from archgraph.language.document import Document
-from archgraph.language.expression import Scalar
+from archgraph.language.expression import ParamValue
 from archgraph.language.model import Step
 
 # Names that every list of steps has: its own input, and two sizes of it.
@@ -33,7 +33,7 @@ class Scope:
 
     path: str
     values: dict[str, Ref]
-    params: Mapping[str, Scalar]
+    params: Mapping[str, ParamValue]
     outer: Scope | None = None
     later: frozenset[str] = frozenset()
 
