@@ -1,1 +1,5 @@
-"""What a tensor dimension can be made of, and the unification that finds out."""
+"""What a dimension can be: layouts, and their unification."""
+
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Solver, Sum, Var, leaves
+
+__all__ = ["AxisRef", "Fixed", "Layout", "Prod", "Solver", "Sum", "Var", "leaves"]

@@ -22,4 +22,4 @@ class Table(nn.Module):
 
 def test_dropout_of_a_leaf_has_a_form():
     graph = ag.trace(Table(), torch.zeros(2, 3)).graph
-    assert forms(graph).whole.words == ("linear", "dropout", "add")
+    assert set(forms(graph).whole.words) == {"linear", "dropout", "add"}
