@@ -502,6 +502,14 @@ def test_only_graphs_are_aligned_and_joined() -> None:
             ag.align(*pair)
 
 
+def test_values_show_themselves_on_one_line() -> None:
+    graphs = [linear(4, 4), linear(8)]
+    values = [ag.align(*graphs), ag.join(graphs), ag.meet(graphs)]
+    for value, kind in zip(values, ("Alignment", "Joined", "Met"), strict=True):
+        assert repr(value).startswith(f"<{kind} ") and "\n" not in repr(value)
+        assert len(repr(value)) < 160 and value._repr_html_().startswith("<table")
+
+
 # -- join and meet ------------------------------------------------------------------------------
 
 
