@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -504,7 +505,7 @@ def test_only_graphs_are_aligned_and_joined() -> None:
 
 def test_values_show_themselves_on_one_line() -> None:
     graphs = [linear(4, 4), linear(8)]
-    values = [ag.align(*graphs), ag.join(graphs), ag.meet(graphs)]
+    values: list[Any] = [ag.align(*graphs), ag.join(graphs), ag.meet(graphs)]
     for value, kind in zip(values, ("Alignment", "Joined", "Met"), strict=True):
         assert repr(value).startswith(f"<{kind} ") and "\n" not in repr(value)
         assert len(repr(value)) < 160 and value._repr_html_().startswith("<table")
