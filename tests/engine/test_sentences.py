@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.engine.data import load_dataset
-from archgraph.engine.data.pairs import read_pairs, read_sick
+from archgraph.engine.data.files import File
+from archgraph.engine.data.pairs import halves, read_pairs, read_sick
 from archgraph.engine.data.sentences import (
     INPUTS,
     MARKS,
@@ -21,6 +22,7 @@ from archgraph.engine.data.sentences import (
     shortened,
     words,
 )
+from archgraph.engine.data.source import source
 from archgraph.errors import DataError
 from tests.engine.test_data import publish, store
 
@@ -100,6 +102,15 @@ def test_what_cannot_be_is_said(call, words):
 
 def line(premise: object = "a", hypothesis: object = "b", label: object = "neutral") -> str:
     return json.dumps({"premise": premise, "hypothesis": hypothesis, "label": label})
+
+
+def test_the_premise_alone_decides_which_part_a_pair_is_in(tmp_path):
+    lines = [line(premise=premise) for premise in "abcdefghijklmnopqrst"]
+    (tmp_path / "mnli_dev_matched.jsonl").write_text("\n".join(lines) + "\n")
+    files = {"dev": File(tmp_path / "mnli_dev_matched.jsonl", None)}
+    train, test = halves(source("mnli"), files)
+    assert "".join(pair.premise for pair in test) == "afjkls"
+    assert len(train) == 14
 
 
 @pytest.mark.parametrize(
