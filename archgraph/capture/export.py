@@ -11,6 +11,7 @@ import torch
 from archgraph.capture.examples import Inputs, grow, leading, register_dataclasses, shapes, tensors
 from archgraph.capture.failures import explained, first_line, is_branch
 from archgraph.capture.surroundings import neutral, quiet, restored, spelt_forward, watched
+from archgraph.ops.fakes import short_ways
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _export(
     model: torch.nn.Module, inputs: Inputs, shapes: Any, notes: list[str]
 ) -> torch.export.ExportedProgram:
     def once() -> torch.export.ExportedProgram:
-        with quiet(), restored(model, notes), watched(notes):
+        with quiet(), short_ways(), restored(model, notes), watched(notes):
             return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import io
 import logging
@@ -90,6 +91,18 @@ def neutral() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No collection of cycles: a capture makes millions of objects, and the heap stays in use."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from archgraph.capture.mode import OneMode
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import named
 from archgraph.capture.spell import spell
+from archgraph.capture.surroundings import uncollected
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
@@ -88,6 +89,11 @@ def trace(
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
     """
     _ready(model, args, kwargs)
+    with uncollected():
+        return _traced(model, args, kwargs, train, name or type(model).__name__)
+
+
+def _traced(model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: str) -> Traced:
     modes = {m: m.training for m in model.modules()}
     leaves = Leaves.of(model)
     args, kwargs = on_device_of(model, args), on_device_of(model, kwargs)
@@ -103,7 +109,7 @@ def trace(
     finally:
         for module, mode in modes.items():
             module.training = mode
-    graph = _finish(draft, model, leaves, name or type(model).__name__, notes)
+    graph = _finish(draft, model, leaves, name, notes)
     own = getattr(model, "arch", None)
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections

@@ -1,0 +1,63 @@
+"""Casts: a tape with its casts written out computes without autocast what it computed under it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from archgraph.capture.casts import cast
+from archgraph.capture.fold import fold
+from archgraph.capture.tape import REGION, Region
+from tests.capture.tapes import X, calls, inlined, run
+
+TO = "aten.to.dtype"
+
+
+def region(body, **options):
+    def forward(net, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16, **options):
+            return body(net, x)
+
+    return forward
+
+
+def product(net, x):
+    return x @ net.weight
+
+
+def twice(net, x):
+    return (x @ net.weight) @ net.weight
+
+
+def back_to_float(net, x):
+    return torch.nn.functional.mse_loss(x @ net.weight, x)
+
+
+def mixed(net, x):
+    return torch.cat([x, x @ net.weight], 1).softmax(-1)
+
+
+def with_a_constant(net, x):
+    return x @ torch.ones(3, 2)
+
+
+@pytest.mark.parametrize("body", [product, twice, back_to_float, mixed, with_a_constant])
+def test_casts_stand_for_autocast(body):
+    tape, net = inlined(region(body))
+    tape = cast(fold(tape, ()))
+    assert TO in calls(tape)
+    expected = net(X)
+    for node in tape.graph.nodes:
+        node.meta[REGION] = Region()  # autocast is off from here
+    (found,) = run(tape, net, X)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_a_parameter_is_cast_once_and_an_activation_each_time():
+    tape, _ = inlined(region(twice))
+    assert calls(cast(fold(tape, ()))).count(TO) == 2  # x, weight; the product is one already
+
+
+def test_a_region_that_is_switched_off_casts_nothing():
+    tape, _ = inlined(region(twice, enabled=False))
+    assert TO not in calls(cast(fold(tape, ())))

@@ -1,0 +1,93 @@
+"""Folding: what is left depends on an input or a leaf, and computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from archgraph.capture.fold import fold
+from archgraph.capture.tape import FOLDED
+from tests.capture.tapes import X, calls, inlined, run
+
+
+def table(net, x):
+    return x @ (torch.arange(9.0).view(3, 3) * 2).t()
+
+
+def written_through_a_view(net, x):
+    mask = torch.zeros(3, 3)
+    mask[1:, :2] = 5.0
+    return x @ mask
+
+
+def changed_between_uses(net, x):
+    steps = torch.ones(3)
+    y = x * steps
+    steps.mul_(2)
+    return y + steps
+
+
+def a_random_draw_stays(net, x):
+    return x * torch.bernoulli(torch.ones(3))
+
+
+def like_an_input(net, x):
+    return x + torch.ones_like(x[0])
+
+
+BODIES = [
+    table, written_through_a_view, changed_between_uses, a_random_draw_stays,
+    like_an_input,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_folded_tape_computes_the_same(body):
+    tape, net = inlined(body)
+    torch.manual_seed(0)
+    (found,) = run(fold(tape, ()), net, X)
+    torch.manual_seed(0)
+    assert torch.equal(found, net(X))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_call_that_is_left_depends_on_an_input_a_leaf_or_a_draw(body):
+    tape, _ = inlined(body)
+    tape = fold(tape, ())
+    live = {*tape.inputs, *tape.leaves}
+    for node in tape.graph.nodes:
+        if node.op != "call_function" or FOLDED in node.meta or node.meta.get("val") is None:
+            continue
+        tags = getattr(node.target, "tags", ())
+        random = torch.Tag.nondeterministic_seeded in tags
+        assert random or live & set(node.all_input_nodes), node
+        live.add(node)
+
+
+def test_a_table_is_one_constant():
+    tape, _ = inlined(table)
+    tape = fold(tape, ())
+    assert calls(tape) == ["aten.matmul.default"]
+    assert [p.name for p in tape.constants.values()] == ["constant_0"]
+
+
+def test_no_constant_is_called_like_a_leaf():
+    tape, _ = inlined(table)
+    tape = fold(tape, {"constant_0", "constant_1"})
+    assert [p.name for p in tape.constants.values()] == ["constant_2"]
+
+
+def test_equal_constants_are_one_leaf():
+    tape, _ = inlined(lambda net, x: x * torch.ones(3) + torch.ones(3))
+    assert len({p.name for p in fold(tape, ()).constants.values()}) == 1
+
+
+def test_a_tensor_outside_the_state_that_forward_changes_is_noted_and_left_alone():
+    def body(net, x):
+        net.scratch.add_(1)
+        return x + net.scratch
+
+    tape, net = inlined(body)
+    (note,) = fold(tape, ()).notes
+    assert note.startswith("forward changes scratch, which is not part of the state")
+    assert not net.scratch.any()

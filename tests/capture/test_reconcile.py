@@ -1,0 +1,95 @@
+"""Reconciling: in each mode the joined capture is the capture of that mode."""
+
+from __future__ import annotations
+
+from archgraph.capture.mode import OneMode
+from archgraph.capture.reconcile import live_flags, reconcile
+from archgraph.graph.ir import (
+    TRAINING,
+    Batch,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Ref,
+    TensorType,
+    in_mode,
+)
+
+T = TensorType((Batch(), 3), "float32")
+INPUT = Node("x", "input", (), T)
+
+
+def mode(*nodes, outputs=None, updates=None):
+    last = Ref(nodes[-1].name) if nodes else Ref("x")
+    return OneMode((("x", Ref("x")),), (INPUT, *nodes), outputs or last, updates or {}, {})
+
+
+def call(name, op, **args):
+    return Node(name, op, tuple(args.items()), T)
+
+
+def relu(name, source):
+    return call(name, "aten.relu", self=Ref(source))
+
+
+def dropout(train):
+    return call("drop", "aten.dropout", input=Ref("x"), p=0.5, train=train)
+
+
+def ops(found, training):
+    """Operators that reach the outputs in one mode, from the last to the first."""
+    nodes = {n.name: n for n in found.nodes}
+    pending, seen = [in_mode(found.outputs, training)], []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Ref):
+            node = nodes[value.name]
+            seen.append(node.op)
+            pending += [in_mode(v, training) for _, v in node.args]
+    return seen
+
+
+def test_equal_captures_join_to_themselves():
+    one = mode(relu("a", "x"), relu("b", "a"))
+    notes: dict[str, None] = {}
+    found = reconcile(one, one, notes)
+    assert not notes
+    assert [n.op for n in found.nodes] == ["input", "aten.relu", "aten.relu"]
+    assert not any(isinstance(v, Mode) for n in found.nodes for _, v in n.args)
+
+
+def test_arguments_that_differ_follow_the_mode():
+    found = reconcile(mode(dropout(False)), mode(dropout(True)), {})
+    assert found.nodes[-1].arg("train") == TRAINING
+
+
+def test_operators_of_one_mode_run_in_that_mode():
+    plain = mode(relu("a", "x"))
+    noisy = mode(call("n", "aten.rand_like", self=Ref("x")), relu("a", "n"))
+    notes: dict[str, None] = {}
+    found = reconcile(plain, noisy, notes)
+    assert ops(found, False) == ["aten.relu", "input"]
+    assert ops(found, True) == ["aten.relu", "aten.rand_like", "input"]
+    assert list(notes) == ["only in training: rand_like"]
+
+
+def test_results_and_updates_follow_the_mode():
+    trained = mode(relu("a", "x"), outputs=(Ref("a"), Ref("x")), updates={"row": Ref("a")})
+    found = reconcile(mode(relu("a", "x")), trained, {})
+    assert isinstance(found.outputs, Mode) and isinstance(found.outputs.train, tuple)
+    assert in_mode(found.updates["row"], False) is None
+    assert isinstance(in_mode(found.updates["row"], True), Ref)
+
+
+def test_flags_of_an_eval_capture_come_alive_and_counters_count():
+    norm = call(
+        "n", "aten.batch_norm", input=Ref("x"), weight=None, bias=None,
+        running_mean=Leaf("norm.mean"), running_var=Leaf("norm.var"),
+        training=False, momentum=0.1, eps=1e-5, cudnn_enabled=True,
+    )  # fmt: skip
+    counter = Param("norm.count", TensorType((), "int64"), "buffer", False)
+    found = live_flags(mode(norm), [counter])
+    assert found.nodes[-1].arg("training") == TRAINING
+    assert found.nodes[-2].op == "aten.add.Tensor"
+    assert found.updates == {"norm.count": Mode(Ref("n~count"), None)}
