@@ -60,14 +60,12 @@ from .module.build import (
     build as build,
 )
 from .module.build import (
-    initial_state as initial_state,
-)
-from .module.build import (
     load_state as load_state,
 )
 from .module.build import (
     state_of as state_of,
 )
+from .module.initial import initial_state as initial_state
 from .ops.check import check as check
 from .relate.align import align as align
 from .relate.alignment import Alignment as Alignment

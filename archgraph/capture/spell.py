@@ -62,7 +62,7 @@ def spell(tape: Tape) -> Spelt:
     work = _Spelling(tape)
     for node in tape.graph.nodes:
         work.step(node)
-    results = tuple(work.value(v) for v in tape.output.args[0])  # type: ignore[union-attr]  # a tuple
+    results = tuple(work.value(v) for v in tape.results)
     updates = {name: work.value(node) for name, node in tape.updates.items()}
     constants = {p.value: p for p in work.constants.values() if p.value is not None}
     return Spelt(tuple(work.nodes.values()), results, updates, constants)

@@ -91,6 +91,12 @@ class Tape:
         """The node whose first argument lists the results."""
         return next(iter(reversed(self.graph.nodes)))
 
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the calls give, in order: nodes, or plain values."""
+        results: Any = self.output.args[0]
+        return tuple(results)
+
 
 @dataclass(frozen=True)
 class Sizes:

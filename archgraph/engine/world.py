@@ -26,7 +26,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, load_experiment
-from archgraph.module.build import initial_state
+from archgraph.module.initial import initial_state
 
 
 def prepare(

@@ -7,28 +7,39 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
+from torch._subclasses.fake_impls import get_fast_op_impls
 
-_LEGIT = torch.ops.aten._native_batch_norm_legit.default
-_NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _batch_norm(mode: Any, func: Any, input: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def _training(
+    mode: Any, input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
+    training: bool, *rest: float,
+) -> Results:  # fmt: skip
     """Result and batch statistics of a batch norm: the decomposition takes eleven operators."""
-    trains = func is _LEGIT and (named["training"] if "training" in named else rest[4])
     with mode:
-        statistics = [input.new_empty((input.shape[1] if trains else 0,)) for _ in range(2)]
-        return (torch.empty_like(input), *statistics)
+        size = input.shape[1] if training else 0
+        return torch.empty_like(input), input.new_empty((size,)), input.new_empty((size,))
+
+
+def _evaluation(mode: Any, input: torch.Tensor, *rest: Any) -> Results:
+    return _training(mode, input, None, None, None, None, False)
+
+
+_WAYS = {
+    torch.ops.aten._native_batch_norm_legit.default: _training,
+    torch.ops.aten._native_batch_norm_legit_no_training.default: _evaluation,
+}
 
 
 @contextlib.contextmanager
 def short_ways() -> Iterator[None]:
-    """Let stand-in tensors pass through these operators without their decompositions."""
-    ways = dict.fromkeys((_LEGIT, _NO_TRAINING), _batch_norm)
-    own = {op: way for op, way in ways.items() if op not in fake_impls.op_implementations_dict}
-    fake_impls.op_implementations_dict.update(own)
+    """Let stand-in tensors of symbolic shape pass these operators without their decompositions."""
+    ways = get_fast_op_impls()
+    added = {op: way for op, way in _WAYS.items() if op not in ways}
+    ways.update(added)
     try:
         yield
     finally:
-        for op in own:
-            del fake_impls.op_implementations_dict[op]
+        for op in added:
+            del ways[op]

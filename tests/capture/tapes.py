@@ -84,7 +84,7 @@ def run(tape: Tape, net: Tiny, x: torch.Tensor) -> list[Any]:
             with torch.set_grad_enabled(region(node).grad):
                 with torch.autocast(device, dtype, enabled=on):
                     values[node] = node.target(*args, **kwargs)
-    return [values[n] for n in tape.output.args[0]]  # type: ignore[union-attr]  # a tuple of nodes
+    return [values[n] for n in tape.results]
 
 
 def _batch(x: torch.Tensor, size: torch.SymInt) -> dict[Any, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_results_of_a_region_without_gradient_are_detached():
     tape, net = inlined(ungraded)
     detached = [n for n in tape.graph.nodes if n.target is torch.ops.aten.detach.default]
     assert detached and all(not region(n).grad for n in detached)
-    gradients = []
+    gradients: list[Any] = []
     for outputs in (run(tape, net, X), [net(X)]):
         net.weight.grad = None
         outputs[0].sum().backward()

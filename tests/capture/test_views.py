@@ -11,7 +11,7 @@ from tests.capture.tapes import inlined
 def of(body):
     """Names of the operators that took views, from the result to what it is a view of."""
     tape, _ = inlined(body)
-    node = tape.output.args[0][0]
+    node = tape.results[0]
     path = []
     while node in tape.views:
         view = tape.views[node]

@@ -31,7 +31,7 @@ from archgraph.federation import (
 )
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import EvaluateSpec
-from archgraph.module.build import initial_state
+from archgraph.module.initial import initial_state
 from archgraph.states import Merger, Transfer
 
 

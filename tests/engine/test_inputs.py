@@ -22,7 +22,8 @@ from archgraph.engine.fit import fits, fitted, matched
 from archgraph.engine.shard import Shard
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.federation import Family, Tier
-from archgraph.module.build import build, initial_state
+from archgraph.module.build import build
+from archgraph.module.initial import initial_state
 from archgraph.states import Transfer
 from tests.engine.test_data import publish, store
 

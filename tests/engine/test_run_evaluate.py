@@ -23,7 +23,8 @@ from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.shard import Kept, Shard
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
-from archgraph.module.build import build, initial_state
+from archgraph.module.build import build
+from archgraph.module.initial import initial_state
 
 
 class Says(nn.Module):

@@ -12,7 +12,8 @@ import archgraph as ag
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.federation.family import Family, resolve
 from archgraph.language import load, load_family
-from archgraph.module.build import build, initial_state
+from archgraph.module.build import build
+from archgraph.module.initial import initial_state
 from archgraph.rewrite.train_only import train_only
 from archgraph.states import signature
 

@@ -15,7 +15,7 @@ from archgraph.analysis.structure import structure
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load_experiment, load_family
-from archgraph.module.build import initial_state
+from archgraph.module.initial import initial_state
 
 SPECS = Path(__file__).parents[2] / "specs"
 FAMILIES = sorted(f.stem for f in (SPECS / "families").glob("nefl_*.yaml"))

@@ -20,7 +20,8 @@ from archgraph.federation import (
     training,
 )
 from archgraph.hypernet.graphs import local
-from archgraph.module.build import build, initial_state
+from archgraph.module.build import build
+from archgraph.module.initial import initial_state
 from archgraph.rewrite.train_only import train_only
 from archgraph.states import Transfer
 from tests.strategies.conftest import CLASSES, Net, toy

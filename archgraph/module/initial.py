@@ -1,0 +1,46 @@
+"""Fresh weights: each leaf as the operator that uses it says, drawn in graph order."""
+
+from __future__ import annotations
+
+import torch
+
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Param
+from archgraph.ops.constants import tensor_of
+from archgraph.ops.operator import Initialiser
+from archgraph.ops.schema import torch_dtype
+from archgraph.ops.table import initialiser
+
+
+@takes_graph
+def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Fresh weights: each leaf as the operator that uses it says, drawn in graph order.
+
+    Args:
+        graph: The architecture.
+        seed: Seed; equal seeds give equal states.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        p.name: _initial(p, initialiser(graph, p), generator)
+        for p in graph.params
+        if p.role != "constant"
+    }
+
+
+def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) -> torch.Tensor:
+    if param.value is not None:
+        return tensor_of(param.value)
+    dtype = torch_dtype(param.dtype)
+    tensor = torch.zeros(param.shape, dtype=dtype)
+    if how is None or not dtype.is_floating_point:
+        return tensor
+    match how.kind:
+        case "zeros":
+            return tensor
+        case "ones":
+            return tensor.fill_(how.scale)
+        case "uniform":
+            return tensor.uniform_(-how.scale, how.scale, generator=generator)
+        case "normal":
+            return tensor.normal_(0.0, how.scale, generator=generator)
