@@ -102,8 +102,8 @@ def _asked(program: torch.export.ExportedProgram) -> str:
     """
 
     def holds(guard: str) -> bool:
-        test, found = _SIZE.subn("n", guard)
-        if not found:
+        test, count = _SIZE.subn("n", guard)
+        if not count:
             return True
         try:
             code = compile(test, "<guard>", "eval")
@@ -118,15 +118,15 @@ def _asked(program: torch.export.ExportedProgram) -> str:
 
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:
     """Symbol of each tensor input's leading axis, in order; empty where it is a number."""
-    held = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    found = []
+    stand_ins = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    symbols = []
     for spec in program.graph_signature.input_specs:
-        value = held.get(getattr(spec.arg, "name", ""))
+        value = stand_ins.get(getattr(spec.arg, "name", ""))
         if spec.kind.name == "USER_INPUT" and isinstance(value, torch.Tensor):
             size: Any = value.shape[0] if value.dim() else 0
             expr = size.node.expr if isinstance(size, torch.SymInt) else None
-            found.append(str(expr) if expr is not None and expr.free_symbols else "")
-    return found
+            symbols.append(str(expr) if expr is not None and expr.free_symbols else "")
+    return symbols
 
 
 def _export(

@@ -76,7 +76,7 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"not on the expected device|same device|is on \w+, different from other tensors",
-        "tensors on different devices meet",
+        "tensors on different devices are used together",
         "make tensors in forward on the device of an input: device=x.device",
     ),
 )

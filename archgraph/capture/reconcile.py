@@ -70,8 +70,8 @@ def same_inputs(evaluated: OneMode, trained: OneMode, notes: Mapping[str, None])
     """Both captures must take the same inputs, the batch axis free in both or in neither."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if ours != theirs:
-        found = next((n for n in notes if n.startswith("the batch size is fixed")), str(theirs[0]))
-        raise TraceError(f"in training {found}")
+        why = next((n for n in notes if n.startswith("the batch size is fixed")), str(theirs[0]))
+        raise TraceError(f"in training {why}")
 
 
 def reconcile(evaluated: OneMode, trained: OneMode, notes: dict[str, None]) -> OneMode:

@@ -12,12 +12,11 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.export import Captured
 from archgraph.capture.mode import OneMode
-from archgraph.capture.spell import Spelt
 from archgraph.graph.ir import Leaf, Mode, Record, Ref, Value, walk
 from archgraph.ops.schema import to_value
 
 
-def named(model: torch.nn.Module, captured: Captured, spelt: Spelt) -> tuple[OneMode, list[str]]:
+def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> tuple[OneMode, list[str]]:
     """A spelt capture with forward's arguments and results as trees, and what was fixed in it."""
     program, notes = captured.program, list[str]()
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
@@ -49,8 +48,9 @@ def named(model: torch.nn.Module, captured: Captured, spelt: Spelt) -> tuple[One
         else:
             result.append((key, tree(value)))
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
-    outputs = tree(pytree.tree_unflatten(list(spelt.results), spec.out_spec))
-    return OneMode(tensors, spelt.nodes, outputs, spelt.updates, spelt.constants), notes
+    assert isinstance(spelt.outputs, tuple)
+    outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
+    return dataclasses.replace(spelt, inputs=tensors, outputs=outputs), notes
 
 
 def _starred(key: str, values: Any, signature: inspect.Signature) -> list[tuple[str, Value]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from archgraph.capture.calls import arguments, canonical, is_identity
+from archgraph.capture.mode import OneMode
 from archgraph.capture.places import under_no_grad, users_line
 from archgraph.capture.tape import (
     IMPLIED,
@@ -28,7 +29,7 @@ from archgraph.capture.tape import (
     where,
 )
 from archgraph.errors import GraphError, TraceError
-from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.graph.ir import Batch, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
 from archgraph.ops.infer import infer_call
 from archgraph.ops.schema import canonical_args, to_value
@@ -36,25 +37,8 @@ from archgraph.ops.schema import canonical_args, to_value
 Types = TensorType | tuple[TensorType, ...]
 
 
-@dataclass(frozen=True)
-class Spelt:
-    """Nodes of a tape, and what its results and updates are.
-
-    Attributes:
-        nodes: Operators in program order.
-        results: What the tape returns, in order.
-        updates: Last value of each buffer that forward writes to.
-        constants: Leaves of constants.
-    """
-
-    nodes: tuple[Node, ...]
-    results: tuple[Value, ...]
-    updates: dict[str, Value]
-    constants: dict[Constant, Param]
-
-
-def spell(tape: Tape) -> Spelt:
-    """The nodes of a functional tape.
+def spell(tape: Tape) -> OneMode:
+    """The nodes of a functional tape; its results are a plain tuple, its arguments not named yet.
 
     Raises:
         TraceError: For an operator, a size or a number that a graph cannot express.
@@ -65,7 +49,7 @@ def spell(tape: Tape) -> Spelt:
     results = tuple(work.value(v) for v in tape.results)
     updates = {name: work.value(node) for name, node in tape.updates.items()}
     constants = {p.value: p for p in work.constants.values() if p.value is not None}
-    return Spelt(tuple(work.nodes.values()), results, updates, constants)
+    return OneMode((), tuple(work.nodes.values()), results, updates, constants)
 
 
 @dataclass
@@ -247,4 +231,4 @@ class _Spelling:
             )
 
 
-__all__ = ["Spelt", "spell"]
+__all__ = ["spell"]

@@ -42,8 +42,8 @@ def spelt_forward(
         return
 
     @functools.wraps(forward)
-    def spelt_out(*given: Any, **values: Any) -> Any:
-        result = forward(*given, **values)
+    def spelt_out(*args: Any, **values: Any) -> Any:
+        result = forward(*args, **values)
         if register:
             register_dataclasses(result)
         return result
@@ -53,15 +53,15 @@ def spelt_forward(
         inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in named if k not in kinds
     ]
     spelt_out.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # export reads it
-    held = vars(model).get("forward")
+    own = vars(model).get("forward")
     model.forward = spelt_out
     try:
         yield
     finally:
-        if held is None:
+        if own is None:
             del model.forward
         else:
-            model.forward = held
+            model.forward = own
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class ArchModule(torch.nn.Module):
     arch: ArchGraph
 
     def _leaf(self, name: str) -> Any:
-        """A leaf whose name is no expression of Python, or means something else there."""
+        """A leaf whose name is not a Python expression, or means something else there."""
         *path, last = name.split(".")
         module: torch.nn.Module = self
         for part in path:
@@ -123,7 +123,7 @@ def _register(module: torch.nn.Module, name: str, leaf: torch.Tensor, role: str)
     """
     *path, last = name.split(".")
     if not all(part and part.isprintable() for part in (*path, last)):
-        raise GraphError("a leaf's name is no path of attributes", found=name)
+        raise GraphError("a leaf's name is not a path of attributes", found=name)
     for part in path:
         child = module._modules.get(part)
         if child is None:
@@ -163,9 +163,9 @@ def load_state(module: torch.nn.Module, state: State) -> None:
     own = state_of(module)
     for name, tensor in own.items():
         if name not in state or state[name].shape != tensor.shape:
-            found = tuple(state[name].shape) if name in state else "nothing"
+            shape = tuple(state[name].shape) if name in state else "nothing"
             raise GraphError(
-                "state does not fit", where=name, found=found, expected=tuple(tensor.shape)
+                "state does not fit", where=name, found=shape, expected=tuple(tensor.shape)
             )
     with torch.no_grad():
         for name, tensor in own.items():

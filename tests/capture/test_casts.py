@@ -33,6 +33,11 @@ def back_to_float(net, x):
     return torch.nn.functional.mse_loss(x @ net.weight, x)
 
 
+def computed_in_float(net, x):
+    y = x @ net.weight
+    return torch.nn.functional.mse_loss(y, y * 2)
+
+
 def mixed(net, x):
     return torch.cat([x, x @ net.weight], 1).softmax(-1)
 
@@ -41,7 +46,9 @@ def with_a_constant(net, x):
     return x @ torch.ones(3, 2)
 
 
-@pytest.mark.parametrize("body", [product, twice, back_to_float, mixed, with_a_constant])
+@pytest.mark.parametrize(
+    "body", [product, twice, back_to_float, computed_in_float, mixed, with_a_constant]
+)
 def test_casts_stand_for_autocast(body):
     tape, net = inlined(region(body))
     tape = cast(fold(tape, ()))

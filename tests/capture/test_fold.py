@@ -28,7 +28,7 @@ def changed_between_uses(net, x):
 
 
 def a_random_draw_stays(net, x):
-    return x * torch.bernoulli(torch.ones(3))
+    return x * torch.bernoulli(torch.full((3,), 0.5))
 
 
 def like_an_input(net, x):
@@ -62,6 +62,11 @@ def test_a_call_that_is_left_depends_on_an_input_a_leaf_or_a_draw(body):
         random = torch.Tag.nondeterministic_seeded in tags
         assert random or live & set(node.all_input_nodes), node
         live.add(node)
+
+
+def test_a_random_draw_is_made_anew_each_time():
+    tape, _ = inlined(a_random_draw_stays)
+    assert "aten.bernoulli.default" in calls(fold(tape, ()))
 
 
 def test_a_table_is_one_constant():

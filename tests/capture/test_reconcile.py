@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from archgraph.capture.mode import OneMode
 from archgraph.capture.reconcile import live_flags, reconcile
 from archgraph.graph.ir import (
     TRAINING,
     Batch,
+    Constant,
     Leaf,
     Mode,
     Node,
@@ -93,3 +96,15 @@ def test_flags_of_an_eval_capture_come_alive_and_counters_count():
     assert found.nodes[-1].arg("training") == TRAINING
     assert found.nodes[-2].op == "aten.add.Tensor"
     assert found.updates == {"norm.count": Mode(Ref("n~count"), None)}
+
+
+def test_constants_of_training_have_names_of_their_own():
+    def with_constant(data):
+        value = Constant("uint8", (1,), data)
+        param = Param("constant_0", TensorType((1,), "uint8"), "constant", False, (), value)
+        add = call("a", "aten.add.Tensor", self=Ref("x"), other=Leaf("constant_0"))
+        return dataclasses.replace(mode(add), constants={value: param})
+
+    found = reconcile(with_constant(b"0"), with_constant(b"1"), {})
+    assert [p.name for p in found.constants.values()] == ["constant_0", "constant_0_train"]
+    assert found.nodes[-1].arg("other") == Mode(Leaf("constant_0_train"), Leaf("constant_0"))

@@ -51,4 +51,4 @@ def test_arguments_are_named_and_types_are_those_of_the_operators():
 def test_what_returns_its_argument_is_left_out():
     found = spelt(lambda net, x: x.contiguous().to(x.dtype).view(x.shape))
     assert [n.op for n in found.nodes] == ["input"]
-    assert found.results == (Ref(found.nodes[0].name),)
+    assert found.outputs == (Ref(found.nodes[0].name),)

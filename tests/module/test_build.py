@@ -42,7 +42,8 @@ def test_initial_weights_have_the_scale_of_torchs_own(traced):
     graph, _ = traced
     state = ag.initial_state(graph, 0)
     bound = 27**-0.5
-    assert bound * 0.9 < float(state["0.weight"].abs().max()) <= bound
+    assert bound * 0.9 < float(state["0.weight"].max()) <= bound
+    assert bound * 0.9 < -float(state["0.weight"].min()) <= bound
     assert torch.equal(state["1.weight"], torch.ones(4))
     assert torch.equal(state["1.running_var"], torch.ones(4))
     assert not state["1.running_mean"].any() and not state["1.bias"].any()
@@ -174,9 +175,9 @@ def test_a_leafs_name_never_runs_as_code(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a..b", "a.", "a\nb.c"])
-def test_names_that_are_no_path_are_refused(name):
+def test_names_that_are_not_a_path_are_refused(name):
     graph = ArchGraph((), (Param(name, TensorType((1,), "float32")),), (), None)
-    with pytest.raises(GraphError, match="no path of attributes"):
+    with pytest.raises(GraphError, match="not a path of attributes"):
         ag.build(graph)
 
 
@@ -194,3 +195,16 @@ def test_types_of_a_growing_graph_are_inferred_in_linear_time():
     assert infer(graph) == graph
     with pytest.raises(GraphError, match="uses a result that no operator makes; found %gone"):
         infer_node(graph, Node("y", "aten.relu", (("self", Ref("gone")),)))
+
+
+def test_sizes_follow_the_batch():
+    class Folded(nn.Module):
+        def forward(self, x):
+            pairs = x.reshape(x.shape[0] * 3, 2)
+            return pairs.reshape(x.shape[0], 6) + x.new_zeros(x.shape[0] * 3, 2).sum()
+
+    graph, state = ag.trace(Folded(), torch.randn(2, 6))
+    assert any(n.shape[:1] == (Batch(3),) for n in graph.nodes)
+    for batch in (1, 4):
+        x = torch.randn(batch, 6)
+        torch.testing.assert_close(ag.build(graph, state)(x), x, rtol=0, atol=0)
