@@ -1,4 +1,4 @@
-"""AllSmall: everybody runs the smallest architecture, under FedAvg.
+"""AllSmall: all clients run the smallest architecture, under FedAvg.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
 Computing Environments*, 2023, §5.1): what the weak reach alone, at the price of the strong.
@@ -34,8 +34,8 @@ class AllSmall(Strategy):
     """Options of AllSmall.
 
     Attributes:
-        tier: Whose architecture everybody runs; None: the one with the fewest parameters, the first
-            of equals.
+        tier: Whose architecture all clients run; None: the one with the fewest parameters, of
+            equals the first.
         weights: Weight of a client: its number of examples, or 1.
         norm: What becomes of running statistics.
         mask_absent: Set the logits of classes that the client lacks to 0 in training.
@@ -61,7 +61,7 @@ class AllSmall(Strategy):
         return ServerState().with_group("global", self.small(world).state)
 
     def small(self, world: World) -> Tier:
-        """The architecture that everybody runs.
+        """The architecture that all clients run.
 
         Raises:
             RunError: If ``tier`` names one that is not there.

@@ -98,7 +98,7 @@ class FedADP(Strategy):
         """``ω^0`` (Algorithm 1, line 2).
 
         Raises:
-            RunError: If a client's architecture is no part of the global one, or cannot be grown
+            RunError: If a client's architecture is not part of the global one, or cannot be grown
                 to it without changing its function.
         """
         for tier in world.tiers:
@@ -264,7 +264,7 @@ class Fit:
 
     @functools.cached_property
     def blank(self) -> State:
-        """A state of the client's shapes that takes no memory: what nobody gives is not merged."""
+        """A state of the client's shapes that takes no memory, for entries without updates."""
         return {
             s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in self.same.target
         }
@@ -293,7 +293,7 @@ def fit(
         approximate: Whether the function may change where it cannot be kept.
 
     Raises:
-        RewriteError: If the client's architecture is no part of the global one, or cannot be grown
+        RewriteError: If the client's architecture is not part of the global one, or cannot be grown
             to it exactly.
     """
     frame = _frame(whole, own, down, approximate)

@@ -257,7 +257,7 @@ def submodel(
     if norm != "per_submodel":
         own -= NormPolicy("static").left_out(made.graph)
         unmerged = NormPolicy(norm).left_out(made.graph)
-    # What the global state has nothing of (step sizes) can be nobody else's.
+    # What does not come from the global state (step sizes) belongs to this submodel alone.
     own |= {
         name for name, entry in made.transfer.entries.items() if entry.source is None
     } - unmerged
