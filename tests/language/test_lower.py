@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from archgraph.capture.trace import trace
+from archgraph.errors import SpecError
 from archgraph.graph.ir import TRAINING, ArchGraph, Batch, Mode, Record, Ref, size_at
 from archgraph.language import flat, load_model
 from archgraph.language.yaml import parse_document
@@ -539,3 +540,18 @@ def test_several_inputs_and_outputs() -> None:
     result = build(graph)(torch.ones(2, 3), torch.ones(2, 3))
     assert result["sum"].shape == (2, 4)
     assert_traces_to_itself(graph)
+
+
+def test_a_projection_is_always_projected_where_the_file_says_so() -> None:
+    block = {"block": {"shortcut": "projection", "steps": ["relu"]}}
+    assert "s.block.shortcut.conv.weight" in model(block).param
+
+
+def test_steps_with_a_name_do_not_count_among_those_without() -> None:
+    graph = model({"conv": {"out": 3, "name": "first"}}, {"conv": 3}, {"conv": 3})
+    assert {"s.first.weight", "s.conv1.weight", "s.conv2.weight"} <= set(graph.param)
+
+
+def test_a_label_cannot_be_the_name_of_an_input() -> None:
+    with pytest.raises(SpecError, match="is taken; found 'x'"):
+        model({"relu": {"as": "x"}})
