@@ -111,3 +111,9 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     nothing: Any = None
     with pytest.raises(GraphError, match=r"found NoneType; expected an ArchGraph"):
         ag.axes(nothing)
+
+
+def test_another_kind_of_graph_does_not_stand_for_one():
+    other: Any = torch.fx.symbolic_trace(nn.Linear(2, 2))  # its graph is a graph of torch.fx
+    with pytest.raises(GraphError, match="trace it first"):
+        ag.axes(other)

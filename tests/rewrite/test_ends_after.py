@@ -62,3 +62,10 @@ def test_what_cannot_end(whole):
         ag.ends_after(graph, "stage1", 0)
     with pytest.raises(RewriteError, match=r"stage1: head does not take what the section makes"):
         ag.ends_after(graph, "stage1", ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph)
+
+
+def test_counters_of_an_evaluated_capture_go_with_their_modules(whole):
+    graph = ag.trace(whole[0], torch.randn(2, 3, 8, 8), train=False).graph
+    names = ag.ends_after(graph, "stage1", 3).graph.state_names
+    assert "stage1.0.bn1.num_batches_tracked" in names
+    assert not any(name.startswith(("stage2", "stage3", "fc")) for name in names)

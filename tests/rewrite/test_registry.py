@@ -81,3 +81,18 @@ def test_the_nearest_rewrite_is_named():
 
 def test_the_readme_has_the_table_of_the_rows():
     assert rewrite_table().markdown() in README.read_text()
+
+
+def test_verify_reaches_the_law(images, monkeypatch):
+    def broken(*_, **__):
+        raise RewriteError("the law runs")
+
+    monkeypatch.setattr("archgraph.rewrite.widen.same_function", broken)
+    with pytest.raises(RewriteError, match="the law runs"):
+        rewritten(images.graph, asked("widen"), verify=True)
+
+
+def test_a_flag_of_zero_leaves_a_block_out(images):
+    graph, _ = images
+    kept = ag.skip(graph, keep={"layer2": [1, 1, 0]})
+    assert kept.graph == ag.skip(graph, "layer2.2").graph
