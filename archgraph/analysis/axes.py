@@ -21,7 +21,7 @@ from archgraph.layout.layouts import (
     concatenation,
     product,
 )
-from archgraph.ops.equations import Equations, Sizes
+from archgraph.ops.equations import Equations, StatedSizes
 from archgraph.ops.table import row
 from archgraph.tables import Table
 
@@ -82,7 +82,7 @@ class Axes:
     all: tuple[Axis, ...]
     leaf: Mapping[str, tuple[Layout, ...]]
     value: Mapping[str, tuple[tuple[Layout, ...], ...]]
-    attributes: Mapping[tuple[str, str], Sizes]
+    attributes: Mapping[tuple[str, str], StatedSizes]
     contractions: tuple[Contraction, ...] = ()
     runs: tuple[tuple[str, Layout], ...] = ()
 
@@ -221,7 +221,7 @@ def _axes(eq: Equations) -> Axes:
             shown[id(layout)] = _named(layout, public, show)
         return shown[id(layout)]
 
-    def show_sizes(sizes: Sizes) -> Sizes:
+    def show_sizes(sizes: StatedSizes) -> StatedSizes:
         if isinstance(sizes, tuple):
             return tuple(show_sizes(s) for s in sizes)
         return sizes if isinstance(sizes, int) or sizes is None else show(sizes)

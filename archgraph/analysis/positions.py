@@ -9,7 +9,7 @@ import numpy as np
 from archgraph.errors import AxisError
 from archgraph.graph.ir import Size, Value
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
-from archgraph.ops.equations import Sizes
+from archgraph.ops.equations import StatedSizes
 
 Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
 
@@ -30,7 +30,7 @@ def size_after(layout: Layout, kept: Kept) -> Size:
             return layout.size
 
 
-def sizes_after(sizes: Sizes, kept: Kept) -> Value:
+def sizes_after(sizes: StatedSizes, kept: Kept) -> Value:
     """Value of an argument that states the sizes of layouts."""
     if isinstance(sizes, tuple):
         return tuple(sizes_after(s, kept) for s in sizes)

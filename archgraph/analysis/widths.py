@@ -14,7 +14,7 @@ from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
 from archgraph.ops import schema
-from archgraph.ops.equations import Sizes
+from archgraph.ops.equations import StatedSizes
 
 # A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
 # and its size in the smaller one.
@@ -73,7 +73,7 @@ def _written(node: Node, key: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def flat(sizes: Sizes) -> Sequence[Layout]:
+def flat(sizes: StatedSizes) -> Sequence[Layout]:
     """The layouts in what an argument states."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]

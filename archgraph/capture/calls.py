@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.tape import Sizes, tensor, where
+from archgraph.capture.tape import CapturedSizes, tensor, where
 from archgraph.graph.ir import Value
 from archgraph.ops import table
 
@@ -26,7 +26,7 @@ def arguments(node: torch.fx.Node, read: Reader) -> dict[str, Value]:
 
 
 def canonical(
-    op: str, given: Mapping[str, Value], node: torch.fx.Node, sizes: Sizes
+    op: str, given: Mapping[str, Value], node: torch.fx.Node, sizes: CapturedSizes
 ) -> tuple[str, dict[str, Value]]:
     """The one spelling of a call, with every silent size written out; the name may be empty."""
     value, place = node.meta.get("val"), where(node)

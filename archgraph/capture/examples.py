@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named
+ExampleInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named
 
 
 def tensors(inputs: Any) -> list[torch.Tensor]:
@@ -37,7 +37,7 @@ def grow(inputs: Any) -> Any:
     return pytree.tree_map(grow, inputs)
 
 
-def shapes(model: torch.nn.Module, inputs: Inputs, dim: Any) -> dict[str, Any]:
+def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
     """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*inputs[0], **inputs[1])

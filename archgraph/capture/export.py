@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.examples import Inputs, grow, leading, register_dataclasses, shapes, tensors
+from archgraph.capture.examples import (
+    ExampleInputs,
+    grow,
+    leading,
+    register_dataclasses,
+    shapes,
+    tensors,
+)
 from archgraph.capture.failures import explained, first_line, is_branch
 from archgraph.capture.surroundings import neutral, quiet, restored, spelt_forward, watched
 from archgraph.ops.fakes import short_ways
@@ -130,7 +137,7 @@ def _symbols(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _export(
-    model: torch.nn.Module, inputs: Inputs, shapes: Any, notes: list[str]
+    model: torch.nn.Module, inputs: ExampleInputs, shapes: Any, notes: list[str]
 ) -> torch.export.ExportedProgram:
     def once() -> torch.export.ExportedProgram:
         with quiet(), short_ways(), restored(model, notes), watched(notes):

@@ -18,8 +18,8 @@ from archgraph.capture.tape import (
     IMPLIED,
     LITERAL,
     REGION,
+    CapturedSizes,
     Region,
-    Sizes,
     Tape,
     insert,
     tensor,
@@ -75,7 +75,7 @@ def inline(
     work.graph.output(tuple(results))
     return Tape(
         work.graph,
-        Sizes(batch),
+        CapturedSizes(batch),
         inputs,
         leaves,
         work.tensors,

@@ -28,7 +28,7 @@ from archgraph.graph.ir import (
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
-Pair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
+NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
 def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
@@ -128,7 +128,7 @@ def reconcile(evaluated: OneMode, trained: OneMode, notes: dict[str, None]) -> O
     )
 
 
-def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[Pair]:
+def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
     """Operators of both captures in order, each beside its like."""
 
     def key(node: Node) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[Pair]:
     keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
     if keys_a == keys_b:
         return list(zip(a, b, strict=True))
-    merged: list[Pair] = []
+    merged: list[NodePair] = []
     matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -186,7 +186,7 @@ def _joined(left: Node, right: Node) -> Node:
     return dataclasses.replace(left, args=args)
 
 
-def _one_mode_only(merged: list[Pair], trained: OneMode) -> Iterator[str]:
+def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
     """Branches that only one mode has, each with its place."""
     made = {n.name: n for n in trained.nodes}
     live: set[str] = set()  # what reaches the output; the rest only moves buffers
@@ -197,7 +197,7 @@ def _one_mode_only(merged: list[Pair], trained: OneMode) -> Iterator[str]:
             live.add(name)
             pending += made[name].uses()
 
-    def mode(pair: Pair) -> str:
+    def mode(pair: NodePair) -> str:
         left, right = pair
         if left is not None:
             return "" if right is not None else "evaluation"

@@ -31,10 +31,8 @@ from archgraph.capture.tape import (
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
-from archgraph.ops.infer import infer_call
+from archgraph.ops.infer import ResultType, infer_call
 from archgraph.ops.schema import canonical_args, to_value
-
-Types = TensorType | tuple[TensorType, ...]
 
 
 def spell(tape: Tape) -> OneMode:
@@ -182,7 +180,7 @@ class _Spelling:
             raise TraceError(str(error), where=place) from error
         if isinstance(val, torch.Tensor):
             return self.append(node, op, args, sizes.type(val, place))
-        type_: Types = tuple(sizes.type(v, place) for v in val if v is not None)
+        type_: ResultType = tuple(sizes.type(v, place) for v in val if v is not None)
         call = Node(node.name, op, args)
         results = {name: self.nodes[name].type for name in call.uses()}
         leaves = {name: self.types[Leaf(name)] for name in call.leaves()}
@@ -196,7 +194,7 @@ class _Spelling:
         node: torch.fx.Node,
         op: str,
         args: tuple[tuple[str, Value], ...],
-        type_: Types,
+        type_: ResultType,
         scope: str | None = None,
     ) -> Ref:
         """Append a node with the place that its call came from."""
@@ -210,7 +208,7 @@ class _Spelling:
         self.nodes[name] = Node(name, op, args, type_, path, source)
         return Ref(name)
 
-    def type_of(self, value: Value) -> Types | None:
+    def type_of(self, value: Value) -> ResultType | None:
         """Type of a value that is a tensor."""
         if isinstance(value, Ref):
             return self.nodes[value.name].type

@@ -76,7 +76,7 @@ class Tape:
     """
 
     graph: torch.fx.Graph
-    sizes: Sizes
+    sizes: CapturedSizes
     inputs: Mapping[torch.fx.Node, str] = field(default_factory=dict)
     leaves: Mapping[torch.fx.Node, str] = field(default_factory=dict)
     tensors: Mapping[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Tape:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CapturedSizes:
     """Sizes of a capture as sizes of a graph.
 
     Attributes:

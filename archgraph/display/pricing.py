@@ -16,7 +16,7 @@ from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, walk
 from archgraph.graph.passes import specialise
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
-from archgraph.ops.equations import Sizes
+from archgraph.ops.equations import StatedSizes
 from archgraph.ops.table import macs as node_macs
 from archgraph.ops.table import row
 
@@ -246,7 +246,7 @@ def axis_names(layout: Layout) -> Iterator[str]:
                 yield from axis_names(part)
 
 
-def _layouts(sizes: Sizes) -> Iterator[Layout]:
+def _layouts(sizes: StatedSizes) -> Iterator[Layout]:
     if isinstance(sizes, tuple):
         for item in sizes:
             yield from _layouts(item)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
-from archgraph.engine.shard import Kept, isolated
+from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
@@ -63,7 +63,7 @@ class Evaluator:
     device: str = "cpu"
 
     def __call__(
-        self, models: Iterable[Evaluated], *, kept: Mapping[int, Kept], round: int
+        self, models: Iterable[Evaluated], *, kept: Mapping[int, KeptByClient], round: int
     ) -> dict[str, Json]:
         """Figures of each model, and of all together.
 
@@ -141,7 +141,7 @@ class Evaluator:
         }
 
     def _each(
-        self, model: Evaluated, kept: Mapping[int, Kept], round: int
+        self, model: Evaluated, kept: Mapping[int, KeptByClient], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
         """Each client's own version: mean over them on all test data, and of each on its own."""
         everywhere: list[dict[str, float]] = []
@@ -211,7 +211,7 @@ class Evaluator:
     def _mine(
         self,
         model: Evaluated,
-        kept: Mapping[int, Kept],
+        kept: Mapping[int, KeptByClient],
         client: int,
         round: int,
     ) -> State:
@@ -219,7 +219,7 @@ class Evaluator:
 
         One that cannot be tuned (its gradients are not finite, say) is tested as it is.
         """
-        own = kept.get(client, Kept())
+        own = kept.get(client, KeptByClient())
         state = model.state if model.states is None else model.states(client)
         if model.kept:
             state = own.over(state)

@@ -16,7 +16,7 @@ from pathlib import Path
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
 from archgraph.engine.progress import bars, table
-from archgraph.engine.record import Record, reserved, resumable
+from archgraph.engine.record import RunRecord, reserved, resumable
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import (
@@ -130,11 +130,11 @@ def execute(
         if out is not None:
             facts = finite(experiment.facts)
             if resume:
-                loop.record, checkpoint, lines = Record.resume(out, facts)
+                loop.record, checkpoint, lines = RunRecord.resume(out, facts)
             else:
                 stack.enter_context(reserved(out))
                 files = _models(experiment.world)
-                loop.record = Record.create(out, experiment.text, facts, files=files)
+                loop.record = RunRecord.create(out, experiment.text, facts, files=files)
             stack.enter_context(loop.record)
             if checkpoint is not None:
                 loop.go_on(checkpoint, lines)

@@ -13,8 +13,8 @@ from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
-from archgraph.engine.record import Record
-from archgraph.engine.shard import Kept
+from archgraph.engine.record import RunRecord
+from archgraph.engine.shard import KeptByClient
 from archgraph.engine.turn import Turn
 from archgraph.federation import (
     Evaluated,
@@ -51,10 +51,10 @@ class Loop:
     """
 
     experiment: Experiment
-    record: Record | None = None
+    record: RunRecord | None = None
     watch: Bars = field(default_factory=Bars)
     server: ServerState = field(default_factory=ServerState)
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, KeptByClient] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
     _recording: float = 0.0
@@ -73,7 +73,9 @@ class Loop:
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
         """Take up a run after its last checkpoint."""
         self.server = ServerState(checkpoint.tensors, checkpoint.values)
-        self.kept = {client: Kept.from_flat(flat) for client, flat in checkpoint.kept.items()}
+        self.kept = {
+            client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()
+        }
         self.lines = lines
         self.done = checkpoint.round
 

@@ -35,7 +35,7 @@ from archgraph.plain import Json, differences, digest
 
 
 @dataclass
-class Record:
+class RunRecord:
     """An open run folder; a context manager that holds the folder's lock.
 
     Create one with :meth:`create` or :meth:`resume`.
@@ -59,7 +59,7 @@ class Record:
         *,
         files: Mapping[str, str] | None = None,
         keep: int = 2,
-    ) -> Record:
+    ) -> RunRecord:
         """Begin a run in an empty or new folder.
 
         Args:
@@ -91,7 +91,7 @@ class Record:
     @classmethod
     def resume(
         cls, folder: Path, facts: Json, *, keep: int = 2
-    ) -> tuple[Record, Checkpoint | None, list[dict[str, Json]]]:
+    ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
         """Open a run folder to go on: the record, its last checkpoint and the lines until then.
 
         A line that a crash cut off is dropped, and so are the lines of rounds after the checkpoint.
@@ -171,7 +171,7 @@ class Record:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> RunRecord:
         return self
 
     def __exit__(self, *_: object) -> None:

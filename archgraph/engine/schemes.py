@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-Parts: TypeAlias = tuple[np.ndarray, ...]
+ShardIndices: TypeAlias = tuple[np.ndarray, ...]
 
 ATTEMPTS = 11
 """Draws of all shares before a Dirichlet partition is given up."""
 
 
-def iid(labels: np.ndarray, clients: int, seed: int, min_size: int = 1) -> Parts:
+def iid(labels: np.ndarray, clients: int, seed: int, min_size: int = 1) -> ShardIndices:
     """A random order cut into equal runs; text stays in order (``IidPartitioner``).
 
     >>> [part.tolist() for part in iid(np.zeros((5, 2)), clients=2, seed=0)]
@@ -39,7 +39,7 @@ def dirichlet(
     alpha: float = 0.5,
     min_size: int = 10,
     balanced: bool = False,
-) -> Parts:
+) -> ShardIndices:
     """Shares of each class drawn from Dir(alpha) over the clients (``DirichletPartitioner``).
 
     All is drawn again until every client has ``min_size`` examples.
@@ -67,7 +67,7 @@ def dirichlet(
 
 def equal_dirichlet(
     labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1
-) -> Parts:
+) -> ShardIndices:
     """Equal sizes, a mixture of classes per client (``InnerDirichletPartitioner``).
 
     Clients in random order take one example after the other, of a class drawn from their mixture;
@@ -107,7 +107,7 @@ def classes(
     per_client: int = 2,
     assignment: str = "first-deterministic",
     min_size: int = 1,
-) -> Parts:
+) -> ShardIndices:
     """Some classes per client, each shared equally by its owners (``PathologicalPartitioner``)."""
     values = np.unique(labels)
     if not 1 <= per_client <= len(values):
@@ -166,11 +166,11 @@ def _cumulative(mixtures: np.ndarray) -> np.ndarray:
         return ends / ends[:, -1:]
 
 
-def _ascending(parts: Iterable[np.ndarray]) -> Parts:
+def _ascending(parts: Iterable[np.ndarray]) -> ShardIndices:
     return tuple(np.sort(part).astype(np.int64) for part in parts)
 
 
-SCHEMES: Mapping[str, Callable[..., Parts]] = {
+SCHEMES: Mapping[str, Callable[..., ShardIndices]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "equal_dirichlet": equal_dirichlet,

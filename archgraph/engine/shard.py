@@ -76,7 +76,7 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptByClient:
     """What a client kept from earlier rounds.
 
     Attributes:
@@ -84,10 +84,10 @@ class Kept:
         keep: What its program keeps beside (``Outcome.keep``).
 
     Example:
-        >>> kept = Kept({"bn.running_mean": torch.ones(2)}, {"momentum": torch.zeros(1)})
+        >>> kept = KeptByClient({"bn.running_mean": torch.ones(2)}, {"momentum": torch.zeros(1)})
         >>> sorted(kept.flat())
         ['keep/momentum', 'state/bn.running_mean']
-        >>> sorted(Kept.from_flat(kept.flat()).state)
+        >>> sorted(KeptByClient.from_flat(kept.flat()).state)
         ['bn.running_mean']
     """
 
@@ -117,7 +117,7 @@ class Kept:
         }
 
     @classmethod
-    def from_flat(cls, tensors: State) -> Kept:
+    def from_flat(cls, tensors: State) -> KeptByClient:
         """Inverse of :meth:`flat`."""
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "keep": {}}
         for name, tensor in tensors.items():

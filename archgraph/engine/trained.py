@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from archgraph.engine.record import Record
-from archgraph.engine.shard import Kept
+from archgraph.engine.record import RunRecord
+from archgraph.engine.shard import KeptByClient
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState
@@ -34,14 +34,16 @@ def trained(
     if not (place / "run.yaml").is_file():
         raise RunError("not a run folder", where=str(place), found="no run.yaml")
     setup = prepare(place / "run.yaml", data_root=data_root)
-    checkpoint = Record.last(place, finite(setup.facts))
+    checkpoint = RunRecord.last(place, finite(setup.facts))
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
-    kept = {client: Kept.from_flat(flat) for client, flat in checkpoint.kept.items()}
+    kept = {client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()}
     return dict(versions(models, kept))
 
 
-def versions(models: Iterable[Evaluated], kept: Mapping[int, Kept]) -> Iterator[tuple[str, Model]]:
+def versions(
+    models: Iterable[Evaluated], kept: Mapping[int, KeptByClient]
+) -> Iterator[tuple[str, Model]]:
     """Names and weights, one at a time: of each model, or of each client's version of it.
 
     Fine-tuning before a test does not create separate versions: a run does not keep its result.

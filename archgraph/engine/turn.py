@@ -13,7 +13,7 @@ from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
-from archgraph.engine.shard import Kept, isolated
+from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import (
     Outcome,
@@ -81,7 +81,7 @@ class Turn:
 
     experiment: Experiment
     round: int
-    kept: dict[int, Kept]
+    kept: dict[int, KeptByClient]
     watch: Bars
     clock: Clock = field(default_factory=Clock)
     accepted: list[dict[str, Json]] = field(default_factory=list)
@@ -145,7 +145,7 @@ class Turn:
         """What the client does."""
         setup = self.experiment
         world, device = setup.world, setup.world.device
-        kept = self.kept.get(task.client, Kept())
+        kept = self.kept.get(task.client, KeptByClient())
         state = kept.over(task.state, task.kept)
         missing = [name for name in task.graph.state_names if name not in state]
         if missing:
@@ -195,7 +195,7 @@ class Turn:
         changing = task.kept - frozen(task.graph)
         own = {name: outcome.state[name] for name in changing if name in outcome.state}
         if own or outcome.keep or task.client in self.kept:
-            self.kept[task.client] = Kept(own, outcome.keep)
+            self.kept[task.client] = KeptByClient(own, outcome.keep)
         return result
 
 

@@ -8,8 +8,8 @@ from archgraph.hypernet.decoders import Decoder, LowRank, Tiled
 from archgraph.hypernet.encoder import ParameterEncoder, summary
 from archgraph.hypernet.gnn import GatedGNN
 from archgraph.hypernet.graphs import (
-    Entry,
-    Slot,
+    DecoderSlot,
+    GeneratedTensor,
     Vocabulary,
     entries,
     local,
@@ -24,12 +24,12 @@ from archgraph.hypernet.store import on_disk
 
 __all__ = [
     "Decoder",
-    "Entry",
+    "DecoderSlot",
     "GatedGNN",
+    "GeneratedTensor",
     "GraphHypernetwork",
     "LowRank",
     "ParameterEncoder",
-    "Slot",
     "Tiled",
     "Vocabulary",
     "beyond_tiles",

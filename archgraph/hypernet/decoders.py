@@ -10,8 +10,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-Kind = Literal["tiled", "low_rank"]
-Form = Callable[[Tensor], Tensor]  # elementwise
+DecoderKind = Literal["tiled", "low_rank"]
+Elementwise = Callable[[Tensor], Tensor]  # elementwise
 
 
 def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -77,7 +77,7 @@ class Decoder(nn.Module, ABC):
         """Shape of the part of a code that tensors no larger than this are made of."""
 
     @abstractmethod
-    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
         """The tensors [rows, *shape] of codes [rows, *part], every number of them in its form."""
 
 
@@ -110,7 +110,7 @@ class Tiled(Decoder):
         """The start of the tile: with kernels of 1 × 1 a ninth of that for 3 × 3."""
         return tuple(map(min, self.shape, largest))
 
-    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
         """The tiles, repeated and cropped; brought into form while they are small."""
         shape = (len(codes), *shape)
         return stretch(form(crop(codes, shape)), shape)
@@ -144,7 +144,7 @@ class LowRank(Decoder):
         """All of it: it is short."""
         return self.shape
 
-    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Form) -> Tensor:
+    def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
         """The sums of products, of variance 1 where codes have it."""
         rows, rank = len(codes), self.rank
         first, second = self.sides
@@ -157,7 +157,7 @@ class LowRank(Decoder):
 
 
 def decoder(
-    kind: Kind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
+    kind: DecoderKind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
 ) -> Decoder:
     """The decoder of a slot; vectors and scalars are always tiled."""
     if kind == "low_rank" and len(largest) > 1:

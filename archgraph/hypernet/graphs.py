@@ -20,17 +20,17 @@ from archgraph.ops.table import base, initialiser, row
 
 # Why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its numbers
 # are not real ones. Every other tensor is generated.
-Rule = Literal["buffer", "frozen", "unused", "not real"]
+LocalRule = Literal["buffer", "frozen", "unused", "not real"]
 
 # How a decoder's output p becomes a tensor: 2·scale·σ(p/2), tanh(p/5), scale·p.
-Form = Literal["factor", "shift", "weight"]
+StartForm = Literal["factor", "shift", "weight"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Slot:
+class DecoderSlot:
     """A place for tensors that one decoder fills: an argument of an operator, by rank.
 
-    >>> str(Slot("conv2d", "weight", 4))
+    >>> str(DecoderSlot("conv2d", "weight", 4))
     'conv2d.weight:4'
     """
 
@@ -43,7 +43,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GeneratedTensor:
     """A tensor to generate.
 
     Attributes:
@@ -57,11 +57,11 @@ class Entry:
     """
 
     name: str
-    slot: Slot
+    slot: DecoderSlot
     node: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    form: Form
+    form: StartForm
     scale: float
 
     def formed(self, p: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Entry:
                 return self.scale * p
 
 
-def rule(graph: ArchGraph, param: Param) -> Rule | None:
+def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
     """Why a leaf stays where it is; None for one that is generated."""
     if param.role != "parameter":
         return "buffer"
@@ -87,7 +87,7 @@ def rule(graph: ArchGraph, param: Param) -> Rule | None:
 
 
 @per_graph
-def local(graph: ArchGraph) -> Mapping[str, Rule]:
+def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
     """The entries of a state that are never generated, each with its rule.
 
     Example:
@@ -101,7 +101,7 @@ def local(graph: ArchGraph) -> Mapping[str, Rule]:
 
 
 @per_graph
-def entries(graph: ArchGraph) -> tuple[Entry, ...]:
+def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
     """The tensors of a graph that are generated, in state order; each has exactly one owner.
 
     Example:
@@ -118,9 +118,13 @@ def entries(graph: ArchGraph) -> tuple[Entry, ...]:
             continue
         param = graph.param[name]
         owner = graph.leaf_users[name][0]
-        slot = Slot(base(graph.node[owner].op), _argument(graph, owner, name), len(param.shape))
+        slot = DecoderSlot(
+            base(graph.node[owner].op), _argument(graph, owner, name), len(param.shape)
+        )
         dtype = torch_dtype(param.dtype)
-        found.append(Entry(name, slot, place[owner], param.shape, dtype, *_form(graph, param)))
+        found.append(
+            GeneratedTensor(name, slot, place[owner], param.shape, dtype, *_form(graph, param))
+        )
     return tuple(found)
 
 
@@ -133,7 +137,7 @@ def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
     raise AssertionError(f"{node} does not use {leaf}")
 
 
-def _form(graph: ArchGraph, param: Param) -> tuple[Form, float]:
+def _form(graph: ArchGraph, param: Param) -> tuple[StartForm, float]:
     """Generated tensors start on the scale that the operator table gives to fresh ones."""
     how = initialiser(graph, param)
     if how is not None and how.kind == "ones":

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from archgraph.analysis.roles import head, multiplied
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
-from archgraph.hypernet.decoders import Decoder, Kind, decoder
+from archgraph.hypernet.decoders import Decoder, DecoderKind, decoder
 from archgraph.hypernet.encoder import ParameterEncoder
 from archgraph.hypernet.gnn import GatedGNN
 from archgraph.hypernet.graphs import (
-    Entry,
-    Rule,
-    Slot,
+    DecoderSlot,
+    GeneratedTensor,
+    LocalRule,
     Vocabulary,
     entries,
     local,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from archgraph.states import State
 
 
-Key = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
+CodeKey = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
 
 AT_ONCE = 2**21  # numbers that `pull_back` makes at a time, where no single tensor has more
 
@@ -76,7 +76,7 @@ class GraphHypernetwork(nn.Module):
     def __init__(
         self,
         vocabulary: Vocabulary,
-        largest: Mapping[Slot, tuple[int, ...]],
+        largest: Mapping[DecoderSlot, tuple[int, ...]],
         *,
         width: int = 128,
         hidden: int = 256,
@@ -84,7 +84,7 @@ class GraphHypernetwork(nn.Module):
         reach: int = 1,
         bins: int = 128,
         piece: int = 8,
-        decoders: Kind = "tiled",
+        decoders: DecoderKind = "tiled",
         tile: int = 64,
         rank: int = 8,
         descriptor: int = 0,
@@ -128,7 +128,7 @@ class GraphHypernetwork(nn.Module):
             >>> {k: tuple(v.shape) for k, v in network.generate([graph], [state])[0].items()}
             {'weight': (2, 3), 'bias': (2,)}
         """
-        largest: dict[Slot, tuple[int, ...]] = {}
+        largest: dict[DecoderSlot, tuple[int, ...]] = {}
         shifts = options.get("shifts", "generated")
         for graph in graphs:
             for entry in _generated(graph, shifts):
@@ -138,7 +138,7 @@ class GraphHypernetwork(nn.Module):
             torch.manual_seed(seed)
             return cls(Vocabulary.of(graphs), largest, **options)
 
-    def unset(self, graph: ArchGraph) -> Mapping[str, Rule | Literal["shift"]]:
+    def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
         """Names of a state that stay on the client, each with its rule.
 
         Raises:
@@ -150,7 +150,7 @@ class GraphHypernetwork(nn.Module):
         rules = dict(local(graph))
         return rules | {e.name: "shift" for e in entries(graph) if e not in made}
 
-    def entries(self, graph: ArchGraph) -> tuple[Entry, ...]:
+    def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
         """The tensors of a graph that are generated, in state order."""
         return _generated(graph, self.shifts)
 
@@ -246,15 +246,15 @@ class GraphHypernetwork(nn.Module):
 
     def _codes(
         self, graphs: Sequence[ArchGraph], states: Sequence[State], descriptor: Tensor | None
-    ) -> dict[Key, Tensor]:
+    ) -> dict[CodeKey, Tensor]:
         """For each key the codes of its tensors, client by client in the order of entries."""
         self._check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach).to(self.word.weight.device)
         tensors: list[Tensor] = []
         slots, nodes, clients, told = [], [], [], []
-        places: dict[Key, list[int]] = {}
-        largest: dict[Key, tuple[int, ...]] = {}
+        places: dict[CodeKey, list[int]] = {}
+        largest: dict[CodeKey, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
             last = head(graph)
             ends = multiplied(graph)[last[0]] | set(graph.node[last[0]].leaves()) if last else set()
@@ -303,7 +303,7 @@ class GraphHypernetwork(nn.Module):
             raise GraphError("descriptors do not fit", found=tuple(given.shape), expected=expected)
         return given.to(self.word.weight)
 
-    def _number(self, entry: Entry) -> int:
+    def _number(self, entry: GeneratedTensor) -> int:
         found = self.slots.get(entry.slot)
         if found is None:
             raise GraphError(
@@ -326,21 +326,21 @@ class GraphHypernetwork(nn.Module):
                         "state does not fit", where=entry.name, found=found, expected=entry.shape
                     )
 
-    def _key(self, entry: Entry) -> Key:
+    def _key(self, entry: GeneratedTensor) -> CodeKey:
         """Tensors of one slot and kernel are decoded together, no further than they need."""
         return self._number(entry), entry.shape[2:]
 
     def _alike(
         self, graphs: Sequence[ArchGraph]
-    ) -> dict[tuple[Key, Any, int], list[tuple[int, int, Entry]]]:
+    ) -> dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]]:
         """Tensors of clients that are made in the same way, as many as ``AT_ONCE`` allows.
 
         Returns:
             Row of its code, client and entry of each, by key, way and number of the lot.
         """
-        row: Counter[Key] = Counter()
-        before: Counter[tuple[Key, Any]] = Counter()
-        found: dict[tuple[Key, Any, int], list[tuple[int, int, Entry]]] = {}
+        row: Counter[CodeKey] = Counter()
+        before: Counter[tuple[CodeKey, Any]] = Counter()
+        found: dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]] = {}
         for m, graph in enumerate(graphs):
             for entry in self.entries(graph):
                 key, way = self._key(entry), (entry.shape, entry.dtype, entry.form, entry.scale)
@@ -352,7 +352,7 @@ class GraphHypernetwork(nn.Module):
                 before[key, way] += 1
         return found
 
-    def _tensors(self, codes: Tensor, entry: Entry) -> Tensor:
+    def _tensors(self, codes: Tensor, entry: GeneratedTensor) -> Tensor:
         decode = self.decoders[self._number(entry)]
         assert isinstance(decode, Decoder)
         return decode.tensors(codes, entry.shape, entry.formed)
@@ -365,7 +365,7 @@ def _squares(gaps: Tensor) -> Tensor:
     return lengths.double().square().sum(1)
 
 
-def _generated(graph: ArchGraph, shifts: str) -> tuple[Entry, ...]:
+def _generated(graph: ArchGraph, shifts: str) -> tuple[GeneratedTensor, ...]:
     """The entries of a graph, without biases of normalisation where those stay local."""
     return tuple(
         entry

@@ -18,7 +18,7 @@ def _at_most_all(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
-Shares = (
+DataShares = (
     Annotated[
         dict[Name, Share],
         pydantic.AfterValidator(_at_most_all),
@@ -43,7 +43,7 @@ class IidSpec(Base):
 
     scheme: Literal["iid"] = Field(default="iid", description="the scheme")
     min_size: MinSize = 1
-    shares: Shares = None
+    shares: DataShares = None
 
 
 class DirichletSpec(Base):
@@ -55,7 +55,7 @@ class DirichletSpec(Base):
     balanced: bool = Field(
         default=False, description="a client that has its equal part already gets nothing more"
     )
-    shares: Shares = None
+    shares: DataShares = None
 
 
 class EqualDirichletSpec(Base):
@@ -64,7 +64,7 @@ class EqualDirichletSpec(Base):
     scheme: Literal["equal_dirichlet"] = Field(description="the scheme")
     alpha: Alpha = 0.5
     min_size: MinSize = 1
-    shares: Shares = None
+    shares: DataShares = None
 
 
 class ClassesSpec(Base):
@@ -77,7 +77,7 @@ class ClassesSpec(Base):
         description="which classes: in turn, in turn from a drawn first one, or drawn",
     )
     min_size: MinSize = 1
-    shares: Shares = None
+    shares: DataShares = None
 
 
 PartitionSpec = Annotated[

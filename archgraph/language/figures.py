@@ -14,7 +14,7 @@ from archgraph.fields import Base, Mistake, Name, Natural
 from archgraph.language.mistakes import shorten
 
 # How a paper comes from a value to the digits that it prints.
-Rounding: TypeAlias = Literal["nearest", "down"]
+FigureRounding: TypeAlias = Literal["nearest", "down"]
 
 _UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 # At most 30 digits: nothing that is counted here has more.
@@ -62,7 +62,7 @@ class Printed:
         unit = Fraction(_UNITS[suffix], 10 ** max(len(rest) - 1, 0))
         return cls(text, Fraction(whole + rest) * _UNITS[suffix], unit)
 
-    def agrees(self, value: Fraction | int, rounding: Rounding = "nearest") -> bool:
+    def agrees(self, value: Fraction | int, rounding: FigureRounding = "nearest") -> bool:
         """Whether a value rounds to this number; from the middle both ways.
 
         >>> six = Printed.parse("6.71M")
@@ -142,7 +142,7 @@ class FigureSpec(Base):
     published: Printed | dict[Name, Printed] = Field(
         description="as printed: 6.71M, 450K, 61706, '0.20'; or one each by kind of client"
     )
-    rounding: Rounding = Field(
+    rounding: FigureRounding = Field(
         default="nearest", description="down: the paper cuts digits off here"
     )
     known: KnownSpec | None = Field(default=None, description="where it cannot be met")

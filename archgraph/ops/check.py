@@ -32,7 +32,7 @@ from archgraph.graph.ir import (
 from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
 from archgraph.ops import rules
-from archgraph.ops.infer import Types, pattern, result_type, shortened, tensor_types
+from archgraph.ops.infer import ResultType, pattern, result_type, shortened, tensor_types
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
 
@@ -475,7 +475,7 @@ def _check_updates(graph: ArchGraph, seen: Mapping[str, Node]) -> None:
 
 def _check_types(graph: ArchGraph) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
-    types: dict[Ref | Leaf, Types] = {Ref(n.name): n.type for n in graph.nodes}
+    types: dict[Ref | Leaf, ResultType] = {Ref(n.name): n.type for n in graph.nodes}
     types |= {Leaf(p.name): p.type for p in graph.params}
     runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
     for node in graph.nodes:
@@ -503,8 +503,8 @@ def _check_types(graph: ArchGraph) -> None:
                 _other_type(node, found)
 
 
-def _other_type(node: Node, found: Types) -> NoReturn:
-    def shown(types: Types) -> str:
+def _other_type(node: Node, found: ResultType) -> NoReturn:
+    def shown(types: ResultType) -> str:
         return shortened(
             f"({', '.join(map(str, types))})" if isinstance(types, tuple) else str(types)
         )

@@ -12,7 +12,7 @@ from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]
 Dirt: TypeAlias = tuple[Layout, ...]
-Sizes: TypeAlias = "Layout | int | tuple[Sizes, ...] | None"
+StatedSizes: TypeAlias = "Layout | int | tuple[StatedSizes, ...] | None"
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Equations:
     solver: Solver = field(default_factory=Solver)
     values: dict[str, list[Dims]] = field(default_factory=dict)
     leaves: dict[str, Dims] = field(default_factory=dict)
-    attributes: dict[tuple[str, str], Sizes] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], StatedSizes] = field(default_factory=dict)
     spans: list[tuple[Layout, str, str]] = field(default_factory=list)
     runs: list[tuple[Layout, str, str]] = field(default_factory=list)
     contractions: list[tuple[Layout, str, tuple[tuple[Value, int], ...]]] = field(
@@ -238,7 +238,7 @@ class Equations:
         """Note what a layout is, for its name."""
         self.roles.append((layout, role, self.node.name))
 
-    def states(self, argument: str, sizes: Sizes) -> None:
+    def states(self, argument: str, sizes: StatedSizes) -> None:
         """Note that an argument states the sizes of layouts: a cut recomputes it."""
         self.attributes[self.node.name, argument] = sizes
 

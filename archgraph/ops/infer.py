@@ -31,7 +31,7 @@ from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import row
 
-Types: TypeAlias = TensorType | tuple[TensorType, ...]
+ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
 
 without_compiler()
 
@@ -47,7 +47,7 @@ def infer(graph: ArchGraph) -> ArchGraph:
     Raises:
         GraphError: Names the operator whose arguments do not fit and their shapes.
     """
-    types: dict[str, Types] = {}
+    types: dict[str, ResultType] = {}
     leaves = {p.name: p.type for p in graph.params}
     for node in graph.nodes:
         types[node.name] = node.type if node.op == "input" else infer_call(node, types, leaves)
@@ -55,7 +55,7 @@ def infer(graph: ArchGraph) -> ArchGraph:
     return graph.replace(nodes=nodes)
 
 
-def infer_node(graph: ArchGraph, node: Node) -> Types:
+def infer_node(graph: ArchGraph, node: Node) -> ResultType:
     """Type of one operator appended to a graph whose types are known.
 
     Raises:
@@ -64,7 +64,7 @@ def infer_node(graph: ArchGraph, node: Node) -> Types:
     # Looked up from the end: on a graph that grows by appending, an index would be made anew each
     # time, which is quadratic in its length.
     missing = set(node.uses())
-    types: dict[str, Types] = {}
+    types: dict[str, ResultType] = {}
     for other in reversed(graph.nodes):
         if not missing:
             break
@@ -80,13 +80,15 @@ def infer_node(graph: ArchGraph, node: Node) -> Types:
     return infer_call(node, types, leaves)
 
 
-def infer_call(node: Node, results: Mapping[str, Types], leaves: Mapping[str, TensorType]) -> Types:
+def infer_call(
+    node: Node, results: Mapping[str, ResultType], leaves: Mapping[str, TensorType]
+) -> ResultType:
     """Type of one operator from the types of what it uses, by name.
 
     Raises:
         GraphError: If its arguments do not fit.
     """
-    types: dict[Ref | Leaf, Types] = {Ref(name): results[name] for name in node.uses()}
+    types: dict[Ref | Leaf, ResultType] = {Ref(name): results[name] for name in node.uses()}
     types |= {Leaf(name): leaves[name] for name in node.leaves()}
     where = f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
     args = tuple((k, pattern(in_mode(v, True), types)) for k, v in node.args)
@@ -110,7 +112,7 @@ def infer_call(node: Node, results: Mapping[str, Types], leaves: Mapping[str, Te
 # -- one operator -----------------------------------------------------------------------------
 
 
-def pattern(value: Value, types: Mapping[Ref | Leaf, Types]) -> Any:
+def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
     """A value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
     match value:
         case Ref() | Leaf():
@@ -143,7 +145,7 @@ def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
+def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
     """Type of an operator's result; None where it cannot be computed without data.
 
     Args:
@@ -158,7 +160,7 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
     return kernel_type(op, args) if closed is None else closed
 
 
-def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> Types | None:
+def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:
     """Type of an operator's result, from its meta kernel."""
     _check_count(op, args)
     results = []
@@ -227,7 +229,7 @@ def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
         ) from error
 
 
-def _symbolic(a: Any, b: Any) -> Types:
+def _symbolic(a: Any, b: Any) -> ResultType:
     """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
     if not isinstance(a, (torch.Tensor, list, tuple)):
         raise GraphError("an operator that does not return a tensor", found=type(a).__name__)

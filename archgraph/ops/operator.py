@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
 from archgraph.ops import rules, zeros
 from archgraph.ops.equations import Dims, Equations
-from archgraph.ops.rules import Rule
+from archgraph.ops.rules import AxisRule
 from archgraph.ops.zeros import Zeros
 
 InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
-Scales: TypeAlias = Literal["", "all", "one", "first"]
+AffectedOperands: TypeAlias = Literal["", "all", "one", "first"]
 Repeats: TypeAlias = Literal["never", "uniform", "any"]
 # An operator's name and its arguments.
 Call: TypeAlias = "tuple[str, dict[str, Value]]"
@@ -67,7 +67,7 @@ class ViewWrite:
     index: int
 
 
-Cost: TypeAlias = Callable[[ArchGraph, Node], int]
+CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
 Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
 TypeRule: TypeAlias = Callable[[Mapping[str, Any]], TensorType | None]
@@ -95,7 +95,7 @@ class Growth:
         finite: Its result is a number wherever its operands are: nothing is divided by them.
     """
 
-    scales: Scales = ""
+    scales: AffectedOperands = ""
     pointwise: bool = False
     moves: bool = False
     affine: Mapping[str, int] = field(default_factory=dict)
@@ -149,9 +149,9 @@ class Operator:
         functional: Functional form of an in-place operator, where it has another name.
     """
 
-    rule: Rule = rules.unknown
+    rule: AxisRule = rules.unknown
     zero: Zeros = zeros.never
-    macs: Cost | None = None
+    macs: CountMacs | None = None
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
     statistics: tuple[str, ...] = ()

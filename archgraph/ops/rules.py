@@ -9,7 +9,7 @@ from archgraph.layout.layouts import Fixed, Layout, divide, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.schema import schema
 
-Rule = Callable[[Equations], list[Dims]]
+AxisRule = Callable[[Equations], list[Dims]]
 
 # What would free an axis that an operator pins.
 PROJECT = "a linear layer or convolution between would free it"

@@ -9,21 +9,21 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Value, size_at
 from archgraph.ops.costs import type_of
 from archgraph.ops.operator import Init, Initialiser, Start
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
+FixedShape = tuple[int, ...]
+Shapes = Mapping[str, FixedShape]
 
 
 # -- the defaults of torch.nn -------------------------------------------------------------------
 
 
-def uniform(shape: Shape, shapes: Shapes) -> Initialiser:
+def uniform(shape: FixedShape, shapes: Shapes) -> Initialiser:
     """Uniform in ±1/√(fan in) of the weight."""
     weight = shapes.get("weight", ())
     fan_in = math.prod(weight[1:]) if len(weight) > 1 else 1
     return Initialiser("uniform", 1 / math.sqrt(max(fan_in, 1)))
 
 
-def bilinear(shape: Shape, shapes: Shapes) -> Initialiser:
+def bilinear(shape: FixedShape, shapes: Shapes) -> Initialiser:
     """Uniform in ±1/√(width of the first operand)."""
     weight = shapes.get("weight", (1, 1, 1))
     return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))

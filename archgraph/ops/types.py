@@ -14,7 +14,7 @@ from typing import Any
 from archgraph.graph.ir import Size, TensorType
 
 Args = Mapping[str, Any]
-Shape = tuple[Size, ...]
+SymbolicShape = tuple[Size, ...]
 _REAL = frozenset({"float32", "float64", "float16", "bfloat16"})
 _MODES = ("none", "tanh")  # of gelu
 
@@ -45,13 +45,13 @@ def _ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...] | 
     return tuple(values * count if len(values) == 1 else values)
 
 
-def _leaf(args: Args, name: str, shape: Shape, dtype: str) -> bool:
+def _leaf(args: Args, name: str, shape: SymbolicShape, dtype: str) -> bool:
     """Whether an optional tensor is absent, or has the shape and element type."""
     value = args.get(name)
     return value is None or _plain(value) is None or value == TensorType(shape, dtype)
 
 
-def broadcast(shapes: Iterable[Shape]) -> Shape | None:
+def broadcast(shapes: Iterable[SymbolicShape]) -> SymbolicShape | None:
     """Shape of several together; None where they do not fit.
 
     >>> broadcast([(2, 1, 3), (4, 1)]), broadcast([(2,), (3,)])
@@ -143,7 +143,7 @@ def _slid(
     paddings: Sequence[int],
     dilations: Sequence[int],
     ceil: bool = False,
-) -> Shape | None:
+) -> SymbolicShape | None:
     """How often a window fits into each dimension; None where it does not."""
     result = []
     for n, k, s, p, d in zip(sizes, kernels, strides, paddings, dilations, strict=True):

@@ -193,7 +193,7 @@ def chance(
 
 
 @dataclass(frozen=True)
-class Likeness:
+class SectionSimilarity:
     """Similarity of the blocks of one section.
 
     Attributes:
@@ -221,7 +221,7 @@ def block_similarity(
     matching: Matching = "greedy",
     filters: int | None = 32,
     sections: Sequence[str] = (),
-) -> tuple[Likeness, ...]:
+) -> tuple[SectionSimilarity, ...]:
     """Similarity of blocks of the same section, within a model or between two.
 
     Two blocks are compared where they have as many layers with equal kernels and with inputs and
@@ -274,7 +274,7 @@ def block_similarity(
             above = tuple(a for a in rows if any(a == pair[0] for pair in pairs))
             beside = tuple(b for b in columns if any(b == pair[1] for pair in pairs))
             found.append(
-                Likeness(
+                SectionSimilarity(
                     section.name,
                     above,
                     beside,
@@ -325,7 +325,7 @@ class Scale(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scales:
+class ScaleComparison:
     """Scales of several models' layers.
 
     Attributes:
@@ -343,7 +343,7 @@ class Scales:
 
 def scale_variation(
     models: Mapping[str, tuple[ArchGraph, State]], baseline: str | None = None
-) -> Scales:
+) -> ScaleComparison:
     """Average magnitude and distance of layers across models, on their common prefix.
 
     Layers go by the name of their weight; both are cut to the first filters and the first maps
@@ -369,7 +369,7 @@ def scale_variation(
     compared = {
         name: dict(_beside(base, model)) for name, model in models.items() if name != baseline
     }
-    return Scales(baseline, tuple(base), {k: _norm(w) for k, w in base.items()}, compared)
+    return ScaleComparison(baseline, tuple(base), {k: _norm(w) for k, w in base.items()}, compared)
 
 
 def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, Scale]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archgraph.display import colours
 from archgraph.display.plots import MARKERS, STYLES
 from archgraph.errors import RunError
-from archgraph.papers.similarity import Likeness, Scales
+from archgraph.papers.similarity import ScaleComparison, SectionSimilarity
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ NAMED = 40
 LEAST = 0.05
 
 
-def similarity_tables(found: Sequence[Likeness]) -> Iterator[Table]:
+def similarity_tables(found: Sequence[SectionSimilarity]) -> Iterator[Table]:
     """A table per section: a row per block.
 
     Example:
-        >>> one = Likeness("layer1", ("a", "b"), ("a", "b"), ((None, 0.8), (0.8, None)), 0.65, 2)
+        >>> one = SectionSimilarity(
+        ...     "layer1", ("a", "b"), ("a", "b"), ((None, 0.8), (0.8, None)), 0.65, 2
+        ... )
         >>> [table] = similarity_tables([one])
         >>> table.rows
         (('a', '', '0.800'), ('b', '0.800', ''))
@@ -46,7 +48,7 @@ def similarity_tables(found: Sequence[Likeness]) -> Iterator[Table]:
         )
 
 
-def heat(found: Sequence[Likeness], *, title: str = "") -> Figure:
+def heat(found: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     """Similarities of blocks, a panel per section, coloured by their distance from chance.
 
     Args:
@@ -103,12 +105,14 @@ def heat(found: Sequence[Likeness], *, title: str = "") -> Figure:
     return figure
 
 
-def scale_table(found: Scales) -> Table:
+def scale_table(found: ScaleComparison) -> Table:
     """A row per layer: magnitude in the baseline; each model's ratio and distance in units of it.
 
     Example:
         >>> from archgraph.papers.similarity import Scale
-        >>> found = Scales("a", ("w",), {"w": 2.0}, {"b": {"w": Scale(3.0, 1.5, 1.0)}, "c": {}})
+        >>> found = ScaleComparison(
+        ...     "a", ("w",), {"w": 2.0}, {"b": {"w": Scale(3.0, 1.5, 1.0)}, "c": {}}
+        ... )
         >>> scale_table(found).rows
         (('w', '2', '1.500 · 0.500', '–'),)
     """
@@ -134,7 +138,7 @@ def scale_table(found: Scales) -> Table:
     )
 
 
-def scale_plot(found: Scales, *, title: str = "") -> Figure:
+def scale_plot(found: ScaleComparison, *, title: str = "") -> Figure:
     """Per layer and model the ratio of magnitudes, and the distance in units of the baseline's."""
     figure, axes = _figure(11.0, 4.6, (1, 1), title)
     places = {layer: i for i, layer in enumerate(found.layers)}

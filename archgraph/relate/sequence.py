@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class MatchedPair(NamedTuple):
     """Items of two sequences that are matched: ``m`` from ``i`` on, ``n`` from ``j`` on."""
 
     i: int
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
 
 def best_matches(
     m: int, n: int, options: Callable[[int, int], Iterable[tuple[int, int, int]]]
-) -> tuple[int, list[Piece]]:
+) -> tuple[int, list[MatchedPair]]:
     """Align two sequences: the largest total value, and the matches; of equal ones the first.
 
     ``best[i][j]`` is the largest value of what follows positions i and j: skip an item of either
@@ -52,7 +52,7 @@ def best_matches(
     while i < m and j < n:
         p, q = step.get((i, j), (0, 0))
         if p:
-            matches.append(Piece(i, j, p, q))
+            matches.append(MatchedPair(i, j, p, q))
             i, j = i + p, j + q
         elif best[i][j + 1] == best[i][j]:
             j += 1

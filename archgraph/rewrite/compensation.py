@@ -21,8 +21,9 @@ from archgraph.graph.ir import Leaf, Node, Ref, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
-from archgraph.rewrite.copies import Copies, Vector
+from archgraph.rewrite.copies import Copies
 from archgraph.rewrite.moves import MovedFactors, Refusal, moved_from
+from archgraph.states.dimension_map import Vector
 
 # A factor per new position, by leaf and dimension.
 Factors = dict[tuple[str, int], Vector]

@@ -16,8 +16,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.rewrite.cut import cut
 from archgraph.states import Rewritten
-
-Vector = npt.NDArray[np.float64]
+from archgraph.states.dimension_map import Vector
 
 
 def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:

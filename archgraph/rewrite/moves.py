@@ -16,7 +16,8 @@ import torch
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
 from archgraph.ops.schema import schema
 from archgraph.ops.table import growth
-from archgraph.rewrite.copies import Copies, Vector
+from archgraph.rewrite.copies import Copies
+from archgraph.states.dimension_map import Vector
 
 # The numbers that an operator makes of numbers; several tensors for a split.
 Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"

@@ -15,9 +15,10 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
 from archgraph.rewrite.compensation import compensation
-from archgraph.rewrite.copies import Copies, Vector, drawn
+from archgraph.rewrite.copies import Copies, drawn
 from archgraph.rewrite.cut import cut
 from archgraph.states import DimMap, Rewritten, Transfer, signature
+from archgraph.states.dimension_map import Vector
 
 NarrowMode: TypeAlias = Literal["paper", "net2net"]
 

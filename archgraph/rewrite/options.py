@@ -50,7 +50,7 @@ CheckedShare = Annotated[float, _if_number(_share, _Share)]
 CheckedFactor = Annotated[float, _if_number(_factor, _Factor)]
 ShareChoice = CheckedShare | dict[str, CheckedShare]
 FactorChoice = CheckedFactor | dict[str, CheckedFactor]
-Names = Annotated[
+BlockNames = Annotated[
     tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
 ]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
@@ -60,7 +60,7 @@ PositionChoice = dict[str, tuple[Natural, ...]]
 class SkipOptions(Base):
     """Options of ``skip``."""
 
-    blocks: Names = Field(default=(), description="names or patterns of blocks")
+    blocks: BlockNames = Field(default=(), description="names or patterns of blocks")
     keep: dict[str, Flags] = Field(
         default={},
         description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
@@ -138,4 +138,4 @@ Widen = Annotated[
     BeforeValidator(_by_axis("factors"), json_schema_input_type=FactorChoice | WidenOptions),
 ]
 NumberBySection = dict[str, Count]
-NamesOrAll = bool | Names
+NamesOrAll = bool | BlockNames

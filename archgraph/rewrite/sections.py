@@ -11,7 +11,7 @@ from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Rewritten
 
-Names: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
+SectionBlocks: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names by section
 
 
 def whole(depths: Mapping[str, int]) -> dict[str, int]:
@@ -31,7 +31,7 @@ def whole(depths: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_sections(
-    rewritten: Rewritten, before: ArchGraph, found: Structure, names: Names
+    rewritten: Rewritten, before: ArchGraph, found: Structure, names: SectionBlocks
 ) -> Rewritten:
     """Keep the sections: the user's own, and those that could not be found again.
 
@@ -59,5 +59,5 @@ def with_sections(
 
 
 def section_names(found: Structure) -> list[tuple[str, tuple[str, ...]]]:
-    """Names of sections, each with those of its blocks."""
+    """SectionBlocks of sections, each with those of its blocks."""
     return [(s.name, tuple(b.name for b in s.blocks)) for s in found.sections]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from archgraph.errors import RewriteError
 
-Positions: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
+PositionArray: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
 Vector: TypeAlias = npt.NDArray[np.float64]
 Segment: TypeAlias = tuple[int, int, int]  # start, stop, step
 
@@ -59,7 +59,7 @@ class DimMap:
 
     @staticmethod
     def of(
-        positions: Positions, size: int, weights: Sequence[float] | Vector | None = None
+        positions: PositionArray, size: int, weights: Sequence[float] | Vector | None = None
     ) -> DimMap | None:
         """The map that takes these positions in this order, each with its weight.
 
@@ -86,8 +86,8 @@ class DimMap:
 
     @staticmethod
     def sparse(
-        rows: Positions,
-        columns: Positions,
+        rows: PositionArray,
+        columns: PositionArray,
         weights: Sequence[float] | Vector,
         *,
         size: int,

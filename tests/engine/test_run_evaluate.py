@@ -20,7 +20,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.recalibration import recalibrated
-from archgraph.engine.shard import Kept, Shard
+from archgraph.engine.shard import KeptByClient, Shard
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
 from archgraph.module.build import build
@@ -277,7 +277,7 @@ def test_text_has_perplexity_and_local_figures_only_where_models_are_personal(wo
             Evaluated("global", graph, {"0.weight": torch.zeros(10, 10)}, (0, 1)),
             Evaluated("own", graph, {"0.weight": torch.zeros(10, 10)}, (0,), kept=True),
         ],
-        kept={0: Kept({"0.weight": knows})},
+        kept={0: KeptByClient({"0.weight": knows})},
         round=1,
     )
     assert found["global"]["perplexity"] == pytest.approx(10.0, rel=1e-5)
@@ -304,7 +304,7 @@ def test_personal_entries_are_tested_on_their_client(world, digits, net):
     bias[3] = 1e6
     found = evaluator(small, digits)(
         [Evaluated("even", net, small.state, (0,), kept=True)],
-        kept={0: Kept({"5.bias": bias})},
+        kept={0: KeptByClient({"5.bias": bias})},
         round=1,
     )
     at = local_test_indices(digits.test.targets, torch.tensor(small.clients[0].histogram))
@@ -315,10 +315,10 @@ def test_personal_entries_are_tested_on_their_client(world, digits, net):
 def test_personal_models_are_averaged_over_their_clients_on_all_test_data(world, digits, net):
     small = world(clients=2)
 
-    def says(number: int) -> Kept:
+    def says(number: int) -> KeptByClient:
         bias = torch.zeros(10)
         bias[number] = 1e6
-        return Kept({"5.bias": bias})
+        return KeptByClient({"5.bias": bias})
 
     found = evaluator(small, digits)(
         [Evaluated("even", net, small.state, (0, 1), kept=True)],
@@ -340,7 +340,7 @@ def test_static_statistics_of_a_personal_model_are_those_of_its_own_weights(worl
     own = {"1.weight": torch.randn(10, 64), "2.running_mean": torch.full((10,), 7.0)}
     found = evaluator(small, digits)(
         [Evaluated("own", net, state, (0,), statistics="recompute", kept=True)],
-        kept={0: Kept(own)},
+        kept={0: KeptByClient(own)},
         round=1,
     )
     alone = evaluator(small, digits)(
@@ -397,7 +397,7 @@ def test_a_clients_own_version_gets_what_it_kept_and_is_then_tuned(world, digits
     def found(**options: Any) -> float:
         row = evaluator(small, digits)(
             [Evaluated("own", net, small.state, (0, 1), states=states, **options)],
-            kept={1: Kept({"5.bias": torch.zeros(10)})},
+            kept={1: KeptByClient({"5.bias": torch.zeros(10)})},
             round=1,
         )
         return row["local"]["accuracy"]
@@ -456,7 +456,7 @@ def test_one_clients_version_is_in_memory_at_a_time(world, digits, net, statisti
 
     evaluator(small, digits)(
         [Evaluated("own", net, small.state, (0, 1, 2), statistics, kept=True, states=states)],
-        kept={0: Kept({"5.bias": torch.ones(10)})},
+        kept={0: KeptByClient({"5.bias": torch.ones(10)})},
         round=1,
     )
     assert alive == [0, 0, 0]
@@ -491,7 +491,7 @@ def test_shard_draws_a_new_order_from_the_generator(digits):
 
 
 def test_kept_entries_of_another_shape_are_not_laid_over():
-    kept = Kept({"w": torch.ones(3), "b": torch.ones(2)})
+    kept = KeptByClient({"w": torch.ones(3), "b": torch.ones(2)})
     sent = {"w": torch.zeros(2), "b": torch.zeros(2)}
     assert kept.over(sent)["w"].tolist() == [0, 0]
     assert kept.over(sent)["b"].tolist() == [1, 1]

@@ -17,7 +17,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop
 from archgraph.engine.record import (
-    Record,
+    RunRecord,
     read_metrics,
     reserved,
 )
@@ -79,7 +79,7 @@ def test_run_that_died_before_its_first_checkpoint_starts_over(experiment, tmp_p
     def die(*_: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(Record, "save", die)
+    monkeypatch.setattr(RunRecord, "save", die)
     with pytest.raises(Stop):
         execute(experiment(rounds=1), out=tmp_path / "r")
     monkeypatch.undo()
@@ -108,14 +108,14 @@ def test_line_that_was_cut_off_is_dropped(experiment, tmp_path):
 
 def test_line_without_its_checkpoint_is_written_again(experiment, tmp_path, monkeypatch):
     """The line comes first: killed between the two, the round is repeated, not the line."""
-    save = Record.save
+    save = RunRecord.save
 
-    def die(self: Record, checkpoint: Checkpoint) -> Path:
+    def die(self: RunRecord, checkpoint: Checkpoint) -> Path:
         if checkpoint.round == 2:
             raise Stop
         return save(self, checkpoint)
 
-    monkeypatch.setattr(Record, "save", die)
+    monkeypatch.setattr(RunRecord, "save", die)
     with pytest.raises(Stop):
         execute(experiment(rounds=2), out=tmp_path / "r")
     monkeypatch.undo()
@@ -223,7 +223,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         loop = Loop(setup, record)
         loop.start(setup.strategy.init(setup.world))
         loop.round()
@@ -247,9 +247,9 @@ def test_checkpoint_round_trip(tmp_path):
     }
     kept = {7: {"state/w": torch.ones(2)}, 1234567: {"keep/m": torch.zeros(1)}}
     values = {"rates": [0.5, 1], "map": {"x": None, "y": 0.1 + 0.2}}
-    with Record.create(tmp_path, "name: x\n", {"a": 1}) as record:
+    with RunRecord.create(tmp_path, "name: x\n", {"a": 1}) as record:
         record.save(Checkpoint(3, tensors, values, kept))
-    record, found, lines = Record.resume(tmp_path, {"a": 1})
+    record, found, lines = RunRecord.resume(tmp_path, {"a": 1})
     record.close()
     assert found is not None
     assert (found.round, found.values, lines) == (3, values, [])
@@ -262,7 +262,7 @@ def test_checkpoint_round_trip(tmp_path):
 
 def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path):
     kept = {1: {"state/w": torch.ones(2)}, 2: {"state/w": torch.ones(2)}}
-    with Record.create(tmp_path, "", {}, keep=2) as record:
+    with RunRecord.create(tmp_path, "", {}, keep=2) as record:
         record.changed(1)
         record.changed(2)
         record.save(Checkpoint(1, {}, {}, kept))
@@ -274,7 +274,7 @@ def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path
     assert [p.name for p in places] == ["round-000002", "round-000003"]
     links = [(p / "clients" / "000001.safetensors").stat().st_nlink for p in places]
     assert links == [2, 2]
-    record, found, _ = Record.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, {})
     record.close()
     assert found is not None
     assert torch.equal(found.kept[2]["state/w"], torch.zeros(2))
@@ -290,7 +290,7 @@ def files(folder: Path, round: int) -> dict[str, int]:
 
 
 def resumed(folder: Path) -> Checkpoint:
-    record, found, _ = Record.resume(folder, {})
+    record, found, _ = RunRecord.resume(folder, {})
     record.close()
     assert found is not None
     return found
@@ -304,7 +304,7 @@ def test_groups_may_be_called_anything(tmp_path):
     tensors = {f"{name}/w/0": torch.full((2,), float(i)) for i, name in enumerate(ODD)}
     tensors |= {"alone": torch.ones(1), "/rooted": torch.zeros(1), "../../up": torch.ones(3)}
     (tmp_path / "r").mkdir()
-    with Record.create(tmp_path / "r", "", {}) as record:
+    with RunRecord.create(tmp_path / "r", "", {}) as record:
         record.save(Checkpoint(1, tensors, {}, {}))
     assert list(files(tmp_path / "r", 1)) == [*ODD, "alone"]
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
@@ -318,7 +318,7 @@ def test_groups_that_did_not_change_are_links(tmp_path):
         return {name: torch.ones(2) for name in names}
 
     first = ones("gone/w", "same/w", "same/b", "new/w", "more/w", "less/w", "less/b", "equal/w")
-    with Record.create(tmp_path, "", {}, keep=9) as record:
+    with RunRecord.create(tmp_path, "", {}, keep=9) as record:
         record.save(Checkpoint(1, first, {}, {}))
         second = {
             "before/w": torch.zeros(2),
@@ -340,7 +340,7 @@ def test_groups_that_did_not_change_are_links(tmp_path):
 
 def test_a_tensor_that_was_changed_in_place_is_written_again(tmp_path):
     weights = {"a/w": torch.zeros(3), "b/w": torch.zeros(3)}
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         record.save(Checkpoint(1, weights, {}, {}))
         with torch.no_grad():
             weights["a/w"].view(3)[0].add_(1)
@@ -352,7 +352,7 @@ def test_a_tensor_that_was_changed_in_place_is_written_again(tmp_path):
 
 
 def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         tensors = {"a/w": torch.zeros(1000)}
         seen = weakref.ref(tensors["a/w"])
         record.save(Checkpoint(1, tensors, {}, {}))
@@ -365,9 +365,9 @@ def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
 
 
 def test_resumed_record_links_what_did_not_change(tmp_path):
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         record.save(Checkpoint(1, {"a/w": torch.ones(2), "b/w": torch.ones(2)}, {}, {}))
-    record, found, _ = Record.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, {})
     assert found is not None
     with record:
         record.save(Checkpoint(2, {**found.tensors, "b/w": torch.zeros(2)}, {}, {}))
@@ -378,11 +378,11 @@ def test_resumed_record_links_what_did_not_change(tmp_path):
 
 def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
     """They are maps of the file; what is written to one of them stays in memory."""
-    with Record.create(tmp_path, "", {}, keep=1) as record:
+    with RunRecord.create(tmp_path, "", {}, keep=1) as record:
         record.save(Checkpoint(1, {"a/w": torch.arange(3.0)}, {}, {1: {"state/w": torch.ones(1)}}))
     resumed(tmp_path).tensors["a/w"][0] = 7
     assert resumed(tmp_path).tensors["a/w"].tolist() == [0, 1, 2]
-    record, found, _ = Record.resume(tmp_path, {}, keep=1)
+    record, found, _ = RunRecord.resume(tmp_path, {}, keep=1)
     assert found is not None
     with record:
         record.changed(1)
@@ -402,7 +402,7 @@ def test_loading_maps_files_and_saving_copies_none(tmp_path):
             )
 
     tensors = {f"{group}/w": torch.full((4, 1 << 20), float(group)) for group in range(4)}
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         before = private()
         record.save(Checkpoint(1, tensors, {}, {}))
         assert private() - before < 8
@@ -420,7 +420,7 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     weights = {"a/w": torch.ones(2)}
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         for round in (1, 2, 3):
             record.save(Checkpoint(round, weights, {}, {4: {"state/w": torch.ones(1)}}))
     assert files(tmp_path, 2) != files(tmp_path, 3)
@@ -429,12 +429,12 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
 
 
 def test_drafts_of_a_crash_are_swept(tmp_path):
-    with Record.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", {}) as record:
         record.save(Checkpoint(1, {}, {}, {}))
     (tmp_path / "checkpoints" / ".draft-x").mkdir()
     (tmp_path / "checkpoints" / ".draft-x" / "server.json").write_text("{")
     (tmp_path / ".draft-run.yaml").write_text("x")
-    record, found, _ = Record.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, {})
     record.close()
     assert found is not None
     assert not list(tmp_path.rglob(".draft-*"))

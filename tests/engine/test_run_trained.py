@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.engine.shard import Kept
+from archgraph.engine.shard import KeptByClient
 from archgraph.engine.trained import versions
 from archgraph.federation import Evaluated, Train
 
-KEPT = {1: Kept({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
+KEPT = {1: KeptByClient({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
 
 
 def own(client: int) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from archgraph.engine.data.pairs import halves, read_pairs, read_sick
 from archgraph.engine.data.sentences import (
     INPUTS,
     MARKS,
-    Pair,
+    SentencePair,
     encoder,
     learned,
     pretrained,
@@ -27,7 +27,7 @@ from archgraph.errors import DataError
 from tests.engine.test_data import publish, store
 
 texts = st.lists(st.sampled_from("a b c dog dog's , . café".split()), max_size=9).map(" ".join)
-pairs = st.lists(st.builds(Pair, texts, texts, st.integers(0, 2)), min_size=1, max_size=6)
+pairs = st.lists(st.builds(SentencePair, texts, texts, st.integers(0, 2)), min_size=1, max_size=6)
 
 
 @given(pairs, st.integers(6, 14))
@@ -69,12 +69,12 @@ def test_the_longer_sentence_loses_words_first(first, second, room):
 
 
 def test_unknown_words_and_small_types():
-    vocabulary = learned([Pair("a b", "c", 0)])
-    arrays = encoder(vocabulary, 6)([Pair("z", "A", 0)])
+    vocabulary = learned([SentencePair("a b", "c", 0)])
+    arrays = encoder(vocabulary, 6)([SentencePair("z", "A", 0)])
     assert arrays["input_ids"].tolist() == [[2, 1, 3, vocabulary["a"], 3, 0]]
     assert [x.dtype for x in arrays.values()] == [torch.int16, torch.uint8, torch.uint8]
     many = {**vocabulary, **{f"w{i}": 8 + i for i in range(40_000)}}
-    assert encoder(many, 6)([Pair("w39999", "", 0)])["input_ids"].tolist() == [
+    assert encoder(many, 6)([SentencePair("w39999", "", 0)])["input_ids"].tolist() == [
         [2, 40_007, 3, 3, 0, 0]
     ]
 
@@ -139,9 +139,9 @@ def test_sick_is_read_by_its_header():
     rows = "1\tA man\tA boy \tNEUTRAL\tTRAIN\r\n2\tx\ty\tENTAILMENT\tTEST \r\n"
     parts = read_sick((SICK + rows).encode(), "sick")
     assert parts == {
-        "TRAIN": [Pair("A man", "A boy", 1)],
+        "TRAIN": [SentencePair("A man", "A boy", 1)],
         "TRIAL": [],
-        "TEST": [Pair("x", "y", 0)],
+        "TEST": [SentencePair("x", "y", 0)],
     }
     with pytest.raises(DataError, match=r"sick:1: columns missing; .* expected SemEval_set"):
         read_sick(SICK.replace("SemEval_set", "set").encode(), "sick")
@@ -210,7 +210,9 @@ def tokenizer(tmp_path_factory):
 
 
 def test_a_tokenizers_words_are_used(tokenizer):
-    arrays = pretrained(tokenizer, 9)([Pair("Dogs run", "a cat", 0), Pair("a " * 9, "run", 1)])
+    arrays = pretrained(tokenizer, 9)(
+        [SentencePair("Dogs run", "a cat", 0), SentencePair("a " * 9, "run", 1)]
+    )
     assert tuple(arrays) == INPUTS
     assert arrays["input_ids"].tolist() == [
         [2, 5, 6, 7, 3, 8, 1, 3, 0],
@@ -224,7 +226,11 @@ def test_it_agrees_with_the_learned_one_on_whole_words(tokenizer):
     """The same row for the same pair, up to the numbers of the words; truncated alike."""
     vocabulary = {w: i for i, w in enumerate([*MARKS, "dog", "##s", "run", "a"])}
     for length in (5, 6, 7, 9, 12):
-        some = [Pair("a dog run a dog", "run a", 0), Pair("run", "a a a a a a", 0), Pair("", "", 0)]
+        some = [
+            SentencePair("a dog run a dog", "run a", 0),
+            SentencePair("run", "a a a a a a", 0),
+            SentencePair("", "", 0),
+        ]
         ours, theirs = encoder(vocabulary, length)(some), pretrained(tokenizer, length)(some)
         for name in INPUTS:
             assert torch.equal(ours[name], theirs[name]), (name, length)

@@ -22,8 +22,8 @@ from archgraph.engine import prepare, run
 from archgraph.engine.trained import trained
 from archgraph.errors import GraphError, RunError
 from archgraph.papers.similarity import (
-    Likeness,
     Matching,
+    SectionSimilarity,
     block_similarity,
     chance,
     scale_variation,
@@ -310,7 +310,9 @@ def test_every_entry_of_the_state_is_in_one_layer():
 
 
 def test_pictures_are_drawn():
-    one = Likeness("stage", ("stage.0", "stage.1"), ("stage.0",), ((None,), (0.8,)), 0.65, 1)
+    one = SectionSimilarity(
+        "stage", ("stage.0", "stage.1"), ("stage.0",), ((None,), (0.8,)), 0.65, 1
+    )
     figure = heat([one, one], title="two")
     assert [t.get_text() for t in figure.axes[0].texts] == [".80"]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1"]

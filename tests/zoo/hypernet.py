@@ -17,7 +17,7 @@ import torch
 import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
-from archgraph.hypernet import GraphHypernetwork, Slot
+from archgraph.hypernet import DecoderSlot, GraphHypernetwork
 from archgraph.states import State
 from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
@@ -166,9 +166,9 @@ def fit(new: State, state: State, names: Sequence[str]) -> None:
 def reached(network: GraphHypernetwork, graph: ArchGraph, state: State) -> None:
     """Assert that every tensor moves its decoder, and all of them together every other part."""
     entries = [e for e in network.entries(graph) if math.prod(e.shape)]
-    codes: dict[Slot, list[torch.Tensor]] = {slot: [] for slot in network.slots}
+    codes: dict[DecoderSlot, list[torch.Tensor]] = {slot: [] for slot in network.slots}
 
-    def keep(slot: Slot) -> Callable[[Any, Any, torch.Tensor], None]:
+    def keep(slot: DecoderSlot) -> Callable[[Any, Any, torch.Tensor], None]:
         def hook(module: Any, given: Any, code: torch.Tensor) -> None:
             code.retain_grad()
             codes[slot].append(code)

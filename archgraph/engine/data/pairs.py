@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from archgraph.engine.data.files import File, decoded
-from archgraph.engine.data.sentences import INPUTS, Encode, Pair
+from archgraph.engine.data.sentences import INPUTS, Encode, SentencePair
 from archgraph.engine.data.source import Source
 from archgraph.engine.data.values import Dataset, Split
 from archgraph.errors import DataError
@@ -17,10 +17,10 @@ from archgraph.errors import DataError
 LABELS = ("entailment", "neutral", "contradiction")
 """Classes of a pair, in the order of GLUE."""
 
-Parts = tuple[list[Pair], list[Pair]]
+PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 
 
-def halves(source: Source, files: Mapping[str, File]) -> Parts:
+def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
 
     The training pairs of both corpora are not among the files that are read here. About four in
@@ -29,14 +29,14 @@ def halves(source: Source, files: Mapping[str, File]) -> Parts:
     not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
     """
     (file,) = files.values()
-    parts: Parts = ([], [])
+    parts: PairsBySplit = ([], [])
     for pair in read_pairs(file.read(), str(file.path)):
         digest = hashlib.sha256(pair.premise.encode()).digest()
         parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
     return parts
 
 
-def sick(source: Source, files: Mapping[str, File]) -> Parts:
+def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
     (file,) = files.values()
     parts = read_sick(file.read(), str(file.path))
@@ -44,11 +44,11 @@ def sick(source: Source, files: Mapping[str, File]) -> Parts:
 
 
 def pair_dataset(
-    source: Source, parts: Parts, limit: int | None, length: int, encode: Encode
+    source: Source, parts: PairsBySplit, limit: int | None, length: int, encode: Encode
 ) -> Dataset:
     """A data set of encoded pairs, at most `limit` of each part."""
 
-    def split(pairs: Sequence[Pair]) -> Split:
+    def split(pairs: Sequence[SentencePair]) -> Split:
         arrays = encode(pairs)
         first = next(iter(arrays))
         targets = torch.tensor([pair.target for pair in pairs], dtype=torch.int64)
@@ -58,7 +58,7 @@ def pair_dataset(
     return Dataset(source.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS)
 
 
-def read_pairs(content: bytes, where: str) -> list[Pair]:
+def read_pairs(content: bytes, where: str) -> list[SentencePair]:
     """Decode pairs of sentences: a JSON object a line, `premise`, `hypothesis`, `label`.
 
     Raises:
@@ -66,7 +66,7 @@ def read_pairs(content: bytes, where: str) -> list[Pair]:
 
     Example:
         >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
-        [Pair(premise='a', hypothesis='b', target=1)]
+        [SentencePair(premise='a', hypothesis='b', target=1)]
     """
     pairs = []
     for number, line in enumerate(_lines(content, where), 1):
@@ -83,7 +83,7 @@ def read_pairs(content: bytes, where: str) -> list[Pair]:
     return pairs
 
 
-def read_sick(content: bytes, where: str) -> dict[str, list[Pair]]:
+def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
     """Decode SICK, columns between tabs, as pairs by part: TRAIN, TRIAL, TEST.
 
     Raises:
@@ -98,7 +98,7 @@ def read_sick(content: bytes, where: str) -> dict[str, list[Pair]]:
             "columns missing", where=f"{where}:1", found=", ".join(header[:4]), expected=missing[0]
         )
     places = [header.index(name) for name in columns]
-    parts: dict[str, list[Pair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
+    parts: dict[str, list[SentencePair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
     for number, line in enumerate(lines[1:], 2):
         try:
             fields = line.split("\t")
@@ -120,7 +120,7 @@ def _lines(content: bytes, where: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _pair(premise: object, hypothesis: object, label: object) -> Pair:
+def _pair(premise: object, hypothesis: object, label: object) -> SentencePair:
     if not (isinstance(premise, str) and isinstance(hypothesis, str)):
         raise TypeError("a sentence is not a text")
     if label not in LABELS:
@@ -128,4 +128,4 @@ def _pair(premise: object, hypothesis: object, label: object) -> Pair:
     # Half of a surrogate pair is a string in JSON, but not a text; UnicodeEncodeError is a
     # ValueError.
     (premise + hypothesis).encode()
-    return Pair(premise, hypothesis, LABELS.index(str(label)))
+    return SentencePair(premise, hypothesis, LABELS.index(str(label)))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from archgraph.errors import DataError
 
-Encode: TypeAlias = Callable[[Sequence["Pair"]], dict[str, Tensor]]
+Encode: TypeAlias = Callable[[Sequence["SentencePair"]], dict[str, Tensor]]
 
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first tokens of a learned vocabulary, in this order."""
@@ -36,7 +36,7 @@ VOCABULARY = 8192
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A labelled pair of sentences.
 
     Attributes:
@@ -59,7 +59,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def learned(pairs: Iterable[Pair], size: int = VOCABULARY) -> dict[str, int]:
+def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, int]:
     """Numbers of the most frequent words of some pairs, behind :data:`MARKS`.
 
     Equally frequent words stand in alphabetical order, so that a vocabulary is a function of the
@@ -73,7 +73,7 @@ def learned(pairs: Iterable[Pair], size: int = VOCABULARY) -> dict[str, int]:
         DataError: If the size leaves no room for a word.
 
     Example:
-        >>> list(learned([Pair("b a", "a", 0), Pair("c b", "a d", 1)], size=7))[5:]
+        >>> list(learned([SentencePair("b a", "a", 0), SentencePair("c b", "a d", 1)], size=7))[5:]
         ['a', 'b']
     """
     if size <= len(MARKS):
@@ -104,8 +104,8 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
         DataError: If there is no room for a word of each sentence.
 
     Example:
-        >>> numbers = learned([Pair("a b", "c", 0)])
-        >>> arrays = encoder(numbers, 8)([Pair("a b", "x", 0)])
+        >>> numbers = learned([SentencePair("a b", "c", 0)])
+        >>> arrays = encoder(numbers, 8)([SentencePair("a b", "x", 0)])
         >>> arrays["input_ids"].tolist()  # [CLS] a b [SEP] [UNK] [SEP] [PAD] [PAD]
         [[2, 5, 6, 3, 1, 3, 0, 0]]
         >>> arrays["attention_mask"].tolist(), arrays["token_type_ids"].tolist()
@@ -115,7 +115,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
     pad, unknown, begin, end = (vocabulary[mark] for mark in MARKS[:4])
     small = torch.int16 if len(vocabulary) <= torch.iinfo(torch.int16).max else torch.int32
 
-    def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
         shape = len(pairs), length
         ids = torch.full(shape, pad, dtype=small)
         mask, types = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
@@ -192,7 +192,7 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         ) from error
     small = torch.int16 if len(tokenizer) <= torch.iinfo(torch.int16).max else torch.int32
 
-    def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
         arrays = tokenizer(
             [pair.premise for pair in pairs],
             [pair.hypothesis for pair in pairs],

@@ -12,9 +12,9 @@ from archgraph.fields import Base, Count, Mistake, Name, Natural
 from archgraph.graph.ir import Leaf, Ref, Size, Value
 from archgraph.language.draft import GraphDraft
 
-Pair = Count | tuple[Count, ...]
+CountOrPair = Count | tuple[Count, ...]
 Padding = Literal["same", "valid"] | Natural | tuple[Natural, ...]
-Axis = Annotated[int, Field(ge=-8, le=8)]
+AxisNumber = Annotated[int, Field(ge=-8, le=8)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
-from archgraph.language.steps.base import STEPS, Axis, Site, StepOptions, StepRow
+from archgraph.language.steps.base import STEPS, AxisNumber, Site, StepOptions, StepRow
 from archgraph.ops.schema import Argument, schema
 
 # Arguments that count axes, whose range is that of a tensor's rank.
@@ -45,7 +45,7 @@ class SchemaOption:
         if kind is None:
             axis = argument.name in _AXES
             inner = argument.type.removeprefix("List[").removesuffix("]")
-            kind = Axis if axis and inner == "int" else _PLAIN[inner]
+            kind = AxisNumber if axis and inner == "int" else _PLAIN[inner]
             kind = tuple[kind, ...] if inner != argument.type else kind  # type: ignore[valid-type]
         default = self.default
         if default is _OF_SCHEMA:
@@ -197,7 +197,7 @@ derive(
     "The mean over one or several axes.",
     "mean: {dim: 1, keep: true}",
     main="dim",
-    dim=SchemaOption("the axes", type=Axis | tuple[Axis, ...], default=...),
+    dim=SchemaOption("the axes", type=AxisNumber | tuple[AxisNumber, ...], default=...),
     keep=SchemaOption("whether the axes stay, with size 1", "keepdim"),
 )
 derive(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from archgraph.fields import Mistake, Name, Natural
 from archgraph.graph.ir import Batch, Ref
-from archgraph.language.steps.base import Axis, Site, StepOptions, step
+from archgraph.language.steps.base import AxisNumber, Site, StepOptions, step
 
 
 class ReshapeOptions(StepOptions):
@@ -29,7 +29,7 @@ def _reshape(site: Site, o: ReshapeOptions, xs: tuple[Ref, ...]) -> Ref:
 class TransposeOptions(StepOptions):
     """Two axes exchanged."""
 
-    dims: tuple[Axis, Axis] = Field(description="the two axes")
+    dims: tuple[AxisNumber, AxisNumber] = Field(description="the two axes")
 
 
 @step("transpose", TransposeOptions, main="dims", example="transpose: [1, 2]")
@@ -74,7 +74,7 @@ class CatOptions(StepOptions):
     """Values one after the other along an axis."""
 
     other: Name | tuple[Name, ...] = Field(default=(), description="names of what follows")
-    dim: Axis = Field(default=1, description="the axis")
+    dim: AxisNumber = Field(default=1, description="the axis")
 
 
 def _operands(

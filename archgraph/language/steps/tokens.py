@@ -9,7 +9,7 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Name
 from archgraph.graph.ir import Batch, Mode, Ref
-from archgraph.language.steps.base import Axis, Site, StepOptions, shown, step
+from archgraph.language.steps.base import AxisNumber, Site, StepOptions, shown, step
 
 
 class LinearOptions(StepOptions):
@@ -69,7 +69,7 @@ def _class_token(site: Site, o: StepOptions, xs: tuple[Ref, ...]) -> Ref:
 class LayerScaleOptions(StepOptions):
     """A learned factor for each feature."""
 
-    dim: Axis = Field(default=-1, description="the feature axis: -1 of tokens, 1 of images")
+    dim: AxisNumber = Field(default=-1, description="the feature axis: -1 of tokens, 1 of images")
 
 
 @step("layer_scale", LayerScaleOptions, "scale", main="dim", example="layer_scale: {dim: 1}")

@@ -9,13 +9,13 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake, Natural
 from archgraph.graph.ir import Ref
-from archgraph.language.steps.base import Emit, Padding, Pair, Site, StepOptions, shown, step
+from archgraph.language.steps.base import CountOrPair, Emit, Padding, Site, StepOptions, shown, step
 
 Kernel = Annotated[
-    Pair, Field(description="size of the window: one number, or one for each spatial axis")
+    CountOrPair, Field(description="size of the window: one number, or one for each spatial axis")
 ]
-Stride = Annotated[Pair, Field(description="distance between windows")]
-Dilation = Annotated[Pair, Field(description="distance between the positions of a window")]
+Stride = Annotated[CountOrPair, Field(description="distance between windows")]
+Dilation = Annotated[CountOrPair, Field(description="distance between the positions of a window")]
 Bias = Annotated[
     bool | Literal["auto"],
     Field(description="auto: unless a batch norm stands in the same list of steps"),
@@ -46,7 +46,7 @@ class DepthwiseOptions(StepOptions):
     bias: Bias = "auto"
 
 
-def _each(value: Pair | tuple[Natural, ...], count: int, what: str) -> tuple[int, ...]:
+def _each(value: CountOrPair | tuple[Natural, ...], count: int, what: str) -> tuple[int, ...]:
     """One number per spatial axis."""
     if isinstance(value, int):
         return (value,) * count

@@ -1,0 +1,65 @@
+"""The house: every room says what is inside, arrows go one way, a name means one thing."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parents[1] / "archgraph"
+FILES = sorted(HOUSE.rglob("*.py"))
+ROOMS = sorted(path.parent for path in HOUSE.glob("*/__init__.py"))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def type_names(module: ast.Module) -> Iterator[str]:
+    """Public classes and type aliases of a module: names in CamelCase that it binds itself."""
+    for node in module.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if name[0].isupper() and not name.isupper():
+                    yield name
+
+
+def test_no_public_class_name_occurs_twice():
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for name in set(type_names(tree(path))):
+            if not name.startswith("_"):
+                homes[name].append(str(path.relative_to(HOUSE)))
+    assert {name: at for name, at in homes.items() if len(at) > 1} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_every_room_says_in_one_sentence_what_is_inside(room: Path):
+    first = (ast.get_docstring(tree(room / "__init__.py")) or "").split("\n\n")[0]
+    assert first.endswith("."), room.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_every_file_says_what_it_is_about(path: Path):
+    assert ast.get_docstring(tree(path)), path
+
+
+def test_the_library_does_not_import_strategies():
+    """They are reached through a link, which import-linter does not follow."""
+    for path in FILES:
+        if path.is_relative_to(HOUSE / "strategies"):
+            continue
+        for node in ast.walk(tree(path)):
+            modules = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            assert not any(m.startswith("archgraph.strategies") for m in modules), path
