@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 HOUSE = Path(__file__).parents[1] / "archgraph"
 FILES = sorted(HOUSE.rglob("*.py"))
 ROOMS = sorted(path.parent for path in HOUSE.glob("*/__init__.py"))
@@ -38,15 +36,14 @@ def test_no_public_class_name_occurs_twice():
     assert {name: at for name, at in homes.items() if len(at) > 1} == {}
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_every_room_says_in_one_sentence_what_is_inside(room: Path):
-    first = (ast.get_docstring(tree(room / "__init__.py")) or "").split("\n\n")[0]
-    assert first.endswith("."), room.name
+def test_every_room_says_in_one_sentence_what_is_inside():
+    for room in ROOMS:
+        first = (ast.get_docstring(tree(room / "__init__.py")) or "").split("\n\n")[0]
+        assert first.endswith("."), room.name
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
-def test_every_file_says_what_it_is_about(path: Path):
-    assert ast.get_docstring(tree(path)), path
+def test_every_file_says_what_it_is_about():
+    assert [path for path in FILES if not ast.get_docstring(tree(path))] == []
 
 
 def test_the_library_does_not_import_strategies():

@@ -5,7 +5,6 @@ from .gallery import draw_family as draw_family
 from .page import report as report
 from .picture import draw as draw
 from .picture import render as render
-from .plots import compare as compare
 from .plots import curves as curves
 from .runs import read_run as read_run
 from .summary import summary as summary

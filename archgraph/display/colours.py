@@ -14,7 +14,6 @@ LINE = "#9aa5b1"
 PAPER = "#ffffff"
 SECTION = "#f4f6f8"
 BLOCK = "#e6eaee"
-NEUTRAL = "#eceff1"
 INPUT = "#d5efe6"
 OUTPUT = "#e9e0f3"
 

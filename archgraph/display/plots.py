@@ -55,34 +55,6 @@ def curves(rounds: Sequence[RoundLine], *, title: str = "") -> Figure:
     return figure
 
 
-def compare(runs: Mapping[str, Sequence[RoundLine]], *, title: str = "") -> Figure:
-    """Several runs in one picture, e.g. clean and attacked: all models, the worst tier, the time.
-
-    Args:
-        runs: Lines of `metrics.jsonl` by the name of the run.
-        title: Heading.
-
-    Raises:
-        RunError: If there are no runs.
-    """
-    if not runs:
-        raise RunError("no runs to compare", expected="at least one")
-    timed = any(seconds(rounds) for rounds in runs.values())
-    figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
-    for number, (name, rounds) in enumerate(runs.items()):
-        what = figure_of(rounds)
-        for panel, path in ((axes[0], ("global", what)), (axes[1], ("worst", what))):
-            _line(panel, series(rounds, *path), name, number)
-    what = figure_of([line for rounds in runs.values() for line in rounds])
-    _scale(axes[0], what, f"global model: {what}")
-    _scale(axes[1], what, f"worst tier: {what}")
-    if len(runs) > 1:
-        axes[0].legend(frameon=False, fontsize=9)
-    if timed:
-        _time(axes[2], runs)
-    return figure
-
-
 def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = "") -> Figure:
     """Groups of runs that differ in the seed only: means as lines, standard deviations as bands.
 

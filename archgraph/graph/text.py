@@ -42,7 +42,6 @@ from archgraph.graph.ir import (
     Size,
     TensorType,
     Value,
-    leaf_word,
 )
 from archgraph.limits import LIMITS
 
@@ -492,21 +491,6 @@ def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
     return _whole(_value, text, line, column, file)
 
 
-def parse_type(
-    text: str, *, line: int = 1, column: int = 0, file: str = ""
-) -> TensorType | tuple[TensorType, ...]:
-    """Read a tensor type, or a tuple of them.
-
-    Raises:
-        SpecError: If it cannot be read.
-
-    Example:
-        >>> print(parse_type("float32[batch, 3, 8, 8]"))
-        float32[batch, 3, 8, 8]
-    """
-    return _whole(_type, text, line, column, file)
-
-
 def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Node:
     """Read one node, the inverse of ``str(node)``.
 
@@ -555,12 +539,3 @@ def statement_name(line: str) -> str | None:
         return cursor.name("a name")
     except SpecError:
         return None
-
-
-def is_plain(name: str) -> bool:
-    """Whether a leaf of this name is printed and read back as a bare word.
-
-    >>> is_plain("layer1.0.conv1.weight"), is_plain("0.5"), is_plain("a b"), is_plain("train")
-    (True, False, False, False)
-    """
-    return leaf_word(name) == name

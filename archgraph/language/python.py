@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.language.document import Document, folder_beside
 from archgraph.language.mistakes import shorten
 from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
+from archgraph.limits import LIMITS
 from archgraph.ops.schema import torch_dtype
 
 # What readers of a package are told beside, so that nothing is fetched, no pickle is opened and no
@@ -54,6 +56,14 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
                 found=type(model).__name__,
                 expected="torch.nn.Module",
             )
+        for name, given in spec.inputs.items():
+            if math.prod(given.shape) > LIMITS.example_elements:
+                raise SpecError(
+                    "an example input is too large",
+                    where=document.where(("inputs", name)),
+                    found=f"{math.prod(given.shape):,} numbers",
+                    expected=f"at most {LIMITS.example_elements:,}",
+                )
         inputs = {
             name: torch.zeros((2, *given.shape), dtype=torch_dtype(given.dtype))
             for name, given in spec.inputs.items()

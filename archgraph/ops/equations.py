@@ -249,6 +249,3 @@ class Equations:
     def fixed(self, shape: Sequence[Size]) -> Dims:
         """No channel axis anywhere in a shape."""
         return [Fixed(s) for s in shape]
-
-
-Layouts: TypeAlias = Mapping[str, list[Dims]]

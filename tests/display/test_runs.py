@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.patches import Rectangle
 
 from archgraph.display.page import page, report
-from archgraph.display.plots import compare, curves, picture, save
+from archgraph.display.plots import curves, picture, save
 from archgraph.display.runs import Log, models, read_run, seconds, series, tiers
 from archgraph.errors import RunError
 
@@ -125,17 +125,6 @@ def test_perplexity_is_drawn_where_there_is_one():
     assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]
     assert panel.get_yscale() == "log"
     assert tiers(Log(Path("a"), "", tuple(rounds))).rows[0][3] == "100 in round 2"
-
-
-def test_runs_are_compared_on_global_and_worst_tier(folder: Path):
-    rounds = read_run(folder).rounds
-    attacked = [line(i, tested=i > 1) for i in range(1, 30)]
-    all_of_them, worst, time = compare({"clean": rounds, "attacked": attacked}).axes
-    assert [item.get_label() for item in all_of_them.get_lines()] == ["clean", "attacked"]
-    assert np.asarray(worst.get_lines()[0].get_ydata()).tolist() == [0.52, 0.53]
-    assert [text.get_text() for text in time.get_xticklabels()] == ["clean", "attacked"]
-    with pytest.raises(RunError, match="no runs to compare"):
-        compare({})
 
 
 @pytest.mark.parametrize("rounds", [[], [{"round": 1}], [line(1, tested=False)]])

@@ -143,13 +143,6 @@ def test_a_batch_leaves_the_stored_images_alone():
     assert torch.equal(train.inputs, before)
 
 
-def test_a_subset_keeps_the_statistics_of_the_whole():
-    train = load_digits().train
-    part = train.subset([9, 4])
-    assert len(part) == 2
-    assert torch.equal(part.batch(slice(None))[0], train.batch([9, 4])[0])
-
-
 def test_inputs_and_targets_must_agree_in_number():
     with pytest.raises(DataError, match="2 inputs, 3 targets"):
         Split(torch.zeros(2, 1), torch.zeros(3))

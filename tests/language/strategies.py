@@ -23,6 +23,7 @@ from archgraph.graph.ir import (
     Ref,
     TensorType,
 )
+from archgraph.graph.values import leaf_word
 
 identifiers = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(
     lambda name: not keyword.iskeyword(name) and name not in RESERVED
@@ -30,7 +31,7 @@ identifiers = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(
 keys = st.lists(
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_/+-]{0,5}", fullmatch=True), min_size=1, max_size=3
 ).map(".".join)
-leaf_names = keys.filter(text.is_plain) | st.sampled_from(sorted(RESERVED))
+leaf_names = keys.filter(lambda name: leaf_word(name) == name) | st.sampled_from(sorted(RESERVED))
 strings = st.text(
     st.characters(codec="utf-8") | st.sampled_from("'\"\\\n\t\x00\x85\u2028"), max_size=8
 )

@@ -76,3 +76,12 @@ def test_a_module_that_breaks_while_it_is_imported_is_one_message(net, tmp_path:
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('no such operator')\n")
     with pytest.raises(SpecError, match="cannot be imported; found RuntimeError: no such operator"):
         net("{}", "broken_module:Net")
+
+
+def test_an_example_input_is_bounded(net, tmp_path: Path):
+    net("{config: {python: 'configured:Config', args: {width: 5}}}")
+    file = tmp_path / "huge.yaml"
+    args = "{config: {python: 'configured:Config', args: {width: 5}}}"
+    file.write_text(f"python: configured:Net\ninputs: {{x: [100000, 100000]}}\nargs: {args}\n")
+    with pytest.raises(SpecError, match="example input is too large; found 10,000,000,000 numbers"):
+        ag.load(file)

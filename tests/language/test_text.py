@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from archgraph.errors import SpecError
 from archgraph.graph import text
-from archgraph.graph.ir import ArchGraph, Constant, Leaf, Node, Param, TensorType, Value, same, show
+from archgraph.graph.ir import ArchGraph, Constant, Leaf, Node, Param, Value, same, show
 from tests.language import strategies
 
 
@@ -38,11 +38,6 @@ def test_nodes_read_back(node: Node) -> None:
 @given(strategies.params())
 def test_leaves_read_back(param: Param) -> None:
     assert text.parse_param(str(param)) == param
-
-
-@given(strategies.types)
-def test_types_read_back(type_: TensorType) -> None:
-    assert text.parse_type(str(type_)) == type_
 
 
 def test_numbers_are_told_from_leaves() -> None:

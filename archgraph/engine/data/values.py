@@ -84,12 +84,6 @@ class Split:
         inputs, targets = self.batch(chosen)
         return (inputs, *(_whole(more[chosen]) for more in self.beside.values())), targets
 
-    def subset(self, indices: Indices) -> Split:
-        """The chosen examples as a split of its own, normalised by the same statistics."""
-        chosen = _as_index(indices)
-        beside = {name: more[chosen] for name, more in self.beside.items()}
-        return Split(self.inputs[chosen], self.targets[chosen], self.mean, self.std, beside)
-
     def with_only(self, names: Collection[str]) -> Split:
         """The split with these of the further inputs."""
         beside = {name: more for name, more in self.beside.items() if name in names}
