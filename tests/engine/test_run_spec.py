@@ -246,7 +246,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"strategy": {"heterofl": {"skaler": True}}}, SpecError, "did you mean 'scaler'"),
     ({"sample": 6}, RunError, "sample: more clients in a round than there are; found 6"),
     ({"engine": {"device": "warp"}}, RunError, "engine.device: cannot compute there"),
-    ({"data__dataset": "fashion_mnist"}, DataError, "no data folder given"),
+    ({"data__dataset": "fashion_mnist"}, DataError, "the data folder is not set"),
     ({"data__dataset": "digit"}, DataError, "did you mean 'digits'"),
     ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
     ({"family__clients": [{"name": "global"}]}, RunError, "stands for the global model"),
