@@ -217,6 +217,9 @@ def test_the_good_model_is_good() -> None:
         ("- relu", "- relu: {as: input}",
          "m.yaml:11: blocks.b.steps[1].relu.as: is taken; found 'input'; "
          f"expected another name{IN_BLOCK}"),
+        ("- relu", "- relu: {as: image}",
+         "m.yaml:11: blocks.b.steps[1].relu.as: is taken; found 'image'; "
+         f"expected another name{IN_BLOCK}"),
         ("- relu", "- relu: {from: [input, image]}",
          "m.yaml:11: blocks.b.steps[1].relu.from: names several values; found 2; "
          f"expected one{IN_BLOCK}"),
@@ -451,6 +454,8 @@ attack: {fraction: 0.2, intensity: 20}
         ("{fedfa: {percentile: 0.9}}", "fedfa",
          "e.yaml:7: strategy: has a wrong value; found 'fedfa'; expected a mapping"),
         ("rounds: 3", "rounds: three",
+         "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
+        ("rounds: 3\nsample: 0.5", "rounds: three\nsample: 1.5",
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("sample: 0.5", "sample: 1.5",
          "e.yaml:9: sample: has a wrong value; found 1.5; "

@@ -35,7 +35,7 @@ SPELLINGS = {
     "fliplr": tokens("flip", lambda m, a: torch.fliplr(a)),
     "flipud": tokens("flip", lambda m, a: torch.flipud(a.movedim(1, 0)).movedim(0, 1)),
     "tile": image("repeat", lambda m, a: a.tile(2, 1)),
-    "narrow": image("slice", lambda m, a: a.narrow(-3, -5, 3)),
+    "narrow": image("slice", lambda m, a: a.narrow(-3, -3, 3)),
     "hsplit": image("split_with_sizes", lambda m, a: a.hsplit((3,))[1]),
     "dsplit": image("split_with_sizes", lambda m, a: a.dsplit(2)[1]),
     "tensor_split": image("split_with_sizes", lambda m, a: a.tensor_split(3, 1)[1]),

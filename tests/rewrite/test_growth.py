@@ -557,6 +557,22 @@ def test_rotated_packed_queries_widen():
     assert any("head_dim" in axis for axis in reasons)
 
 
+class Watched(Packed):
+    """Packed queries and keys whose largest entries are added to the scores they make."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
+
+
+def test_what_is_also_used_elsewhere_is_not_divided():
+    """A maximum tolerates copies, but not that the queries are divided for the product's sake."""
+    graph = traced(Watched(), torch.randn(2, 5, 6)).graph
+    (reason,) = (why for axis, why in refusals(graph).items() if "head_dim" in axis)
+    assert "is also used elsewhere" in reason
+
+
 class Scaled(nn.Module):
     """A residual branch behind a scale that is reshaped on its way."""
 

@@ -1,7 +1,11 @@
 """Every row of the registry, in the same way: its law, its key, its option, its help."""
 
+import functools
+import importlib
+import inspect
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +59,20 @@ def test_the_law_of_each_row_holds(images, row):
         assert same_function(graph, result) <= 1e-10
 
 
+def test_narrow_makes_the_graph_of_take_and_keeps_sums(images):
+    """Layers sum over dimension 1 of their weights; dimension 0 keeps its first positions."""
+    graph, state = images
+    narrowed, taken = (rewritten(graph, asked(name)) for name in ("narrow", "take"))
+    assert BY_NAME["narrow"].example == BY_NAME["take"].example
+    assert narrowed.graph == taken.graph
+    pulled = narrowed.transfer.pull(state)
+    weights = [name for name, value in pulled.items() if value.dim() > 1]
+    assert len(weights) > 10
+    for name in weights:
+        sums = state[name].sum(1)[: len(pulled[name])]
+        torch.testing.assert_close(pulled[name].sum(1), sums, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_public_function_of_its_name_with_help(row):
     assert getattr(ag, row.name) is row.function
@@ -90,6 +108,24 @@ def test_verify_reaches_the_law(images, monkeypatch):
     monkeypatch.setattr("archgraph.rewrite.widen.same_function", broken)
     with pytest.raises(RewriteError, match="the law runs"):
         rewritten(images.graph, asked("widen"), verify=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_verify_reaches_every_rewrite_with_a_law_to_run(images, row, monkeypatch):
+    words = []
+
+    @functools.wraps(row.function)
+    def recorded(graph, *_, **options):
+        words.append(options)
+        return ag.Rewritten.identity(graph)
+
+    has_law = "verify" in inspect.signature(row.function).parameters
+    module = importlib.import_module(f"archgraph.rewrite.{row.module}")
+    monkeypatch.setattr(module, row.name, recorded)
+    for value in (True, "short", SimpleNamespace(model_fields_set=())):
+        for verify in (True, False):
+            row.apply(images.graph, value, verify=verify)
+            assert words.pop() == ({"verify": True} if verify and has_law else {})
 
 
 def test_a_flag_of_zero_leaves_a_block_out(images):
