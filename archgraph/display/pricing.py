@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from archgraph.analysis.after import node_after, param_after
 from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.cost import cost
-from archgraph.analysis.positions import Kept, size_after, sizes_after
+from archgraph.analysis.positions import Kept
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, walk
 from archgraph.graph.passes import specialise
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.ops.equations import StatedSizes
@@ -90,7 +90,7 @@ class Pricing:
         parameters = sum(map(self.numel, leaves))
         macs = sum(self.whole.nodes[name].macs for name in nodes)
         touched = dict.fromkeys(leaf for name in kept for leaf in self.leaves_of[name])
-        sizes = {leaf: self._leaf_after(leaf, kept) for leaf in touched}
+        sizes = {leaf: param_after(self.solved, self.graph.param[leaf], kept) for leaf in touched}
         for leaf, param in sizes.items():
             if leaf not in leaves and param.role == "parameter":
                 parameters += self.numel(leaf) - math.prod(param.shape)
@@ -138,34 +138,6 @@ class Pricing:
             macs / self.whole.macs if self.whole.macs else 0.0,
         )
 
-    def _leaf_after(self, leaf: str, kept: Kept) -> Param:
-        param = self.graph.param[leaf]
-        shape = tuple(
-            size if self.names(layout).isdisjoint(kept) else size_after(layout, kept)
-            for size, layout in zip(param.shape, self.solved.leaf[leaf], strict=True)
-        )
-        return Param(leaf, TensorType(shape, param.dtype), param.role)
-
-    def _node_after(self, node: Node, kept: Kept) -> Node:
-        """The operator with the sizes after a cut, as far as costs depend on them."""
-        layouts = self.solved.value[node.name]
-        args = {
-            key: sizes_after(sizes, kept)
-            for key, _ in node.args
-            if (sizes := self.solved.attributes.get((node.name, key), ())) != ()
-        }
-        if args:
-            node = node.with_args(**args)
-        if node.op == "input":
-            return node
-        types = tuple(
-            TensorType(tuple(size_after(d, kept) for d in dims), t.dtype)
-            if not frozenset[str]().union(*map(self.names, dims)).isdisjoint(kept)
-            else t
-            for t, dims in zip(node.types, layouts, strict=True)
-        )
-        return dataclasses.replace(node, type=types if isinstance(node.type, tuple) else types[0])
-
     def _resized(self, names: Iterable[str], sizes: Mapping[str, Param], kept: Kept) -> ArchGraph:
         """Some operators and all that they use, with the sizes after a cut."""
         nodes: dict[str, Node] = {}
@@ -174,7 +146,7 @@ class Pricing:
             node = self.evaluated.node[name]
             for used in (name, *node.uses()):
                 if used not in nodes:
-                    nodes[used] = self._node_after(self.evaluated.node[used], kept)
+                    nodes[used] = node_after(self.solved, self.evaluated.node[used], kept)
             for leaf in node.leaves():
                 params[leaf] = sizes.get(leaf) or self.graph.param[leaf]
         return ArchGraph((), tuple(params.values()), tuple(nodes.values()), None)

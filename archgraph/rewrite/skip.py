@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from archgraph.analysis.after import node_after, param_after
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import Kept, positions, size_after, sizes_after, touched
+from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.analysis.structure import Block, Structure, structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Node, Param, Ref, TensorType, Value, replace
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, replace
 from archgraph.graph.passes import prune, renumber
-from archgraph.layout.layouts import AxisRef, leaves
+from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.check import check
-from archgraph.ops.schema import canonical_args
 from archgraph.rewrite.leaves import tidied
 from archgraph.rewrite.sections import with_sections
 from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
@@ -139,19 +139,16 @@ def _without(
         dataclasses.replace(n, args=tuple((k, replace(drop(v), change)) for k, v in n.args))
         for n in graph.nodes
     )
-    entries: dict[str, Entry] = {}
-    params = []
-    for param in graph.params:
-        dims: tuple[DimMap | None, ...] = (None,) * len(param.shape)
-        if kept:
-            param, dims = _resized(graph, param, kept)
-        params.append(param)
-        entries[param.name] = Entry(param.name, dims)
+    params = graph.params
+    maps: dict[str, tuple[DimMap | None, ...]] = {}
     if kept:
-        nodes = tuple(_resized_node(graph, n, kept) for n in nodes)
+        solved = axes(graph)
+        nodes = tuple(node_after(solved, n, kept) for n in nodes)
+        maps = {p.name: tuple(_maps(solved.leaf[p.name], p.shape, kept)) for p in params}
+        params = tuple(param_after(solved, p, kept) for p in params)
     new = prune(
         graph.replace(
-            params=tuple(params),
+            params=params,
             nodes=nodes,
             outputs=replace(graph.outputs, change),
             updates=tuple((k, replace(v, change)) for k, v in graph.updates),
@@ -159,44 +156,18 @@ def _without(
     )
     new = renumber(tidied(graph, new))
     check(new)
-    return Rewritten(
-        new,
-        Transfer(signature(graph), signature(new), {n: entries[n] for n in new.state_names}),
-    )
-
-
-def _resized(graph: ArchGraph, param: Param, kept: Kept) -> tuple[Param, tuple[DimMap | None, ...]]:
-    layouts = axes(graph).of(param.name)
-    cut = [touched(layout, kept) for layout in layouts]
-    if not any(cut) or param.value is not None:
-        return param, (None,) * len(layouts)
-    index = [positions(a, kept) for a in layouts]
-    dims = tuple(
-        DimMap.of(i, size) if c and len(i) else None
-        for c, i, size in zip(cut, index, param.shape, strict=True)
-    )
-    type_ = TensorType(tuple(len(i) for i in index), param.dtype)
-    return dataclasses.replace(param, type=type_), dims
-
-
-def _resized_node(graph: ArchGraph, node: Node, kept: Kept) -> Node:
-    if node.op == "input":
-        return node
-    solved = axes(graph)
-    types = tuple(
-        TensorType(tuple(size_after(d, kept) for d in layouts), t.dtype)
-        for t, layouts in zip(node.types, solved.value[node.name], strict=True)
-    )
-    sizes = {
-        k: sizes_after(solved.attributes[node.name, k], kept)
-        for k, _ in node.args
-        if (node.name, k) in solved.attributes
+    entries = {
+        name: Entry(name, maps.get(name, (None,) * len(graph.param[name].shape)))
+        for name in new.state_names
     }
-    given = dict(node.args) | sizes
-    args = canonical_args(node.op, given) if node.op.startswith("aten.") else tuple(given.items())
-    return dataclasses.replace(
-        node, args=args, type=types if isinstance(node.type, tuple) else types[0]
-    )
+    return Rewritten(new, Transfer(signature(graph), signature(new), entries))
+
+
+def _maps(layouts: Sequence[Layout], shape: Sequence[int], kept: Kept) -> Iterator[DimMap | None]:
+    """What the transfer takes of a leaf's dimensions; a leaf that loses one whole is not kept."""
+    for layout, size in zip(layouts, shape, strict=True):
+        index = positions(layout, kept) if touched(layout, kept) else ()
+        yield DimMap.of(index, size) if len(index) else None
 
 
 def _references(node: Node) -> list[str]:
