@@ -6,7 +6,7 @@ from archgraph.graph.ir import ArchGraph
 
 
 def silent(graph: ArchGraph) -> dict[str, set[str]]:
-    """Leaves that no operator uses (counters of a capture in evaluation), with their module's."""
+    """Leaves that no operator uses or updates, each with the used leaves of its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:

@@ -43,6 +43,22 @@ def test_reasons_name_the_users_line():
     assert "test_axes.py:" in reason
 
 
+def test_axes_of_one_owner_and_side_have_ordinals():
+    """Weights that are computed are named after their user: here two layers in one module."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x):
+            x = nn.functional.linear(x, self.a.tanh())
+            return nn.functional.linear(x.relu(), self.b.tanh())
+
+    found = solved(nn.Sequential(Pair(), nn.Linear(4, 2)), torch.randn(2, 6))
+    assert [(a.name, a.size) for a in found.free] == [("0.out", 8), ("0.out~2", 4)]
+
+
 def test_residual_streams_share_one_axis():
     class Net(nn.Module):
         def __init__(self):

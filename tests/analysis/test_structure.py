@@ -589,6 +589,43 @@ def test_conditioning_is_no_part_of_the_stream():
     assert parts(graph)["time"] == ["time.0", "time.2"]
 
 
+class Branch(nn.Module):
+    """A residual block of a function."""
+
+    def __init__(self, *inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(6, 6), *inside)
+
+    def forward(self, x):
+        return x + self.inside(x)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_unequal_items_are_one_block_only_if_another_module_repeats_them(times):
+    pairs = (nn.Sequential(Branch(), Branch(nn.ReLU(), nn.Linear(6, 6))) for _ in range(times))
+    net = nn.Sequential(nn.Linear(3, 6), nn.Sequential(*pairs), nn.Linear(6, 2))
+    names = removable(graph_of(net, torch.zeros(2, 3)))
+    assert names == (["1.0", "1.1"] if times == 2 else ["1.0.0", "1.0.1"])
+
+
+def test_what_several_blocks_use_belongs_to_the_first():
+    class Gains(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain, self.first = nn.Parameter(torch.ones(6)), nn.Linear(3, 6)
+            self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x):
+            gain, x = self.gain.exp(), self.first(x)
+            for block in self.blocks:
+                x = x + gain * block(x)
+            return x
+
+    graph = graph_of(Gains(), torch.zeros(2, 3))
+    (used,) = (n.name for n in graph.nodes if n.op == "aten.exp")
+    assert [b.name for b in structure(graph).blocks if used in b.nodes] == ["blocks.0"]
+
+
 def test_a_model_without_layers():
     graph = graph_of(nn.ReLU(), torch.randn(2, 3))
     assert [len(b.nodes) for b in structure(graph).blocks] == [2]

@@ -20,6 +20,27 @@ def residual(depths=(2, 3), kind=nets.Basic):
     return nets.Net(kind, depths, (8, 12))
 
 
+class Spare(nn.Module):
+    """A residual block with a parameter that forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.spare = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(3))
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.layer(x).relu() * self.scale
+
+
+def test_unused_leaves_go_with_their_module_and_only_with_it():
+    graph = graph_of(
+        nn.Sequential(nn.Linear(3, 6), Spare(), Spare(), nn.Linear(6, 2)), torch.zeros(2, 3)
+    )
+    small = ag.skip(graph, "1").graph
+    assert "1.spare" in graph.state_names and "2.spare" in small.state_names
+    assert small.state_names == tuple(n for n in graph.state_names if not n.startswith("1."))
+
+
 def test_a_skipped_residual_block_is_the_identity():
     # where the body gives zero, leaving the block out changes nothing
     model = residual()
