@@ -511,6 +511,27 @@ def test_values_show_themselves_on_one_line() -> None:
         assert len(repr(value)) < 160 and value._repr_html_().startswith("<table")
 
 
+def test_blocks_of_one_form_belong_together_only_if_their_inputs_do() -> None:
+    class Net(nn.Module):
+        """A chain of residual blocks whose last takes an earlier result as well."""
+
+        def __init__(self, far: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+            self.last, self.far = nn.Linear(6, 2), far
+
+        def forward(self, x):
+            results = [x]
+            for layer in self.layers:
+                results.append(results[-1] + layer(results[-1]).relu())
+            return self.last(results[-1] + results[self.far])
+
+    found = ag.align(flat(Net(1)), flat(Net(2)))
+    assert [u.part for u in found.unmatched] == ["layers.3", "layers.3"]
+    assert "takes %add, its counterpart layers.3 takes %add_1" in found.unmatched[0].reason
+    assert ag.align(flat(Net(1)), flat(Net(1))).score == 1
+
+
 # -- join and meet ------------------------------------------------------------------------------
 
 
