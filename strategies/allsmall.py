@@ -56,7 +56,7 @@ class AllSmall(Strategy):
         """The small architecture's first weights.
 
         Raises:
-            RunError: If ``tier`` names one that is not there.
+            RunError: If ``tier`` names an unknown tier.
         """
         return ServerState().with_group("global", self.small(world).state)
 
@@ -64,7 +64,7 @@ class AllSmall(Strategy):
         """The architecture that all clients run.
 
         Raises:
-            RunError: If ``tier`` names one that is not there.
+            RunError: If ``tier`` names an unknown tier.
         """
         if self.tier is not None:
             return world.tier(self.tier)

@@ -54,11 +54,11 @@ class ExclusiveFL(Strategy):
         """First weights of each architecture: those of the first tier that has it."""
         state = ServerState()
         run_by = {client.name for client in world.clients}
-        found: set[str] = set()
+        groups: set[str] = set()
         for tier in world.tiers:
             group = tier.graph.digest
-            if tier.name in run_by and group not in found:
-                found.add(group)
+            if tier.name in run_by and group not in groups:
+                groups.add(group)
                 state = state.with_group(group, tier.state)
         return state
 

@@ -71,7 +71,7 @@ class FedADP(Strategy):
             are merged again, which undoes it.
         redraw: Draw the copies anew in every round instead of once per architecture.
         approximate: Where a client's model cannot be grown without changing its function, widen it
-            all the same, and take blocks that have no form of the identity from the old global
+            all the same, and take blocks that cannot start as the identity from the old global
             model. Otherwise such a family is refused.
         weights: Weight of a client: its number of examples (Eq. 2), or 1.
         norm: What becomes of running statistics.
@@ -313,8 +313,8 @@ def fit(
         raise ag.RewriteError(
             "cannot be widened",
             where=single[0] if single else None,
-            found="a single position, which is no axis any more",
-            expected="two or more",
+            found="an axis with a single position, which cannot be widened again",
+            expected="two positions or more",
         )
     return Fit(
         graph=own,
@@ -379,13 +379,15 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
     narrowed = ag.narrow(whole, sizes=sizes)
     lacks, bodies = _lacking(narrowed.graph, set(names.values()))
     short = _without(narrowed.graph, lacks, bodies)
-    held = set(short.graph.state_names)
-    if held != set(names.values()) or len(held) < len(names):
-        odd = sorted(held ^ set(names.values()))
+    entries = set(short.graph.state_names)
+    if entries != set(names.values()) or len(entries) < len(names):
+        odd = sorted(entries ^ set(names.values()))
         raise ag.RewriteError(
-            "is no part of the global model",
+            "is not part of the global model",
             where=odd[0] if odd else None,
-            found=f"{len(odd)} entries that only one of them has" if odd else "entries taken twice",
+            found=f"{len(odd)} entries that only one of them has"
+            if odd
+            else "two entries from one of the global model's",
             expected="the global model without some of its blocks, and narrower",
         )
     filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)
@@ -403,20 +405,20 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
     )
 
 
-def _lacking(graph: ag.ArchGraph, taken: Set[str]) -> tuple[Lacks, frozenset[str]]:
+def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[str]]:
     """Blocks of which a client has nothing, by section, and those of which it has a projection."""
     lacks: dict[str, list[str]] = {}
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
-        held = {
+        owned = {
             leaf
             for node in block.nodes
             for leaf in graph.node[node].leaves()
             if graph.param[leaf].role != "constant" and inside.issuperset(graph.leaf_users[leaf])
         }
-        body = bool(held & taken) and block.shortcut not in ("", block.entry)
-        if held - taken and (body or not held & taken):
+        body = bool(owned & present) and block.shortcut not in ("", block.entry)
+        if owned - present and (body or not owned & present):
             lacks.setdefault(block.section, []).append(block.name)
             bodies |= {block.name} if body else set()
     return lacks, frozenset(bodies)
@@ -470,8 +472,8 @@ def _advised(error: ag.ArchGraphError) -> ag.RewriteError:
         where=error.where,
         found=error.found,
         expected=error.expected,
-        hint="with approximate: true the model is grown all the same, and what has no form of "
-        "the identity is the old global model's",
+        hint="with approximate: true the model is grown all the same; blocks that cannot start as "
+        "the identity then come from the old global model",
     )
 
 

@@ -107,15 +107,15 @@ class FedFA(Strategy):
         """Check the ranges."""
         if not 0 < self.percentile <= 1:
             raise ag.SpecError(
-                "no share", where="percentile", found=self.percentile, expected="0 < … ≤ 1"
+                "out of range", where="percentile", found=self.percentile, expected="0 < … ≤ 1"
             )
         if not 0 <= self.limited <= 1:
             raise ag.SpecError(
-                "no share", where="limited", found=self.limited, expected="0 ≤ … ≤ 1"
+                "out of range", where="limited", found=self.limited, expected="0 ≤ … ≤ 1"
             )
 
     def init(self, world: World) -> ServerState:
-        """``M_G^0`` (Algorithm 1, line 3), and architectures as far as no score is needed (1-2)."""
+        """``M_G^0`` (Algorithm 1, line 3), and architectures that do not need a score (1-2)."""
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
             smallest, *others = sorted(world.tiers, key=_size)
@@ -219,7 +219,7 @@ class FedFA(Strategy):
             weights = grafted[name]
             if id(weights) not in known:
                 norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
-                # Nothing but outliers: then they are the layer.
+                # Every weight is an outlier: take the norm of all of them.
                 known[id(weights)] = norm or inner_norm(weights, 1.0, rms=self.rms)
             norms[name] = known[id(weights)]
         return norms

@@ -112,7 +112,7 @@ class FedIN(Strategy):
                 )
         if not self.multiplier >= 0:
             raise ag.SpecError(
-                "no multiplier", where="multiplier", found=self.multiplier, expected="0 or more"
+                "out of range", where="multiplier", found=self.multiplier, expected="0 or more"
             )
 
     def init(self, world: World) -> ServerState:
@@ -140,18 +140,18 @@ class FedIN(Strategy):
         self, world: World, state: ServerState, round: int, sampled: Sequence[int]
     ) -> ServerState:
         """Draw ``S`` from the server dataset (line 6)."""
-        held = [min(seen, self.capacity) for seen in state.values["seen"]]
+        stored = [min(seen, self.capacity) for seen in state.values["seen"]]
         # Batch statistics need two.
-        if not self.in_training or sum(held) < 2:
+        if not self.in_training or sum(stored) < 2:
             return state
-        ends = torch.tensor(held).cumsum(0)
+        ends = torch.tensor(stored).cumsum(0)
         draw = seeded(world.seed, "fedin sample", round)
         drawn = torch.randperm(int(ends[-1]), generator=draw)[: self.sample].sort().values
         owner = torch.searchsorted(ends, drawn, right=True)
         sample: dict[str, Tensor] = {}
         for client in owner.unique().tolist():
             at = owner == client
-            rows, first = drawn[at] - (ends[client] - held[client]), int(at.nonzero()[0])
+            rows, first = drawn[at] - (ends[client] - stored[client]), int(at.nonzero()[0])
             for name, tensor in state.group(f"store/{client}").items():
                 if name not in sample:
                     sample[name] = tensor.new_empty((len(drawn), *tensor.shape[1:]))
@@ -278,12 +278,12 @@ class FedIN(Strategy):
         rows = {len(tensor) if tensor.dim() else 0 for tensor in result.extras.values()}
         for name, (shape, dtype) in cut.features.items():
             tensor = result.extras.get(name)
-            found = None if tensor is None else (tuple(tensor.shape[1:]), tensor.dtype)
-            if found != (shape, dtype) or len(rows) != 1 or 0 in rows:
+            received = None if tensor is None else (tuple(tensor.shape[1:]), tensor.dtype)
+            if received != (shape, dtype) or len(rows) != 1 or 0 in rows:
                 raise ag.RejectedUpdate(
-                    "no features of this cut",
+                    "features do not fit the cut",
                     where=f"client {result.client}: {name}",
-                    found=found,
+                    found=received,
                     expected=(shape, dtype),
                 )
 
@@ -335,24 +335,24 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             crosses them does not belong to examples one by one.
         GraphError: For a section or block that does not exist.
     """
-    found = ag.structure(graph)
+    whole = ag.structure(graph)
     before = before or next(
         block.name
-        for block in reversed(found.blocks)
+        for block in reversed(whole.blocks)
         if any(
             graph.param[leaf].role == "parameter"
             for node in block.nodes
             for leaf in graph.node[node].leaves()
         )
     )
-    last = found.nodes(before)[0]
-    inside = list(itertools.takewhile(lambda block: last not in block.nodes, found.blocks))
-    first = [block for block in inside if block.section == (after or found.sections[0].name)]
+    last = whole.nodes(before)[0]
+    inside = list(itertools.takewhile(lambda block: last not in block.nodes, whole.blocks))
+    first = [block for block in inside if block.section == (after or whole.sections[0].name)]
     if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
         after = first[0].name
         split = ag.split(graph, before=(first[1].name, before))
     else:
-        after = after or found.sections[0].name
+        after = after or whole.sections[0].name
         split = ag.split(graph, after=after, before=before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
@@ -370,20 +370,22 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
     batch = {node.shape[:1] for node in graph.nodes if node.op == "input"}
     features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     names = [key for key, _ in middle.inputs]
-    for side, taken in (("in", names), ("out", _made(middle, classifier))):
-        for place, name in enumerate(taken):
+    for side, crossing in (("in", names), ("out", _made(middle, classifier))):
+        for place, name in enumerate(crossing):
             node = graph.node.get(name)
             if node is None or node.shape[:1] not in batch or len(node.types) != 1:
                 raise ag.RewriteError(
-                    "what crosses a cut has no row per example",
+                    "a value that crosses the cut does not have one row per example",
                     where=f"%{name}",
-                    found="no tensor" if node is None else str(node.type),
+                    found="not a tensor" if node is None else str(node.type),
                     hint="cut at another block",
                 )
             shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
             if len(shape) != len(node.shape) - 1:
                 raise ag.RewriteError(
-                    "what crosses a cut mixes examples", where=f"%{name}", found=str(node.type)
+                    "a value that crosses the cut mixes examples",
+                    where=f"%{name}",
+                    found=str(node.type),
                 )
             features[f"{side}/{place}"] = (shape, getattr(torch, node.dtype))
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
@@ -467,7 +469,7 @@ def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]
     largest = max((float(g.abs().max()) for g in g_local if g.numel()), default=0.0)
     if largest == 0:
         return list(g_in)
-    # In units of the largest entry no square is too large or too small a number.
+    # In units of the largest entry, squares neither overflow nor underflow.
     local = [g.double() / largest for g in g_local]
     a, b = inner(local, local), inner(local, g_in)
     if b >= 0:
@@ -587,7 +589,7 @@ class Pairs:
 
     Attributes:
         examples: How many there are.
-        histogram: Of no classes.
+        histogram: Empty: pairs do not have classes.
     """
 
     examples: int
@@ -621,16 +623,18 @@ class Chain:
             module_of(Model(p, {k: work.state[k] for k in p.state_names}), work.device).train()
             for p in cut.parts
         )
-        held: dict[str, Tensor | None] = {}
-        found: dict[str, nn.Parameter] = {}
+        tensors: dict[str, Tensor | None] = {}
+        parameters: dict[str, nn.Parameter] = {}
         for module in modules:
             # What two parts use is one tensor.
             for path, inside in module.named_modules():
                 for table in (inside._parameters, inside._buffers):
                     for name in table:
-                        table[name] = held.setdefault(f"{path}.{name}", table[name])
-            found |= module.named_parameters(remove_duplicate=False)
-        return Chain(cut, modules, {k: found[k] for k in cut.graph.state_names if k in found})
+                        table[name] = tensors.setdefault(f"{path}.{name}", table[name])
+            parameters |= module.named_parameters(remove_duplicate=False)
+        return Chain(
+            cut, modules, {k: parameters[k] for k in cut.graph.state_names if k in parameters}
+        )
 
     @property
     def own(self) -> dict[str, nn.Parameter]:
@@ -640,39 +644,41 @@ class Chain:
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
         """What enters and leaves the intermediate layers, detached, and the outputs (Eqs. 7-9)."""
         extractor, middle, classifier = self.cut.parts
-        given = dict(zip((key for key, _ in self.cut.graph.inputs), inputs, strict=True))
-        given |= self._run(0, given, _made(extractor, middle))
-        entered = [given[key] for key, _ in middle.inputs]
-        made = self._run(1, given, _made(middle, classifier))
+        values = dict(zip((key for key, _ in self.cut.graph.inputs), inputs, strict=True))
+        values |= self._run(0, values, _made(extractor, middle))
+        entered = [values[key] for key, _ in middle.inputs]
+        results = self._run(1, values, _made(middle, classifier))
         features = {f"in/{i}": x.detach() for i, x in enumerate(entered)}
-        features |= {f"out/{i}": x.detach() for i, x in enumerate(made.values())}
-        given |= made
-        return features, self.modules[2](**{key: given[key] for key, _ in classifier.inputs})
+        features |= {f"out/{i}": x.detach() for i, x in enumerate(results.values())}
+        values |= results
+        return features, self.modules[2](**{key: values[key] for key, _ in classifier.inputs})
 
     def distance(self, features: Mapping[str, Tensor]) -> Tensor:
         """``l_IN``: mean square of what leaves the intermediate layers against ``s_out``."""
         _, middle, classifier = self.cut.parts
-        given = {key: features[f"in/{i}"] for i, (key, _) in enumerate(middle.inputs)}
-        made = self._run(1, given, _made(middle, classifier)).values()
+        values = {key: features[f"in/{i}"] for i, (key, _) in enumerate(middle.inputs)}
+        results = self._run(1, values, _made(middle, classifier)).values()
         pairs = [
             (x.flatten(), features[f"out/{i}"].flatten())
-            for i, x in enumerate(made)
+            for i, x in enumerate(results)
             if x.is_floating_point()
         ]
-        found, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
-        return nn.functional.mse_loss(found, wanted)
+        outputs, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
+        return nn.functional.mse_loss(outputs, wanted)
 
     def state(self) -> dict[str, Tensor]:
         """State of the whole, as it travels."""
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for module in self.modules:
-            found |= state_of(module)
-        return {name: found[name] for name in self.cut.graph.state_names}
+            values |= state_of(module)
+        return {name: values[name] for name in self.cut.graph.state_names}
 
     def _run(
-        self, place: int, given: Mapping[str, Tensor], names: Sequence[str]
+        self, place: int, inputs: Mapping[str, Tensor], names: Sequence[str]
     ) -> dict[str, Tensor]:
         """Results of a part by the names under which the next one takes them."""
-        made = self.modules[place](**{key: given[key] for key, _ in self.cut.parts[place].inputs})
-        values = cast("tuple[Tensor, ...]", made if isinstance(made, tuple) else (made,))
+        outputs = self.modules[place](
+            **{key: inputs[key] for key, _ in self.cut.parts[place].inputs}
+        )
+        values = cast("tuple[Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
         return dict(zip(names, values, strict=True))

@@ -11,7 +11,7 @@ common base layers     a :class:`Run` of layers whose members are all clients
 cluster                the members of a run
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
 weights of a cluster   group ``trie/N`` of the server state, tensors by position in the run
-personal layers        in no run: ``Task.kept``
+personal layers        outside all runs: ``Task.kept``
 =====================  =====================================================================
 
 What a client shares is a transfer from each of its runs to its own entries that renames and does
@@ -98,9 +98,9 @@ class FlexiFed(Strategy):
             if tier.name in run_by:
                 alike.setdefault(tier.graph, []).append(tier)
         chains = [[link.kind for link in chain(g, self.match, self.unit)] for g in alike]
-        found = runs(chains, self.sharing)
+        shared_runs = runs(chains, self.sharing)
         bounds: list[list[list[int]]] = [[] for _ in alike]
-        for number, run in enumerate(found):
+        for number, run in enumerate(shared_runs):
             for member in run.members:
                 bounds[member].append([number, run.start, run.stop])
         tensors: dict[str, Tensor] = {}
@@ -132,7 +132,7 @@ class FlexiFed(Strategy):
             for number, transfer in self._shares(graph, state.values["runs"][client.name]):
                 if number not in mergers:
                     mergers[number] = ag.Merger(
-                        transfer.source, _held(state.tensors, number, transfer)
+                        transfer.source, _of_run(state.tensors, number, transfer)
                     )
                 mergers[number].add(
                     transfer,
@@ -164,16 +164,16 @@ class FlexiFed(Strategy):
         """The runs of an architecture, each with its map to the architecture's entries."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
         own = NormPolicy(self.norm).kept(graph)
-        found = renamed(graph, self.match, self.unit, cuts, own)
-        return zip((number for number, *_ in bounds), found, strict=True)
+        transfers = renamed(graph, self.match, self.unit, cuts, own)
+        return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: ServerState, tier: Tier) -> tuple[State, frozenset[str]]:
         """Weights of an architecture, and the entries of it that each client has for itself."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._shares(tier.graph, state.values["runs"][tier.name]):
             # The map renames and nothing else: no copy is needed.
-            held = _held(state.tensors, number, transfer)
-            weights |= {name: held[str(e.source)] for name, e in transfer.entries.items()}
+            by_place = _of_run(state.tensors, number, transfer)
+            weights |= {name: by_place[str(e.source)] for name, e in transfer.entries.items()}
         own = frozenset(tier.graph.state_names) - weights.keys()
         if own:
             weights = {**tier.state, **weights}
@@ -237,7 +237,7 @@ def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list
         >>> runs(["abcd", "abce"], "clustered")[1:]
         [Run(members=(0,), start=3, stop=4), Run(members=(1,), start=3, stop=4)]
     """
-    found = []
+    shared = []
     undone = [(tuple(range(len(chains))), 0)] if chains else []
     while undone:
         members, start = undone.pop()
@@ -248,7 +248,7 @@ def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list
         ):
             stop += 1
         if stop > start:
-            found.append(Run(members, start, stop))
+            shared.append(Run(members, start, stop))
         if sharing == "basic":
             break
         # Where they part: by the next layer, or once and for all by everything that follows.
@@ -258,7 +258,7 @@ def runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list
                 rest = chains[m][stop] if sharing == "max" else tuple(chains[m][stop:])
                 parts.setdefault(rest, []).append(m)
         undone += [(tuple(part), stop) for part in reversed(parts.values())]
-    return found
+    return shared
 
 
 @functools.lru_cache(maxsize=4096)
@@ -280,21 +280,21 @@ def renamed(
     """
     links = chain(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
-    found = []
+    transfers = []
     for start, stop in cuts:
         names = [name for link in links[start:stop] for name in link.entries]
         places = {name: str(place) for place, name in enumerate(names) if name not in own}
         same = ag.Transfer.identity(tuple(slots[name] for name in places))
-        found.append(
+        transfers.append(
             ag.Transfer(
                 tuple(slots[name]._replace(name=place) for name, place in places.items()),
                 same.target,
                 {n: dataclasses.replace(e, source=places[n]) for n, e in same.entries.items()},
             )
         )
-    return tuple(found)
+    return tuple(transfers)
 
 
-def _held(tensors: State, number: int, transfer: ag.Transfer) -> dict[str, Tensor]:
-    """What the server holds of a run, by place; no more of the state is looked at."""
+def _of_run(tensors: State, number: int, transfer: ag.Transfer) -> dict[str, Tensor]:
+    """The server's tensors of one run, by place."""
     return {slot.name: tensors[f"trie/{number}/{slot.name}"] for slot in transfer.source}

@@ -80,7 +80,7 @@ class HeteroFL(Strategy):
         for name, rate in self.rates.items():
             if not 0 < rate <= 1:
                 raise ag.SpecError(
-                    "no rate", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
+                    "out of range", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
                 )
         if self.mode == "dynamic" and self.norm == "local":
             raise ag.SpecError(
@@ -180,7 +180,7 @@ def rate_of(tier: Tier) -> float:
     for entry in tier.transfer.target:
         origin = tier.transfer.entries[entry.name].source
         if origin is not None:
-            for kept, whole in zip(entry.shape, source[origin], strict=True):
-                if kept < whole and whole > size:
-                    size, rate = whole, kept / whole
+            for narrow, whole in zip(entry.shape, source[origin], strict=True):
+                if narrow < whole and whole > size:
+                    size, rate = whole, narrow / whole
     return rate

@@ -95,10 +95,12 @@ class NeFL(Strategy):
     def __post_init__(self) -> None:
         """Check the range, and that the options go together."""
         if self.spread < 0:
-            raise ag.SpecError("no spread", where="spread", found=self.spread, expected="0 or more")
+            raise ag.SpecError(
+                "out of range", where="spread", found=self.spread, expected="0 or more"
+            )
         if self.initial == "ode" and self.steps == "off":
             raise ag.SpecError(
-                "there is no step size to start",
+                "needs step sizes",
                 where="initial",
                 found="ode, with steps off",
                 expected="steps learnable or constant",
@@ -208,7 +210,7 @@ def ladder(world: World) -> list[Tier]:
 
 @dataclass(frozen=True)
 class Submodel:
-    """A tier's architecture with step sizes, and which of its entries are whose.
+    """A tier's architecture with step sizes, and which of its entries are shared.
 
     Attributes:
         graph: What clients run.
@@ -247,26 +249,28 @@ def submodel(
     Raises:
         RewriteError: If a residual sum has no single branch to scale.
     """
-    made = ag.Rewritten(graph, transfer)
+    rewritten = ag.Rewritten(graph, transfer)
     if steps != "off":
         after = left_out_after(whole, graph, transfer) if initial == "ode" else {}
         starts = {name: 1.0 + k for name, k in after.items()}  # the others start at 1
-        made = made >> ag.add_step_sizes(graph, initial=starts, learnable=steps == "learnable")
-    own = held(made.graph, inconsistent)
+        rewritten = rewritten >> ag.add_step_sizes(
+            graph, initial=starts, learnable=steps == "learnable"
+        )
+    own = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()
     if norm != "per_submodel":
-        own -= NormPolicy("static").left_out(made.graph)
-        unmerged = NormPolicy(norm).left_out(made.graph)
+        own -= NormPolicy("static").left_out(rewritten.graph)
+        unmerged = NormPolicy(norm).left_out(rewritten.graph)
     # What does not come from the global state (step sizes) belongs to this submodel alone.
     own |= {
-        name for name, entry in made.transfer.entries.items() if entry.source is None
+        name for name, entry in rewritten.transfer.entries.items() if entry.source is None
     } - unmerged
     if steps == "constant":  # their values are part of the architecture
-        own -= set(made.graph.state_names) - set(graph.state_names)
-    return Submodel(made.graph, made.transfer, own, unmerged)
+        own -= set(rewritten.graph.state_names) - set(graph.state_names)
+    return Submodel(rewritten.graph, rewritten.transfer, own, unmerged)
 
 
-def held(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
+def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
     """Entries of the norm layers that each submodel has for itself.
 
     Example:
@@ -274,9 +278,9 @@ def held(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
         ...     torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.LayerNorm(3)
         ... )
         >>> graph = ag.trace(net, torch.zeros(2, 2)).graph
-        >>> sorted(held(graph, "auto"))
+        >>> sorted(own_norms(graph, "auto"))
         ['1.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var', '1.weight']
-        >>> len(held(graph, "norms")), len(held(graph, "none"))
+        >>> len(own_norms(graph, "norms")), len(own_norms(graph, "none"))
         (7, 0)
     """
     norms = NormPolicy("per_submodel").left_out(graph)
@@ -320,7 +324,7 @@ def left_out_after(
         {'layers.0': 2}
     """
     residual = _residual(whole)
-    found: dict[str, str] = {}  # a global block → the submodel's
+    counterpart: dict[str, str] = {}  # a global block → the submodel's
     for name, leaves in _residual(graph).items():
         sources = {transfer.entries[leaf].source for leaf in leaves if leaf in transfer.entries}
         shared = {
@@ -329,13 +333,13 @@ def left_out_after(
             if sources & theirs
         }
         if shared:
-            found[max(shared, key=lambda block: shared[block])] = name
+            counterpart[max(shared, key=lambda block: shared[block])] = name
     counts: dict[str, int] = {}
     for section in ag.structure(whole).sections:
         last = None
         for block in section.blocks:
-            if block.name in found:
-                last = found[block.name]
+            if block.name in counterpart:
+                last = counterpart[block.name]
             elif block.name not in residual:
                 last = None
             elif last is not None:

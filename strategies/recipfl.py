@@ -142,7 +142,7 @@ class RecipFL(Strategy):
         for option in SIZES:
             if getattr(self, option) < 1:
                 raise ag.SpecError(
-                    "no size", where=option, found=getattr(self, option), expected="1 or more"
+                    "out of range", where=option, found=getattr(self, option), expected="1 or more"
                 )
         if self.bins % self.piece:
             raise ag.SpecError(
@@ -164,10 +164,10 @@ class RecipFL(Strategy):
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
     def init(self, world: World) -> ServerState:
-        """φ, drawn from the run's seed; no client has trained anything yet.
+        """φ, drawn from the run's seed; clients have not trained anything yet.
 
         Raises:
-            RunError: If ``small`` or ``strong`` names no tier.
+            RunError: If ``small`` or ``strong`` names an unknown tier.
         """
         for name in self.strong or ():
             world.tier(name)
@@ -179,15 +179,15 @@ class RecipFL(Strategy):
         """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
         server = Server.of(self, world, state)
         own, *small = server.parts([client])
-        states = [{**part.first, **made} for part, made in server.generated([own, *small])]
+        states = [{**part.first, **tensors} for part, tensors in server.generated([own, *small])]
         train = Train(CrossEntropy(mask_absent=self.mask_absent))
         local = server.local(own.graph)
-        held = local - ag.frozen(own.graph)
+        private = local - ag.frozen(own.graph)
         return Task(
             client=client,
             graph=own.graph,
             # What the client changes for itself is sent before it has any of its own.
-            state={k: v for k, v in states[0].items() if not (own.trained and k in held)},
+            state={k: v for k, v in states[0].items() if not (own.trained and k in private)},
             program=Teach(train, server.changing(small[0].graph)) if small else train,
             kept=local,
             others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
@@ -219,8 +219,8 @@ class RecipFL(Strategy):
                 [self.weight(world, part.client) for part in parts],
             )
             for part, trained in zip(parts, new, strict=True):
-                held = on_disk(trained) if part.client in spilled else trained
-                tensors |= {f"{part.place}/{name}": value for name, value in held.items()}
+                stored = on_disk(trained) if part.client in spilled else trained
+                tensors |= {f"{part.place}/{name}": value for name, value in stored.items()}
         if all(parameter.grad is None for parameter in network.parameters()):
             return state
         step(network, optimiser, self.clip)
@@ -325,7 +325,7 @@ class Part(NamedTuple):
         name: ``own`` or ``small``.
         graph: Its architecture.
         first: Its full state before the first round.
-        trained: What the client made of its generated tensors last; nothing before it has.
+        trained: The client's generated tensors as it last trained them; empty before that.
     """
 
     client: int
@@ -373,15 +373,15 @@ class Server:
 
     def parts(self, clients: Iterable[int]) -> list[Part]:
         """Clients' own models, each followed by the small one where the client is strong."""
-        small, found = self.strategy.small_tier(self.world), []
+        small, parts = self.strategy.small_tier(self.world), []
         for client in clients:
             models = {OWN: self.world.tier_of(client)}
             if self.strategy.taught(self.world, client):
                 models[SMALL] = small
             for name, tier in models.items():
                 trained = self.state.group(f"last-{client}/{name}")
-                found.append(Part(client, name, tier.graph, dict(tier.state), trained))
-        return found
+                parts.append(Part(client, name, tier.graph, dict(tier.state), trained))
+        return parts
 
     def about(self, parts: Sequence[Part]) -> Tensor | None:
         """``a_m`` of each part's client: shares of the classes, or ids."""
@@ -402,14 +402,14 @@ class Server:
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
             )
         return [
-            (part, {k: v.cpu().contiguous() for k, v in made.items()})
-            for part, made in zip(parts, states, strict=True)
+            (part, {k: v.cpu().contiguous() for k, v in tensors.items()})
+            for part, tensors in zip(parts, states, strict=True)
         ]
 
     def version(self, client: int) -> dict[str, Tensor]:
         """A client's own model as it would get it now."""
-        [(part, made)] = self.generated(self.parts([client])[:1])
-        return {**part.first, **made}
+        [(part, tensors)] = self.generated(self.parts([client])[:1])
+        return {**part.first, **tensors}
 
     def local(self, graph: ag.ArchGraph) -> frozenset[str]:
         """Tensors that are not generated."""
@@ -423,18 +423,18 @@ class Server:
     def spilled(self) -> frozenset[int]:
         """Clients whose last weights are on the disk: those that exceed ``memory``, by id."""
         small = self.strategy.small_tier(self.world).graph
-        total, found = 0, set()
+        total, exceeding = 0, set()
         for client in self.world.clients:
             total += self._bytes(self.world.tier(client.name).graph)
             total += self._bytes(small) if self.strategy.taught(self.world, client.id) else 0
             if total > self.strategy.memory * MEBI:
-                found.add(client.id)
-        return frozenset(found)
+                exceeding.add(client.id)
+        return frozenset(exceeding)
 
     def _bytes(self, graph: ag.ArchGraph) -> int:
         """Memory of what is generated for an architecture."""
-        made = self.network.entries(graph)
-        return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in made)
+        entries = self.network.entries(graph)
+        return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: Result) -> dict[str, Tensor]:
         """What a client sent of the tensors that were generated for this part."""
@@ -499,10 +499,10 @@ class Teach:
         """Both models, as they are after it."""
         large = self.train(work)
         model = work.others[SMALL]
-        held = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
+        private = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
         teacher = module_of(Model(ag.with_features(work.graph), large.state), work.device).eval()
         student = module_of(
-            Model(ag.with_features(model.graph), {**model.state, **held}), work.device
+            Model(ag.with_features(model.graph), {**model.state, **private}), work.device
         ).train()
         small = replace(work, graph=model.graph)
 
@@ -516,8 +516,8 @@ class Teach:
         metrics = descend(small, dict(student.named_parameters()), loss)
         state = state_of(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
-        found = {**large.metrics, "small_loss": metrics["loss"]}
-        return Outcome(state=large.state, keep=keep, others={SMALL: state}, metrics=found)
+        metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}
+        return Outcome(state=large.state, keep=keep, others={SMALL: state}, metrics=metrics_of_both)
 
 
 def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = LOGITS) -> Tensor:
@@ -525,7 +525,7 @@ def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = 
 
     Args:
         small: Outputs of the small model, and its last hidden features where it has such.
-        large: Those of the large one; no gradient flows through them.
+        large: Those of the large one, without gradients.
         predict: From outputs to logits [batch, ..., classes].
 
     Returns:

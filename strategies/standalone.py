@@ -52,7 +52,7 @@ class Standalone(Strategy):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Nothing comes back; the clients work while the stream is read."""
+        """Results are discarded; clients train while the stream is read."""
         for _ in results:
             pass
         return state

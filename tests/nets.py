@@ -1,4 +1,4 @@
-"""Networks for tests: random ones for laws, foreign ones that nobody prepared for archgraph."""
+"""Networks for tests: random ones for laws, foreign ones that were not written for archgraph."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def image(batch: int = 2) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of somebody else, and an example input for it."""
+    """A model from another library, and an example input for it."""
 
     model: nn.Module
     args: tuple[Any, ...] = ()

@@ -133,12 +133,12 @@ class Axes:
         Raises:
             AxisError: If nothing matches; says whether a pinned axis does, and why it is pinned.
         """
-        found = tuple(a for a in self.all if _matches(a, pattern))
-        free = tuple(a for a in found if a.free)
+        matching = tuple(a for a in self.all if _matches(a, pattern))
+        free = tuple(a for a in matching if a.free)
         if free:
             return free
-        if found:
-            raise AxisError("axis cannot be cut", where=found[0].name, found=found[0].reason)
+        if matching:
+            raise AxisError("axis cannot be cut", where=matching[0].name, found=matching[0].reason)
         raise _no_axis(pattern, [a.name for a in self.all])
 
 

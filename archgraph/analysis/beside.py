@@ -27,13 +27,13 @@ def assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> 
             below[n.name] = None
     live = stream.live
     for output in stream.outputs:
-        found = stream.ancestors((output,))
-        nodes = [n for n in found if n in below and n not in owner and n not in live]
+        needed = stream.ancestors((output,))
+        nodes = [n for n in needed if n in below and n not in owner and n not in live]
         if not nodes:
             continue
         nodes.sort(key=order.__getitem__)
-        taken = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
-        entry = max(taken, key=order.__getitem__, default="")
+        sources = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
+        entry = max(sources, key=order.__getitem__, default="")
         piece = Piece(tuple(nodes), entry, output)
         work = [modules.place(n) for n in nodes if n in stream.heavy]
         path = common(work or [modules.place(n) for n in nodes])

@@ -109,8 +109,8 @@ def chosen_positions(
         AxisError: For an axis that does not exist or is pinned.
     """
     result = {}
-    for axis, given in _by_axis(solved, positions, "positions by axis", single=False):
-        index = _whole_numbers(axis, given)
+    for axis, requested in _by_axis(solved, positions, "positions by axis", single=False):
+        index = _whole_numbers(axis, requested)
         outside = [i for i in index.tolist() if not 0 <= i < axis.size]
         missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
         if outside:
@@ -126,7 +126,7 @@ def chosen_positions(
             )
         if not grow and (not len(index) or len(np.unique(index)) != len(index)):
             raise RewriteError(
-                "positions must be distinct and not empty", where=axis.name, found=given
+                "positions must be distinct and not empty", where=axis.name, found=requested
             )
         result[axis] = index
     return result
@@ -171,13 +171,17 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
     return float(value)
 
 
-def _whole_numbers(axis: Axis, given: Any) -> npt.NDArray[np.int64]:
+def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:
     try:
-        index = np.asarray(given)
+        index = np.asarray(requested)
     except ValueError:  # rows of different lengths
         index = np.empty((0, 0))
-    if isinstance(given, str) or index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+    if (
+        isinstance(requested, str)
+        or index.ndim != 1
+        or (index.size and index.dtype.kind not in "iu")
+    ):
         raise RewriteError(
-            "positions must be a list of whole numbers", where=axis.name, found=repr(given)
+            "positions must be a list of whole numbers", where=axis.name, found=repr(requested)
         )
     return index.astype(np.int64)

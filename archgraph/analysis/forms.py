@@ -53,8 +53,8 @@ class Form:
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the operators in order."""
-        found = (line.partition("(")[0] for line in self.lines)
-        return tuple(word for word in found if word not in ("input", "return"))
+        names = (line.partition("(")[0] for line in self.lines)
+        return tuple(word for word in names if word not in ("input", "return"))
 
     def __str__(self) -> str:
         words = self.words
@@ -169,12 +169,12 @@ class Forms:
         return self._whole
 
     def through(self, name: str) -> str:
-        """What an operator that acts in training alone hands on."""
+        """The result behind operators that act in training only (dropout)."""
         node = self.graph.node[name]
         fact = row(node.op)
         while fact.training_flag and not fact.normalises and len(node.types) == 1:
             used = next(node.uses(), None)
-            if used is None:  # of a leaf: there is no result to hand on
+            if used is None:  # it takes a leaf, not a result
                 break
             name = used
             node = self.graph.node[name]
@@ -246,10 +246,10 @@ class _Reading:
         for name in self._order():
             lines.append(self._line(name, ref, numbered))
             number[name] = len(number)
-        # Whether it makes an output of the graph: the last layer is like no hidden one.
-        made = [i for i, name in enumerate(self.of.outputs) if name in self.ends]
-        if made:
-            lines.append(f"return({'; '.join(map(str, made))})")
+        # Whether it makes an output of the graph: the last layer is unlike hidden ones.
+        outputs = [i for i, name in enumerate(self.of.outputs) if name in self.ends]
+        if outputs:
+            lines.append(f"return({'; '.join(map(str, outputs))})")
         return Form(tuple(lines), tuple(number), tuple(leaf), tuple(far))
 
     def _keyed(self, name: str) -> str:
@@ -275,12 +275,12 @@ class _Reading:
 
     def _uses(self, name: str) -> list[str]:
         node = self.graph.node[name]
-        given = (i for _, v, _ in self.of._args(node) for i in walk(v) if isinstance(i, Ref))
-        return [self.of.through(i.name) for i in given]
+        results = (i for _, v, _ in self.of._args(node) for i in walk(v) if isinstance(i, Ref))
+        return [self.of.through(i.name) for i in results]
 
     def _operands(self, name: str) -> list[str]:
-        found = (i for _, v, _ in self._sorted(name) for i in walk(v) if isinstance(i, Ref))
-        return [self.of.through(i.name) for i in found]
+        results = (i for _, v, _ in self._sorted(name) for i in walk(v) if isinstance(i, Ref))
+        return [self.of.through(i.name) for i in results]
 
     def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
         """Arguments; those of a sum or product in the order of their keys."""
@@ -295,7 +295,7 @@ class _Reading:
 
     def _ranked(self, values: Sequence[Value]) -> list[Value]:
         """Operands in the order of their keys; of one key, of names or widths of their leaves."""
-        found: list[Value] = []
+        ranked: list[Value] = []
         for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
             tied = list(group)
             if len(tied) > 1:
@@ -304,8 +304,8 @@ class _Reading:
                 own = [leaves - common for leaves in below]
                 order = sorted(range(len(tied)), key=lambda i: self._marks(own[i]))
                 tied = [tied[i] for i in order]
-            found += tied
-        return found
+            ranked += tied
+        return ranked
 
     def _rank(self, value: Value) -> str:
         return self._keyed(self.of.through(value.name)) if isinstance(value, Ref) else ""
@@ -320,16 +320,16 @@ class _Reading:
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)
-        found: set[str] = set()
+        leaves: set[str] = set()
         seen: set[str] = set()
         pending = [self.of.through(value.name)]
         while pending:
             name = pending.pop()
             if name in self.key and name not in seen:
                 seen.add(name)
-                found.update(self.graph.node[name].leaves())
+                leaves.update(self.graph.node[name].leaves())
                 pending += self._uses(name)
-        return found
+        return leaves
 
     def _line(self, name: str, ref: Callable[[str], str], leaf: Callable[[str], str]) -> str:
         node = self.graph.node[name]

@@ -14,7 +14,7 @@ class Layer:
     """An operator with weights.
 
     Attributes:
-        node: The operator; empty for entries that no operator uses.
+        node: The operator; empty for unused entries.
         kind: What it is but for names: operator, arguments, roles and types of its leaves. Leaves
             of earlier layers (tied weights) stand as numbers in the order of first use.
         entries: State entries that no earlier layer uses, in argument order.
@@ -43,19 +43,19 @@ def layers(graph: ArchGraph) -> tuple[Layer, ...]:
         ('2.weight',)
     """
     number: dict[str, int] = {}
-    found = []
+    listed = []
     for node in graph.nodes:
         known = len(number)
         fresh = [leaf for leaf in dict.fromkeys(node.leaves()) if leaf not in number]
         number.update(zip(fresh, range(known, known + len(fresh)), strict=True))
         entries = tuple(name for name in fresh if graph.param[name].role != "constant")
         if entries:
-            found.append(Layer(node.name, _kind(graph, node, number, known), entries))
+            listed.append(Layer(node.name, _kind(graph, node, number, known), entries))
     rest = tuple(name for name in graph.state_names if name not in number)
     if rest:
         kinds = ", ".join(_leaf(graph, name) for name in rest)
-        found.append(Layer("", f"unused({kinds})", rest))
-    return tuple(found)
+        listed.append(Layer("", f"unused({kinds})", rest))
+    return tuple(listed)
 
 
 def _kind(graph: ArchGraph, node: Node, number: Mapping[str, int], known: int) -> str:

@@ -21,8 +21,8 @@ def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
     if draft.kind in ("dense", "parallel") and draft.last is not None:
         # What joins branches has a width of its own: only the rest of its shape counts.
         parts = [graph.node[n].shape for n in _joined(graph, draft.last)]
-        made = graph.node[draft.last.exit].shape
-        wide = {i for p in parts if len(p) == len(made) for i, s in enumerate(p) if s != made[i]}
+        whole = graph.node[draft.last.exit].shape
+        wide = {i for p in parts if len(p) == len(whole) for i, s in enumerate(p) if s != whole[i]}
         shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
     draft.out = (draft.kind == "dense", end.dtype, shape)
 

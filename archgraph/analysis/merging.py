@@ -112,7 +112,7 @@ class Merging:
             if keys[i] in last:
                 again[i] = last[keys[i]]
             last[keys[i]] = i
-        found: dict[int, tuple[int, int]] = {}
+        rounds: dict[int, tuple[int, int]] = {}
         i = 0
         while i < len(keys):
             end = again.get(i, i)
@@ -121,11 +121,11 @@ class Merging:
                 end += 1
             times = (end - i) // size if size else 0
             if times > 1 and not any(claimed[i:end]):
-                found[i] = size, times
+                rounds[i] = size, times
                 i += size * times
             else:
                 i += 1
-        return found
+        return rounds
 
     def _is_block(
         self,
@@ -138,10 +138,10 @@ class Merging:
         """Whether the pieces that a module holds are one building block.
 
         Several such modules are those of one class: another place, the same children. Plain layers
-        are one block if several such modules are inside a list and no list themselves; regions
+        are one block if several such modules are inside a list and not lists themselves; regions
         beside plain layers, if there are several; residual regions, if they are an item of a list
-        and no list themselves (attention and feed-forward). Items of a list are stages' blocks
-        if they are equal, or if no other module repeats them (``twin``).
+        and not lists themselves (attention and feed-forward). Items of a list are stages' blocks
+        if they are equal, or if other modules do not repeat them (``twin``).
         """
         several = self.modules.classes[self.modules.class_of(module)] > 1
         if "dense" in kinds:

@@ -70,7 +70,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def _fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Results that depend on no input: the leaves that they are made of."""
+    """Results that do not depend on inputs, with the leaves that they are computed from."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):

@@ -26,17 +26,17 @@ class Group(NamedTuple):
 
 def sections(drafts: Drafts) -> list[Group]:
     """Sections of a graph's blocks: of the towers, of the main stream, further outputs last."""
-    found: list[Group] = []
+    groups: list[Group] = []
     owner = {b: s for s, blocks in drafts.graph.sections for b in blocks}
     for tower in drafts.chains[:-1]:
-        found += _given(tower, owner) or _tower(drafts, tower)
+        groups += _given(tower, owner) or _tower(drafts, tower)
     main = drafts.chains[-1]
-    found += _given(main, owner) or _framed(*_parts(drafts, main))
+    groups += _given(main, owner) or _framed(*_parts(drafts, main))
     if drafts.ends:
-        if not found or found[-1].kind != "head":
-            found.append(Group("head", "head", []))
-        found[-1].blocks.extend(drafts.ends)
-    return found
+        if not groups or groups[-1].kind != "head":
+            groups.append(Group("head", "head", []))
+        groups[-1].blocks.extend(drafts.ends)
+    return groups
 
 
 def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
@@ -44,19 +44,19 @@ def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
     mine = [i for i, d in enumerate(blocks) if d.given]
     if not mine:
         return []
-    found: list[Group] = []
+    groups: list[Group] = []
     rest: list[BlockDraft] = []
     for d in blocks[mine[0] : mine[-1] + 1]:
         if not d.given:
             rest.append(d)
             continue
-        found += _stages(rest)
+        groups += _stages(rest)
         rest = []
-        if found and found[-1].name == owner[d.given]:
-            found[-1].blocks.append(d)
+        if groups and groups[-1].name == owner[d.given]:
+            groups[-1].blocks.append(d)
         else:
-            found.append(Group(owner[d.given], "stage", [d]))
-    return _framed(blocks[: mine[0]], found, blocks[mine[-1] + 1 :])
+            groups.append(Group(owner[d.given], "stage", [d]))
+    return _framed(blocks[: mine[0]], groups, blocks[mine[-1] + 1 :])
 
 
 def _framed(stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft]) -> list[Group]:
@@ -84,7 +84,7 @@ def _parts(
 ) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
     """Stem, stages and head of a chain.
 
-    What stands alone at either end and has nothing in common with the stages is none.
+    A single block at either end that has nothing in common with the stages is not a stage.
     """
     begin, end = _middle(drafts, blocks)
     stem, head = blocks[:begin], blocks[end:]
@@ -97,7 +97,7 @@ def _parts(
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
-    """Whether a section is one block that is like no other and no item of their list."""
+    """Whether a section is a single block unlike all others, and not an item of their list."""
     (first, *more) = group.blocks
     return not more and not any(
         (d.spine == first.spine and _branched(d) == _branched(first))
@@ -113,12 +113,12 @@ def _branched(draft: BlockDraft) -> bool:
 
 
 def _transitions(drafts: Drafts, stages: list[Group]) -> list[Group]:
-    """The sections, with what leads from one stage to the next told apart from the stages.
+    """The sections, where what leads from one stage to the next is a section of its own.
 
-    That stands alone: a plain layer unlike its neighbours, or a block that changes the resolution
-    to that of the next stage.
+    A transition is one block: a plain layer unlike its neighbours, or a block that changes the
+    resolution to that of the next stage.
     """
-    found: list[Group] = []
+    groups: list[Group] = []
     for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
         (block, *more) = group.blocks
         left, right = before.blocks[-1], after.blocks[0]
@@ -126,10 +126,10 @@ def _transitions(drafts: Drafts, stages: list[Group]) -> list[Group]:
             leads = block.out != left.out and block.out == right.out
         else:
             leads = block.spine not in (left.spine, right.spine)
-        found.append(group._replace(kind="transition") if leads and not more else group)
-    found = [*stages[:1], *found, *stages[1:][-1:]]
+        groups.append(group._replace(kind="transition") if leads and not more else group)
+    groups = [*stages[:1], *groups, *stages[1:][-1:]]
     joined: list[Group] = []
-    for group in found:
+    for group in groups:
         if joined and group.kind == joined[-1].kind == "transition":
             joined[-1].blocks.extend(group.blocks)
         else:
@@ -176,7 +176,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         runs += _split(items[:size])
         items = items[size:]
     inside = Counter(d.unit[:size] for d in blocks for size in range(1, len(d.unit) + 1))
-    found = []
+    groups = []
     for run in runs:
         members = [d for item in run for d in item]
         units = {d.unit for d in members}
@@ -184,8 +184,8 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         if path in units and path and numbered(path[-1]):
             path = path[:-1]
         own = path and inside[path] == len(members)
-        found.append(Group(".".join(path) if own else members[0].name, "stage", members))
-    return found
+        groups.append(Group(".".join(path) if own else members[0].name, "stage", members))
+    return groups
 
 
 def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:

@@ -49,14 +49,14 @@ class Piece:
 
 def computed(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
     """Results that depend on parameters, not on inputs (a transposed weight), with their leaves."""
-    found: dict[str, tuple[str, ...]] = {}
+    leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
-        if n.op != "input" and all(u in found for u in used):
-            leaves = dict.fromkeys([*n.leaves(), *(leaf for u in used for leaf in found[u])])
+        if n.op != "input" and all(u in leaves_of for u in used):
+            leaves = dict.fromkeys([*n.leaves(), *(leaf for u in used for leaf in leaves_of[u])])
             if any(graph.param[leaf].role == "parameter" for leaf in leaves):
-                found[n.name] = tuple(leaves)
-    return found
+                leaves_of[n.name] = tuple(leaves)
+    return leaves_of
 
 
 class Stream:
@@ -91,9 +91,9 @@ class Stream:
 
     def _is_heavy(self, node: Node) -> bool:
         """Whether an operator does a layer's work: a weighted one, or a product with a weight."""
-        found = row(node.op)
-        if found.weighted or found.macs is None or node.name in self._computed:
-            return found.weighted
+        fact = row(node.op)
+        if fact.weighted or fact.macs is None or node.name in self._computed:
+            return fact.weighted
         if self._has_parameter(node):
             return True
         factors = itertools.islice(node.uses(), 2)  # further operands are added (biases, masks)
@@ -103,8 +103,8 @@ class Stream:
         """Leaves that an operator takes itself or through results that depend on leaves only."""
         if name not in self._weights:
             node = self.graph.node[name]
-            made = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
-            self._weights[name] = tuple(dict.fromkeys([*node.leaves(), *made]))
+            through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
+            self._weights[name] = tuple(dict.fromkeys([*node.leaves(), *through]))
         return self._weights[name]
 
     def _has_parameter(self, node: Node) -> bool:
@@ -119,21 +119,21 @@ class Stream:
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
         """Operators that some need, themselves included; within a part of the graph if given."""
-        found: set[str] = set()
+        needed: set[str] = set()
         pending = list(names)
         while pending:
             name = pending.pop()
-            if name not in found and (inside is None or name in inside):
-                found.add(name)
+            if name not in needed and (inside is None or name in inside):
+                needed.add(name)
                 pending.extend(self.preds[name])
-        return found
+        return needed
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
-        found = set(names)
+        reached = set(names)
         for n in self.graph.nodes:
-            if n.name not in found and any(p in found for p in self.preds[n.name]):
-                found.add(n.name)
-        return found
+            if n.name not in reached and any(p in reached for p in self.preds[n.name]):
+                reached.add(n.name)
+        return reached
 
     def _choose(self) -> tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]:
         """The input whose stream and towers are cut best.
@@ -144,11 +144,11 @@ class Stream:
         if not inputs:
             ordered = sorted(self.live, key=self.order.__getitem__)
             return "", self._chain(ordered, ""), ()
-        found = []
+        chains = []
         for source in inputs:
             nodes = self._downstream(source, self.live, self.output)
             pieces = self._chain(sorted(nodes, key=self.order.__getitem__), "")
-            found.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
+            chains.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
 
         def score(item: tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]) -> Any:
             _, pieces, towers = item
@@ -156,7 +156,7 @@ class Stream:
             residual = sum(p.heavy and p.kind == "residual" for p in every)
             return residual - sum(p.joins for p in every), sum(p.heavy for p in every)
 
-        return max(found, key=score)
+        return max(chains, key=score)
 
     def _downstream(self, source: str, live: set[str], target: str) -> set[str]:
         """What leads from a source through parameters to the target, and what prepares it."""
@@ -172,12 +172,12 @@ class Stream:
 
         A tower ends where it first fans out: what then serves one block is that block's.
         """
-        taken = set(main)
+        used = set(main)
         result = []
         for n in self.graph.nodes:
-            if n.op != "input" or n.name in taken or n.name not in self.live:
+            if n.op != "input" or n.name in used or n.name not in self.live:
                 continue
-            below = self._descendants((n.name,)) & (self.live - taken)
+            below = self._descendants((n.name,)) & (self.live - used)
             core = below & self._learned
             starts = [v for v in core if not any(p in core for p in self.preds[v])]
             ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
@@ -186,7 +186,7 @@ class Stream:
             while ordered and ordered[-1] not in cuts:
                 ordered.pop()
             if sum(v in self.heavy for v in ordered) >= 2:
-                taken.update(ordered)
+                used.update(ordered)
                 result.append(self._chain(ordered, ""))
         return tuple(result)
 
@@ -204,7 +204,7 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Nodes that no edge jumps over; ``ends`` have an edge out of the part."""
+        """Nodes without an edge that jumps over them; ``ends`` have an edge out of the part."""
         place = {name: i for i, name in enumerate(nodes)}
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
@@ -239,7 +239,7 @@ class Stream:
             ordered = [n for n in nodes if n in body]
             chain = self._chain(ordered, entry)
             nested = {p.kind for p in chain if p.heavy}
-            bare = not any(found & self.heavy for p, found in branches if p != longest)
+            bare = not any(branch & self.heavy for p, branch in branches if p != longest)
             deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
             if deep or "residual" in nested or (kind == "dense" and bare and "dense" in nested):
                 rest = tuple(n for n in nodes if n not in body)
@@ -271,7 +271,7 @@ class Stream:
         start = self.graph.node[entry] if entry else end
         same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
         if row(end.op).merges and len(branches) > 1 and same:
-            work = sorted((len(found & self.heavy), len(found), p) for p, found in branches)
+            work = sorted((len(branch & self.heavy), len(branch), p) for p, branch in branches)
             if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
                 return "residual", work[0][2]
         lists = [v for _, v in end.args if isinstance(v, tuple)]
@@ -290,7 +290,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
     lengths: dict[tuple[str, str], set[int]] = {}  # of the lists seen
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
-        found = dict.fromkeys(n.uses())
+        before = dict.fromkeys(n.uses())
         joined = [(k, v) for k, v in n.args if isinstance(v, tuple) and _references(v)]
         if len(joined) == 1:
             argument, operands = joined[0]
@@ -303,11 +303,11 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
                 )
                 if match is not None:
                     others = (i.name for i in match[1] if isinstance(i, Ref))
-                    found = dict.fromkeys((match[0], *others))
+                    before = dict.fromkeys((match[0], *others))
                     break
             seen.setdefault((n.op, rest, operands), n.name)
             known.add(len(operands))
-        result[n.name] = tuple(found)
+        result[n.name] = tuple(before)
     return result
 
 

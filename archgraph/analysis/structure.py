@@ -275,8 +275,8 @@ class _Judge:
             return "holds nothing that could be left out"
         members = set(nodes)
         for piece in draft.pieces:
-            taken = {u for n in piece.nodes for u in graph.node[n].uses()} if piece.joins else set()
-            if any(u in self.streamed and u not in members and u != entry for u in taken):
+            used = {u for n in piece.nodes for u in graph.node[n].uses()} if piece.joins else set()
+            if any(u in self.streamed and u not in members and u != entry for u in used):
                 return f"ends a long connection in %{piece.exit}"
         terms = self._terms(draft)
         if terms:
@@ -339,13 +339,13 @@ class _Judge:
     def _kept_term(self, terms: Mapping[str, str], members: set[str], entry: str) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
-        given = leaves(product(solved.value[entry][0]))
-        stream = {leaf.name for leaf in given if isinstance(leaf, AxisRef)}
+        entering = leaves(product(solved.value[entry][0]))
+        stream = {leaf.name for leaf in entering if isinstance(leaf, AxisRef)}
         for name in terms:
-            found = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
-            own = [leaf for leaf in found if isinstance(leaf, AxisRef)]
+            factors = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
+            own = [leaf for leaf in factors if isinstance(leaf, AxisRef)]
             if not own:
-                return f"appends %{name}, whose width no parameter of its own decides"
+                return f"appends %{name}, whose width is not that of a parameter of its own"
             for ref in own:
                 if ref.name not in self._free:
                     return f"appends {ref}, which is pinned: {solved[ref.name].reason}"
@@ -359,11 +359,11 @@ class _Judge:
     @functools.cached_property
     def _alone(self) -> Mapping[str, list[str]]:
         """Leaves with a dimension that would be empty without an axis, by axis."""
-        found: dict[str, list[str]] = {}
+        reached: dict[str, list[str]] = {}
         for leaf, dims in axes(self.graph).leaf.items():
             for name in {n for d in dims for n in _only(d)}:
-                found.setdefault(name, []).append(leaf)
-        return found
+                reached.setdefault(name, []).append(leaf)
+        return reached
 
 
 def _show(type_: TensorType | tuple[TensorType, ...]) -> str:

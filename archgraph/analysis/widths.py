@@ -224,14 +224,14 @@ def solve(
                 continue
             count = _root(layout, size, unknown[0].name, known) if len(unknown) == 1 else None
             if count is not None:
-                found = {unknown[0].name: count}
+                solved = {unknown[0].name: count}
             elif size in (1, layout.size):  # one way to keep nothing more, or everything
-                found = {a.name: 1 if size == 1 else a.size for a in unknown}
+                solved = {a.name: 1 if size == 1 else a.size for a in unknown}
             else:
                 left.append((name, layout, size))
                 continue
-            known |= found
-            for axis, value in found.items():
+            known |= solved
+            for axis, value in solved.items():
                 claim(axis, value)
         if len(left) == len(pending):
             return claims, left
@@ -253,7 +253,7 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, int]) -> int
 
 def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:
     """Axes that go with dense blocks that are not matched: what these append."""
-    found: set[str] = set()
+    dropped: set[str] = set()
     for block in structure(whole).blocks:
         if block.name in matched or block.kind != "dense" or not block.merge:
             continue
@@ -261,5 +261,5 @@ def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:
         lists = (v for _, v in whole.node[block.merge].args if isinstance(v, tuple))
         terms = [i.name for v in lists for i in v if isinstance(i, Ref) and i.name in inside]
         layouts = (d for term in terms for d in axes(whole).value[term][0])
-        found |= {a.name for layout in layouts for a in axes_of(layout)}
-    return frozenset(found)
+        dropped |= {a.name for layout in layouts for a in axes_of(layout)}
+    return frozenset(dropped)

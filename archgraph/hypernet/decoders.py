@@ -74,7 +74,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the part of a code that tensors no larger than this are made of."""
+        """Shape of the part of a code that tensors of at most this size need."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:

@@ -71,7 +71,7 @@ class GatedGNN(nn.Module):
         after: list[Tensor] = []
         kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
         sent: list[list[Tensor]] = [[] for _ in kinds]
-        for level, h, kept in zip(plan.levels, before.split(sizes), own, strict=True):
+        for level, h, recurrent in zip(plan.levels, before.split(sizes), own, strict=True):
             heard = [
                 self._heard(messages, values, level.size)
                 for messages, values in zip(level.messages, sent, strict=True)
@@ -79,10 +79,10 @@ class GatedGNN(nn.Module):
             ]
             if heard:
                 whole = sum(heard[1:], heard[0])
-                given = functional.linear(whole, self.cell.weight_ih, self.cell.bias_ih)
+                incoming = functional.linear(whole, self.cell.weight_ih, self.cell.bias_ih)
             else:
-                given = self.cell.bias_ih.expand(level.size, -1)
-            after.append(_gates(h, given, kept))
+                incoming = self.cell.bias_ih.expand(level.size, -1)
+            after.append(_gates(h, incoming, recurrent))
             for values, mlp in zip(sent, kinds, strict=True):
                 values.append(mlp(after[-1]))
         return torch.cat(after)[plan.place]
@@ -93,17 +93,17 @@ class GatedGNN(nn.Module):
         senders = parts[0] if len(parts) == 1 else torch.cat(parts)
         share = None if messages.distance is None else messages.distance.to(senders).reciprocal()
         both = (len(senders), size)
-        found: Tensor = self.sum((senders, None), messages.edge_index, share, size=both)
-        return found
+        sums: Tensor = self.sum((senders, None), messages.edge_index, share, size=both)
+        return sums
 
 
 def _mlp(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
-def _gates(h: Tensor, given: Tensor, kept: Tensor) -> Tensor:
+def _gates(h: Tensor, incoming: Tensor, recurrent: Tensor) -> Tensor:
     """A GRU cell after its two products, gates in torch's order (reset, update, new)."""
     width = h.shape[1]
-    reset, update = torch.sigmoid(given[:, : 2 * width] + kept[:, : 2 * width]).chunk(2, 1)
-    new = torch.tanh(given[:, 2 * width :] + reset * kept[:, 2 * width :])
+    reset, update = torch.sigmoid(incoming[:, : 2 * width] + recurrent[:, : 2 * width]).chunk(2, 1)
+    new = torch.tanh(incoming[:, 2 * width :] + reset * recurrent[:, 2 * width :])
     return torch.lerp(new, h, update)

@@ -112,7 +112,7 @@ def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
     """
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     stay = local(graph)
-    found = []
+    generated = []
     for name in graph.state_names:
         if name in stay:
             continue
@@ -122,10 +122,10 @@ def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
             base(graph.node[owner].op), _argument(graph, owner, name), len(param.shape)
         )
         dtype = torch_dtype(param.dtype)
-        found.append(
+        generated.append(
             GeneratedTensor(name, slot, place[owner], param.shape, dtype, *_form(graph, param))
         )
-    return tuple(found)
+    return tuple(generated)
 
 
 def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
@@ -212,13 +212,13 @@ def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
 def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
     """Pairs [2, pairs] of nodes whose shortest path has 2 to ``reach`` edges; how many [pairs]."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
-    found = [
+    distant = [
         (place[a], place[b], length)
         for a, lengths in nx.all_pairs_shortest_path_length(graph.nx, cutoff=reach)
         for b, length in lengths.items()
         if length > 1
     ]
-    listed = torch.tensor(found, dtype=torch.long).reshape(-1, 3)
+    listed = torch.tensor(distant, dtype=torch.long).reshape(-1, 3)
     return listed[:, :2].T.contiguous(), listed[:, 2].clone()
 
 
@@ -247,7 +247,7 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> Any:
         tensor([0, 1])
     """
     if not graph.nodes:
-        raise GraphError("an architecture without operators has no weights to generate")
+        raise GraphError("an architecture without operators does not have weights to generate")
     edges, forward, backward = _skeleton(graph)
     words = torch.tensor([vocabulary.index(node.op) for node in graph.nodes])
     pairs, distance = _virtual(graph, reach) if reach > 1 else (None, None)

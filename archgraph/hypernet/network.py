@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CodeKey = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
 
-AT_ONCE = 2**21  # numbers that `pull_back` makes at a time, where no single tensor has more
+AT_ONCE = 2**21  # most numbers that `pull_back` generates at a time, unless one tensor has more
 
 
 class GraphHypernetwork(nn.Module):
@@ -144,11 +144,11 @@ class GraphHypernetwork(nn.Module):
         Raises:
             GraphError: If a tensor is neither generated nor local by a rule.
         """
-        made = self.entries(graph)
-        for entry in made:
+        generated = self.entries(graph)
+        for entry in generated:
             self._number(entry)
         rules = dict(local(graph))
-        return rules | {e.name: "shift" for e in entries(graph) if e not in made}
+        return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
     def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
         """The tensors of a graph that are generated, in state order."""
@@ -164,7 +164,7 @@ class GraphHypernetwork(nn.Module):
 
         Args:
             graphs: Each client's architecture.
-            states: Each client's current weights (q_v), through which no gradient flows.
+            states: Each client's current weights (q_v), used without gradients.
             descriptor: [clients, descriptor], what is known of each client's data; or where ids are
                 embedded, those: int64 [clients].
 
@@ -172,7 +172,7 @@ class GraphHypernetwork(nn.Module):
             For each client the generated part of its state; :meth:`unset` names the rest.
 
         Raises:
-            GraphError: If no decoder sets a tensor, or a state or descriptor does not fit.
+            GraphError: If a tensor has no decoder, or a state or descriptor does not fit.
         """
         codes = self._codes(graphs, states, descriptor)
         rows = {key: iter(code.unbind()) for key, code in codes.items()}
@@ -199,7 +199,7 @@ class GraphHypernetwork(nn.Module):
         Args:
             graphs: As for :meth:`generate`.
             states: As they were when the clients' weights were generated.
-            trained: What the clients made of them (θ_m).
+            trained: The clients' weights after training (θ_m).
             descriptor: As for :meth:`generate`.
             weights: Weight of each client; default 1.
 
@@ -221,17 +221,17 @@ class GraphHypernetwork(nn.Module):
         gradients = {key: torch.zeros_like(code) for key, code in codes.items()}
         total = 0.0
         for key, alike in self._alike(graphs).items():
-            rows, clients, made = zip(*alike, strict=True)
+            rows, clients, tensors = zip(*alike, strict=True)
             at = torch.tensor(rows, device=codes[key[0]].device)
             code = codes[key[0]].detach()[at].requires_grad_()
-            value = self._tensors(code, made[0])
-            # What was given was rounded to the tensor's type; the gap to it is not.
-            wide = torch.promote_types(value.dtype, made[0].dtype)
-            given = value.detach().to(made[0].dtype).to(wide)
+            value = self._tensors(code, tensors[0])
+            # Sent weights were rounded to the tensor's type; the gap to them is not.
+            wide = torch.promote_types(value.dtype, tensors[0].dtype)
+            sent = value.detach().to(tensors[0].dtype).to(wide)
             theirs = [
-                trained[m][e.name].detach().to(given) for m, e in zip(clients, made, strict=True)
+                trained[m][e.name].detach().to(sent) for m, e in zip(clients, tensors, strict=True)
             ]
-            gap = given - torch.stack(theirs)
+            gap = sent - torch.stack(theirs)
             share = torch.tensor(
                 [1.0 if weights is None else weights[m] for m in clients], dtype=torch.float64
             )
@@ -252,14 +252,14 @@ class GraphHypernetwork(nn.Module):
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach).to(self.word.weight.device)
         tensors: list[Tensor] = []
-        slots, nodes, clients, told = [], [], [], []
+        slots, nodes, clients, informed = [], [], [], []
         places: dict[CodeKey, list[int]] = {}
         largest: dict[CodeKey, tuple[int, ...]] = {}
         for m, graph in enumerate(graphs):
             last = head(graph)
             ends = multiplied(graph)[last[0]] | set(graph.node[last[0]].leaves()) if last else set()
             for entry in self.entries(graph):
-                told.append(self.described == "all" or entry.name in ends)
+                informed.append(self.described == "all" or entry.name in ends)
                 key = self._key(entry)
                 places.setdefault(key, []).append(len(tensors))
                 largest[key] = tuple(map(max, largest.get(key, entry.shape), entry.shape))
@@ -284,50 +284,52 @@ class GraphHypernetwork(nn.Module):
         alone = len(graphs) == 1 and words.device.type == "cpu"
         plans = sweeps_alone(graphs[0], self.reach) if alone else sweeps(batch)
         features = self.norm(self.gnn(features, *plans))
-        seen = torch.tensor(told, dtype=torch.bool, device=words.device)[:, None]
-        found = {}
+        seen = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
+        by_key = {}
         for key, own in places.items():
             rows = torch.tensor(own, device=words.device)
             about = described[client[rows]] * seen[rows]
-            given = torch.cat([features[node[rows]], about], 1)
-            found[key] = self.decoders[key[0]](given, largest[key])
-        return found
+            inputs = torch.cat([features[node[rows]], about], 1)
+            by_key[key] = self.decoders[key[0]](inputs, largest[key])
+        return by_key
 
     def _described(self, graphs: Sequence[ArchGraph], descriptor: Tensor | None) -> Tensor:
-        """Descriptors [clients, descriptor], of no columns where clients are not described."""
+        """Descriptors [clients, descriptor], with 0 columns where clients are not described."""
         if self.client is not None and descriptor is not None and descriptor.dim() == 1:
             descriptor = self.client(descriptor.to(self.client.weight.device))
         expected = (len(graphs), self.descriptor)
-        given = torch.zeros(len(graphs), 0) if descriptor is None else descriptor
-        if tuple(given.shape) != expected:
-            raise GraphError("descriptors do not fit", found=tuple(given.shape), expected=expected)
-        return given.to(self.word.weight)
+        descriptors = torch.zeros(len(graphs), 0) if descriptor is None else descriptor
+        if tuple(descriptors.shape) != expected:
+            raise GraphError(
+                "descriptors do not fit", found=tuple(descriptors.shape), expected=expected
+            )
+        return descriptors.to(self.word.weight)
 
     def _number(self, entry: GeneratedTensor) -> int:
-        found = self.slots.get(entry.slot)
-        if found is None:
+        number = self.slots.get(entry.slot)
+        if number is None:
             raise GraphError(
-                "no decoder sets this tensor",
+                "tensor without a decoder",
                 where=entry.name,
                 found=entry.slot,
                 expected=", ".join(map(str, self.slots)),
                 hint="size the hypernetwork for this graph too (for_graphs)",
             )
-        return found
+        return number
 
     def _check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
         if len(states) != len(graphs):
             raise GraphError("not a state for each client", found=len(states), expected=len(graphs))
         for graph, state in zip(graphs, states, strict=True):
             for entry in self.entries(graph):
-                found = tuple(state[entry.name].shape) if entry.name in state else "nothing"
-                if found != entry.shape:
+                shape = tuple(state[entry.name].shape) if entry.name in state else "nothing"
+                if shape != entry.shape:
                     raise GraphError(
-                        "state does not fit", where=entry.name, found=found, expected=entry.shape
+                        "state does not fit", where=entry.name, found=shape, expected=entry.shape
                     )
 
     def _key(self, entry: GeneratedTensor) -> CodeKey:
-        """Tensors of one slot and kernel are decoded together, no further than they need."""
+        """Tensors of one slot and kernel are decoded together, as far as they need."""
         return self._number(entry), entry.shape[2:]
 
     def _alike(
@@ -340,17 +342,17 @@ class GraphHypernetwork(nn.Module):
         """
         row: Counter[CodeKey] = Counter()
         before: Counter[tuple[CodeKey, Any]] = Counter()
-        found: dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]] = {}
+        alike: dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]] = {}
         for m, graph in enumerate(graphs):
             for entry in self.entries(graph):
                 key, way = self._key(entry), (entry.shape, entry.dtype, entry.form, entry.scale)
                 size = math.prod(entry.shape)
                 lot = before[key, way] // max(AT_ONCE // max(size, 1), 1)
                 if size:
-                    found.setdefault((key, way, lot), []).append((row[key], m, entry))
+                    alike.setdefault((key, way, lot), []).append((row[key], m, entry))
                 row[key] += 1
                 before[key, way] += 1
-        return found
+        return alike
 
     def _tensors(self, codes: Tensor, entry: GeneratedTensor) -> Tensor:
         decode = self.decoders[self._number(entry)]
@@ -413,9 +415,9 @@ class ShapeEncoder(nn.Module):
             for tensor in largest.values()
         ]
         index = torch.tensor(codes, dtype=torch.long, device=node.device).reshape(-1, DIMENSIONS)
-        found = torch.cat([table(index[:, i]) for i, table in enumerate(self.sizes)], 1)
+        vectors = torch.cat([table(index[:, i]) for i, table in enumerate(self.sizes)], 1)
         at = torch.tensor(list(largest), dtype=torch.long, device=node.device)
-        return found.new_zeros(nodes, found.shape[1]).index_add(0, at, found)
+        return vectors.new_zeros(nodes, vectors.shape[1]).index_add(0, at, vectors)
 
 
 DIMENSIONS, QUARTERS = 4, 128

@@ -30,7 +30,7 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
         bounds a tile's numbers (scales to 0 … 2) is not counted.
 
     Raises:
-        GraphError: If no decoder sets a tensor, or the state does not fit.
+        GraphError: If a tensor has no decoder, or the state does not fit.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -43,7 +43,7 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
         0.1179
     """
     network.unset(graph)  # every tensor has a decoder
-    found = {}
+    beyond = {}
     for entry in network.entries(graph):
         decode = network.decoders[network.slots[entry.slot]]
         if not isinstance(decode, Tiled):
@@ -59,15 +59,15 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
         exact = tensor.detach().double()
         left = exact - stretch(block_mean(exact, decode.part(entry.shape)), entry.shape)
         size = float(torch.linalg.vector_norm(exact))
-        found[entry.name] = float(torch.linalg.vector_norm(left)) / size if size else 0.0
-    return found
+        beyond[entry.name] = float(torch.linalg.vector_norm(left)) / size if size else 0.0
+    return beyond
 
 
 def block_mean(tensor: Tensor, tile: tuple[int, ...]) -> Tensor:
     """The tile that comes nearest to a tensor: each number the mean over where it is repeated.
 
     Args:
-        tensor: A tensor no shorter than the tile in any dimension.
+        tensor: A tensor at least as long as the tile in every dimension.
         tile: Shape of the tile.
 
     Example:

@@ -1,4 +1,4 @@
-"""The server's step: φ follows what clients made of the weights that it gave them."""
+"""The server's step: φ follows how clients changed the weights that it generated."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def add_adapters(
     if type(size) is not int or size < 1:
         raise RewriteError("width of the adapters", found=size, expected="a number from 1")
     chosen = residuals(graph, blocks)
-    taken = set(graph.node)
+    node_names = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
     inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
@@ -79,7 +79,7 @@ def add_adapters(
         for branch in branches(graph, block, NAME):
             if f"{branch.path}.down.weight" in leaves:
                 raise RewriteError("block has an adapter already", where=block.name)
-            nodes, params = _bottleneck(graph, branch, size, taken)
+            nodes, params = _bottleneck(graph, branch, size, node_names)
             inserted[branch.merge.name, branch.value] = nodes
             added += [(place, p) for p in params]
     if not chosen:
@@ -95,7 +95,7 @@ def add_adapters(
 
 
 def _bottleneck(
-    graph: ArchGraph, branch: Branch, size: int, taken: set[str]
+    graph: ArchGraph, branch: Branch, size: int, node_names: set[str]
 ) -> tuple[list[Node], list[Param]]:
     source, stem = branch.node, branch.path
     shape, dtype = source.shape, source.dtype
@@ -120,15 +120,15 @@ def _bottleneck(
             ("bias", Leaf(bias.name)),
         )
         result = (*shape[:at], out, *shape[at + 1 :])
-        node = Node(fresh(taken, name), op, args, TensorType(result, dtype), f"{stem}.{name}")
+        node = Node(fresh(node_names, name), op, args, TensorType(result, dtype), f"{stem}.{name}")
         nodes.append(node)
         return Ref(node.name)
 
     narrow = layer("down", branch.value, size, wide)
     bent = nodes[-1]
-    act = Node(fresh(taken, "gelu"), "aten.gelu", (("self", narrow),), bent.type, stem)
+    act = Node(fresh(node_names, "gelu"), "aten.gelu", (("self", narrow),), bent.type, stem)
     nodes.append(act)
     back = layer("up", Ref(act.name), wide, size)
     total = (("self", branch.value), ("other", back))
-    nodes.append(Node(fresh(taken, "adapted"), "aten.add.Tensor", total, source.type, stem))
+    nodes.append(Node(fresh(node_names, "adapted"), "aten.add.Tensor", total, source.type, stem))
     return nodes, params

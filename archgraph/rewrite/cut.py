@@ -11,7 +11,7 @@ from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
 
 
 def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
-    """The architecture with these positions of its axes alone, in this order.
+    """The architecture with only these positions of its axes, in this order.
 
     Args:
         graph: The architecture.

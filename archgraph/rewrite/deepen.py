@@ -91,17 +91,17 @@ def _restored(
 
     None where it is not ``like`` without some of its blocks.
     """
-    found = structure(like)
+    parts = structure(like)
     wanted: list[str] = []
     others: list[str] = []
-    for section in found.sections:
+    for section in parts.sections:
         gone = [b.name for b in section.blocks if _lacks(graph, like, b)]
         add = depths.get(section.name, 0) - (len(section.blocks) - len(gone))
         wanted += gone[: max(add, 0)]
         others += gone[max(add, 0) :]
         if section.name in depths and not 0 <= add <= len(gone):
             return None
-    if not wanted or not all(any(s.name == name for s in found.sections) for name in depths):
+    if not wanted or not all(any(s.name == name for s in parts.sections) for name in depths):
         return None
     try:
         model = skip(like, others).graph if others else like
@@ -113,8 +113,8 @@ def _restored(
     fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
     if not same or not fits:
         return None
-    made = initialised(graph, model)
-    return made, tuple(b for b in structure(made.graph).blocks if b.name in wanted)
+    restored = initialised(graph, model)
+    return restored, tuple(b for b in structure(restored.graph).blocks if b.name in wanted)
 
 
 def _covered(
@@ -139,8 +139,8 @@ def _covered(
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
     """Whether a graph has none of the leaves of another's block."""
     used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
-    held = {leaf for leaf in used if like.param[leaf].role != "constant"}
-    return bool(held) and not any(leaf in graph.param for leaf in held)
+    weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
+    return bool(weights) and not any(leaf in graph.param for leaf in weights)
 
 
 class _Identity:
@@ -164,11 +164,11 @@ class _Identity:
         self._refuse(f"is {self.block.kind}: it has no form of the identity")
 
     def _residual(self) -> dict[str, Start]:
-        found: dict[str, Start] = {}
+        identity: dict[str, Start] = {}
         zero: dict[str, Start] = {}
         entry = self.block.entry
         for merge, shortcut in self.block.sums:
-            found |= self._chain(shortcut, entry)
+            identity |= self._chain(shortcut, entry)
             node = self.graph.node[merge]
             if multiplied(node, Ref(shortcut)):
                 self._refuse(f"has {node.op} %{merge}, which multiplies its shortcut")
@@ -182,10 +182,10 @@ class _Identity:
                 zero |= self._zero(other)
             entry = merge
         self._numbers(zero)
-        return found | zero | self._chain(self.block.exit, entry)
+        return identity | zero | self._chain(self.block.exit, entry)
 
     def _numbers(self, zero: Collection[str]) -> None:
-        """Refuse what may be no number where leaves are zero: a quotient by their layer's result.
+        """Refuse what may be NaN where leaves are zero: a quotient by their layer's result.
 
         Behind a sum everything is as it was.
         """
@@ -204,7 +204,7 @@ class _Identity:
             nothing.add(name)
             fact = growth(node.op)
             if not fact.finite and (fact.scales != "first" or any(gone[1:])):
-                self._refuse(f"has {node.op} %{name}, which may be no number for a branch of zeros")
+                self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
         """The last layers of a branch at zero, behind operators that keep zeros.
@@ -216,9 +216,9 @@ class _Identity:
             self._refuse("has a branch without weights")
         node = self.graph.node[name]
         fact = growth(node.op)
-        given = [v for a in fact.affine if (v := node.arg(a)) is not None]
-        if given and isinstance(fact.weight(node), Leaf):
-            return {k: how for v in given for k, how in self._nothing(node, v).items()}
+        affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
+        if affine and isinstance(fact.weight(node), Leaf):
+            return {k: how for v in affine for k, how in self._nothing(node, v).items()}
         operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
         items = [i for i in operands if isinstance(i, (Ref, Leaf))]
         if fact.scales == "all" and not offset(node):
@@ -247,7 +247,7 @@ class _Identity:
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
         """Operators from an entry to a result, each of them the identity."""
-        found: dict[str, Start] = {}
+        identity: dict[str, Start] = {}
         while name != entry:
             node = self.graph.node[name]
             fact = growth(node.op)
@@ -264,13 +264,13 @@ class _Identity:
                     for argument, how in start.items():
                         leaf = node.arg(argument)
                         if isinstance(leaf, Leaf):
-                            found[leaf.name] = how
+                            identity[leaf.name] = how
             operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
             refs = [i.name for i in operands if isinstance(i, Ref)]
             if len(refs) != 1:
                 self._refuse(f"has {node.op} %{name}, which takes {len(refs)} results")
             name = refs[0]
-        return found
+        return identity
 
     def _did(self, node: Node, entry: str) -> bool:
         """Whether a value has been through an operator of the same arguments already."""

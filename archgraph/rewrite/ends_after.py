@@ -46,9 +46,9 @@ def ends_after(
 
     Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
     """
-    found = structure(graph)
+    parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    end = graph.node[max(found.nodes(section), key=order.__getitem__)]
+    end = graph.node[max(parts.nodes(section), key=order.__getitem__)]
     stem = fresh({p.name.partition(".")[0] for p in graph.params}, STEM)
     added = head_behind(graph, end, head, stem, section, set(order))
     whole = _with_head(graph, added)
@@ -76,8 +76,8 @@ def _up_to(
     graph: ArchGraph, end: Node, order: dict[str, int]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The user's own sections, as far as they stay."""
-    found = structure(graph)
+    parts = structure(graph)
     last = order[end.name]
-    stay = {b.name for b in found.blocks if all(order[n] <= last for n in b.nodes)}
+    stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
     own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
     return tuple((name, blocks) for name, blocks in own if blocks)

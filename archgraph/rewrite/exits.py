@@ -51,16 +51,16 @@ def add_exits(
 
     Source: Kim et al., *DepthFL*, ICLR 2023, §3.
     """
-    found = structure(graph)
+    parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    taken = set(order)
+    node_names = set(order)
     added: list[Head] = []
     for name, head in heads.items():
-        end = graph.node[max(found.nodes(name), key=order.__getitem__)]
+        end = graph.node[max(parts.nodes(name), key=order.__getitem__)]
         stem = f"{PREFIX}.{name.replace('.', '_')}"
         if name == "main" or any(p.name.startswith(stem + ".") for p in graph.params):
             raise RewriteError("there is an exit of that name already", where=name)
-        added.append(head_behind(graph, end, head, stem, name, taken))
+        added.append(head_behind(graph, end, head, stem, name, node_names))
     if not added:
         return Rewritten.identity(graph)
     fields = tuple(zip(heads, (head.result for head in added), strict=True))

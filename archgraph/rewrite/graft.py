@@ -39,7 +39,7 @@ def graft(
 
     Raises:
         RewriteError: For a depth below the section's own, a section that ends in a block that
-            changes the shape, or one that has no counterpart in ``like``.
+            changes the shape, or one without a counterpart in ``like``.
         GraphError: For a section that does not exist; names the nearest.
 
     Example:
@@ -64,13 +64,13 @@ def grafted(
 ) -> tuple[Rewritten, tuple[Block, ...]]:
     """What :func:`graft` gives, and the blocks that it inserted."""
     depths = whole(depths)
-    found = structure(graph)
+    parts = structure(graph)
     model = structure(like) if like is not None else None
     splice = Splice(graph)
-    names: dict[str, list[str]] = {s.name: [b.name for b in s.blocks] for s in found.sections}
+    names: dict[str, list[str]] = {s.name: [b.name for b in s.blocks] for s in parts.sections}
     fresh: list[str] = []
     for name, depth in depths.items():
-        section = found.section(name)
+        section = parts.section(name)
         have = len(section.blocks)
         if depth < have:
             raise RewriteError(
@@ -92,7 +92,7 @@ def grafted(
         return Rewritten.identity(graph), ()
     rewritten, blocks = splice.rewritten(like)
     wanted = [(k, tuple(v)) for k, v in names.items()]
-    rewritten = with_sections(rewritten, graph, found, wanted)
+    rewritten = with_sections(rewritten, graph, parts, wanted)
     if like is not None:
         named = rewritten.graph.replace(sections=like.sections)
         if section_names(structure(named)) == wanted:
@@ -114,14 +114,14 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     before, after = laws.in_float64(graph), laws.in_float64(rewritten.graph)
     state, inputs = laws.random_state(before), laws.random_inputs(before)
     expected = laws.outputs(build(before, state).eval(), inputs)
-    found = laws.outputs(build(after, rewritten.transfer.pull(state)).eval(), inputs)
+    results = laws.outputs(build(after, rewritten.transfer.pull(state)).eval(), inputs)
     again = skip(rewritten.graph, fresh).graph
 
     def plain(value: ArchGraph) -> ArchGraph:
         value = renumber(value)
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 
-    if [t.shape for t in found] != [t.shape for t in expected] or plain(again) != plain(graph):
+    if [t.shape for t in results] != [t.shape for t in expected] or plain(again) != plain(graph):
         raise RewriteError(
             "leaving the new blocks out does not give the graph back",
             where=graph.name or "graph",

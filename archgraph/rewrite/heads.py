@@ -39,7 +39,7 @@ class Head:
 
 
 def head_behind(
-    graph: ArchGraph, end: Node, head: GraphLike | int, stem: str, where: str, taken: set[str]
+    graph: ArchGraph, end: Node, head: GraphLike | int, stem: str, where: str, node_names: set[str]
 ) -> Head:
     """A head behind an operator.
 
@@ -50,14 +50,14 @@ def head_behind(
             positions and a linear layer.
         stem: What the names of its leaves begin with.
         where: Section or block that ends with the operator, for messages.
-        taken: Names of nodes; those of the head join them.
+        node_names: Names of nodes; those of the head join them.
 
     Raises:
         GraphError: For what is neither an architecture nor a number.
         RewriteError: For a head that does not take what the operator makes.
     """
     if not isinstance(head, int):
-        return _attached(graph_of(head), end, stem, where, taken)
+        return _attached(graph_of(head), end, stem, where, node_names)
     if type(head) is not int or head < 1:
         raise RewriteError(
             "not a head",
@@ -65,10 +65,10 @@ def head_behind(
             found=head,
             expected="an architecture, or a number of classes from 1",
         )
-    return _classifier(graph, end, stem, head, taken)
+    return _classifier(graph, end, stem, head, node_names)
 
 
-def _classifier(graph: ArchGraph, end: Node, stem: str, classes: int, taken: set[str]) -> Head:
+def _classifier(graph: ArchGraph, end: Node, stem: str, classes: int, node_names: set[str]) -> Head:
     """A mean over all positions, then a linear layer."""
     shape, dtype = end.shape, end.dtype
     channel, wide = channels(graph, end, stem)
@@ -78,17 +78,17 @@ def _classifier(graph: ArchGraph, end: Node, stem: str, classes: int, taken: set
     if others:
         mean = (("self", features), ("dim", others))
         pooled = TensorType((shape[0], wide), dtype)
-        nodes.append(Node(fresh(taken, "mean"), "aten.mean.dim", mean, pooled, stem))
+        nodes.append(Node(fresh(node_names, "mean"), "aten.mean.dim", mean, pooled, stem))
         features = Ref(nodes[-1].name)
     weight = Param(f"{stem}.weight", TensorType((classes, wide), dtype))
     bias = Param(f"{stem}.bias", TensorType((classes,), dtype))
     linear = (("input", features), ("weight", Leaf(weight.name)), ("bias", Leaf(bias.name)))
     result = TensorType((shape[0], classes), dtype)
-    nodes.append(Node(fresh(taken, "linear"), "aten.linear", linear, result, stem))
+    nodes.append(Node(fresh(node_names, "linear"), "aten.linear", linear, result, stem))
     return Head(tuple(nodes), (weight, bias), (), Ref(nodes[-1].name))
 
 
-def _attached(head: ArchGraph, end: Node, stem: str, where: str, taken: set[str]) -> Head:
+def _attached(head: ArchGraph, end: Node, stem: str, where: str, node_names: set[str]) -> Head:
     """An architecture's operators and leaves behind an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
     results = [i for i in walk(head.outputs) if isinstance(i, Ref)]
@@ -114,7 +114,7 @@ def _attached(head: ArchGraph, end: Node, stem: str, where: str, taken: set[str]
     for node in head.nodes:
         if node.op == "input":
             continue
-        rename[node.name] = fresh(taken, node.name)
+        rename[node.name] = fresh(node_names, node.name)
         args = tuple((k, replace(v, change)) for k, v in node.args)
         scope = f"{stem}.{node.scope}" if node.scope else stem
         name = rename[node.name]

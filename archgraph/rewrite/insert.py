@@ -103,7 +103,7 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The operand of a residual block's sum that is no shortcut.
+    """The operand of a residual block's sum that is not the shortcut.
 
     Attributes:
         merge: The sum.
@@ -124,8 +124,8 @@ def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Blo
     Raises:
         GraphError: For a block that does not exist; names the nearest.
     """
-    found = structure(graph)
-    return tuple(b for b in found.blocks if b.sums) if blocks is None else found.matching(blocks)
+    parts = structure(graph)
+    return tuple(b for b in parts.blocks if b.sums) if blocks is None else parts.matching(blocks)
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
@@ -144,26 +144,26 @@ def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:
             several sums (attention and feed-forward).
 
     Raises:
-        RewriteError: If the block is no residual block, or a sum of it has not two operands.
+        RewriteError: If the block is not residual, or one of its sums does not have two operands.
     """
     if not block.sums:
-        raise RewriteError("no residual block", where=block.name, found=block.kind)
-    found = []
+        raise RewriteError("not a residual block", where=block.name, found=block.kind)
+    listed = []
     for number, (merge, shortcut) in enumerate(block.sums, 1):
         node = graph.node[merge]
         operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
         others = [v for v in operands if shortcut not in refs(v)]
         if len(operands) != 2 or len(others) != 1:
             raise RewriteError(
-                "no single branch",
+                "residual block with several branches",
                 where=block.name,
                 found=f"%{merge} adds {len(operands)} values",
                 expected="the shortcut and one branch",
             )
         path = f"{block.name}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
-        made = refs(in_mode(others[0], False))
-        found.append(Branch(node, others[0], graph.node[made[0]], path))
-    return found
+        producers = refs(in_mode(others[0], False))
+        listed.append(Branch(node, others[0], graph.node[producers[0]], path))
+    return listed
 
 
 def refs(value: Value) -> list[str]:
@@ -187,5 +187,7 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
     at = wide[0] if len(wide) == 1 else usual
     size = shape[at] if at > 0 else None
     if not isinstance(size, int):
-        raise RewriteError("no channels here", where=where, found=f"%{node.name}: {node.type}")
+        raise RewriteError(
+            "result without a channel dimension", where=where, found=f"%{node.name}: {node.type}"
+        )
     return at, size

@@ -21,14 +21,14 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
         RewriteError: If there is none.
     """
     type_ = graph.node[end].type
-    found = [
+    repeatable = [
         b
         for b in section.blocks
         if graph.node[b.entry].type == type_ == graph.node[b.exit].type
         and b.kind != "dense"
         and any(row(graph.node[n].op).macs for n in b.nodes)
     ]
-    if not found:
+    if not repeatable:
         last = section.blocks[-1]
         reason = "appends to the stream" if last.kind == "dense" else last.reason
         raise RewriteError(
@@ -37,7 +37,7 @@ def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
             found=f"{last.name}, which {reason}" if reason else type_,
             expected="a block whose result has the type of its input",
         )
-    return found
+    return repeatable
 
 
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
@@ -54,16 +54,16 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     for k in range(depth - len(section.blocks)):
         block = repeatable[count - period + k % period]
         old = splice.plan(block).leaves
-        taken = splice.taken()
+        names_in_use = splice.taken()
         own = block.name.partition("~")[0]
         for steps in itertools.count(1):
             path = _shift(graph, own, old, steps)
             leaf = {name: ".".join(path(name.split("."))) for name in old}
             modules = {name.rpartition(".")[0] for name in leaf.values()} - {""}
-            free = not taken & {*leaf.values(), *modules}
+            free = not names_in_use & {*leaf.values(), *modules}
             if free and all(name.startswith(f"{own}.") for name in old):
                 module = ".".join(path(own.split(".")))
-                free = not any(_under(name, module) for name in taken)
+                free = not any(_under(name, module) for name in names_in_use)
             if free:
                 break
 
@@ -77,9 +77,9 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
     """Operators of a block that own leaves: what tells two kinds of blocks apart."""
-    found = (graph.node[n] for n in block.nodes)
+    operators = (graph.node[n] for n in block.nodes)
     return tuple(
-        n.op for n in found if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
+        n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
     )
 
 
@@ -94,7 +94,7 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
     """A function that increases the number in the module paths of a block.
 
     The number is the last one in the path of the block's module (``layer3.1``); where the block is
-    no module of its own, its layers' numbers in their list (``features.40``, ``features.41``).
+    not a module, its layers' numbers in their list (``features.40``, ``features.41``).
     Without a number, one is appended.
     """
     paths = [name.split(".")[:-1] for name in leaf_names]
@@ -121,9 +121,9 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
         inside = list(path[:depth]) == module[:depth] and len(path) > depth
         if not inside or (depth < len(module) and path[depth] != module[depth]):
             return result
-        found = re.search(r"\d+$", path[depth])
-        if found:
-            result[depth] = path[depth][: found.start()] + str(int(found.group()) + steps)
+        number = re.search(r"\d+$", path[depth])
+        if number:
+            result[depth] = path[depth][: number.start()] + str(int(number.group()) + steps)
         elif depth < len(module) or path[depth] in children:
             result[depth] = f"{path[depth]}_{steps + 1}"
         return result

@@ -48,7 +48,7 @@ def line_up(
             break
         else:
             raise RewriteError(
-                "no block of the section has the body of like's",
+                "the section does not have a block that computes what like's does",
                 where=wish.name,
                 found=problem,
             )
@@ -109,8 +109,8 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
         if new is None or new not in like.param:
             refuse(name, f"a leaf of {wish.name}")
         leaf[name] = new
-    taken = splice.taken()
-    clash = sorted(taken & set(leaf.values()))
+    names_in_use = splice.taken()
+    clash = sorted(names_in_use & set(leaf.values()))
     if clash:
         raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
     constants = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()}

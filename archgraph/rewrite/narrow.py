@@ -63,7 +63,7 @@ def narrow(
     Source: FedADP, Algorithm 3.
     """
     if mode not in get_args(NarrowMode):
-        raise RewriteError("no such mode", found=mode, expected=", ".join(get_args(NarrowMode)))
+        raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
     require_choice(shares, sizes)
     solved = axes(graph)
     wanted = chosen_sizes(solved, shares, sizes)

@@ -46,9 +46,9 @@ class RewriteRow:
     @property
     def function(self) -> Callable[..., Rewritten]:
         """The function itself."""
-        found = getattr(importlib.import_module(f"archgraph.rewrite.{self.module}"), self.name)
-        assert callable(found)
-        return found
+        rewrite = getattr(importlib.import_module(f"archgraph.rewrite.{self.module}"), self.name)
+        assert callable(rewrite)
+        return rewrite
 
     @property
     def value_type(self) -> Any:

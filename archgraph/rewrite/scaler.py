@@ -42,7 +42,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     last = _last_weighted(graph)
     factor = Mode(1.0 / rate, 1.0)
     renamed: dict[str, str] = {}
-    taken = set(graph.node)
+    node_names = set(graph.node)
     nodes: list[Node] = []
 
     def follow(value: Value) -> Value:
@@ -55,7 +55,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
         scaled = row(node.op).macs is not None and row(node.op).weighted
         if scaled and node.name not in last and not isinstance(node.type, tuple):
             name = f"{node.name}_scaled"
-            while name in taken:
+            while name in node_names:
                 name += "_"
             nodes.append(
                 Node(
@@ -83,7 +83,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
 
 def _last_weighted(graph: ArchGraph) -> set[str]:
     """Weighted operators whose result reaches an output through pointwise operators alone."""
-    found: set[str] = set()
+    weighted: set[str] = set()
     pending = list(graph.output_refs())
     seen: set[str] = set()
     while pending:
@@ -93,7 +93,7 @@ def _last_weighted(graph: ArchGraph) -> set[str]:
         seen.add(name)
         node = graph.node[name]
         if row(node.op).weighted:
-            found.add(name)
+            weighted.add(name)
         elif row(node.op).pointwise:
             pending.extend(node.uses())
-    return found
+    return weighted

@@ -18,10 +18,10 @@ def whole(depths: Mapping[str, int]) -> dict[str, int]:
     """Depths by section.
 
     Raises:
-        RewriteError: For anything else than whole numbers by name.
+        RewriteError: For anything but whole numbers by name.
     """
     if not isinstance(depths, Mapping):
-        raise RewriteError("no depths", found=repr(depths), expected="a number by section")
+        raise RewriteError("not depths", found=repr(depths), expected="a number by section")
     for name, depth in depths.items():
         if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
             raise RewriteError(
@@ -31,18 +31,18 @@ def whole(depths: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_sections(
-    rewritten: Rewritten, before: ArchGraph, found: Structure, names: SectionBlocks
+    rewritten: Rewritten, before: ArchGraph, parts: Structure, names: SectionBlocks
 ) -> Rewritten:
     """Keep the sections: the user's own, and those that could not be found again.
 
     Dropping blocks can take away what the analysis goes by (the last residual block of a section,
     the repetition of a layer); the sections are then written into the graph.
     """
-    kinds = {s.name: s.kind for s in found.sections}
-    given = {b for _, blocks in before.sections for b in blocks}
-    if given:
+    kinds = {s.name: s.kind for s in parts.sections}
+    named = {b for _, blocks in before.sections for b in blocks}
+    if named:
         wanted = [
-            (name, tuple(b for b in blocks if b in given or name in dict(before.sections)))
+            (name, tuple(b for b in blocks if b in named or name in dict(before.sections)))
             for name, blocks in names
         ]
     elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
@@ -53,11 +53,11 @@ def with_sections(
     graph = rewritten.graph.replace(sections=sections)
     try:
         structure(graph)
-    except GraphError:  # what is left has no such blocks any more
+    except GraphError:  # some of these blocks are gone
         return rewritten
     return Rewritten(graph, rewritten.transfer)
 
 
-def section_names(found: Structure) -> list[tuple[str, tuple[str, ...]]]:
+def section_names(parts: Structure) -> list[tuple[str, tuple[str, ...]]]:
     """SectionBlocks of sections, each with those of its blocks."""
-    return [(s.name, tuple(b.name for b in s.blocks)) for s in found.sections]
+    return [(s.name, tuple(b.name for b in s.blocks)) for s in parts.sections]

@@ -38,10 +38,10 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         ... ]
         [2, 1]
     """
-    found = structure(graph)
+    parts = structure(graph)
     out: list[str] = []
     for name, depth in whole(depths).items():
-        section = found.section(name)
+        section = parts.section(name)
         free = [b.name for b in section.blocks if b.removable]
         most = len(section.blocks)
         least = max(most - len(free), 1)

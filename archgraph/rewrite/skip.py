@@ -56,12 +56,12 @@ def skip(
         >>> [p.name for p in skip(trace(net, torch.zeros(1, 4)).graph, "1").graph.params]
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
-    found = structure(graph)
+    parts = structure(graph)
     bypass: dict[str, str] = {}  # a node whose value another one's stands in for
     terms: dict[str, str] = {}  # what dense blocks append: the exit after which it is read
     gone: set[str] = set()
-    flagged = _flagged(found, keep or {})
-    for block in (*found.matching(blocks), *flagged):
+    flagged = _flagged(parts, keep or {})
+    for block in (*parts.matching(blocks), *flagged):
         projected = block.shortcut not in ("", block.entry)
         if projected and (keep_projection or block in flagged):
             bypass[block.merge] = block.shortcut
@@ -91,20 +91,20 @@ def skip(
         if isinstance(leaf, AxisRef)
     }
     names = [
-        (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in found.sections
+        (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
     ]
-    rewritten = with_sections(_without(graph, bypass, terms, kept), graph, found, names)
+    rewritten = with_sections(_without(graph, bypass, terms, kept), graph, parts, names)
     if verify:
         dense = set(terms.values())
         _bypassed(graph, rewritten, {k: v for k, v in bypass.items() if k not in dense}, kept)
     return rewritten
 
 
-def _flagged(found: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
+def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
     """Blocks whose flag is 0."""
     gone = []
     for name, flags in keep.items():
-        blocks = found.section(name).blocks
+        blocks = parts.section(name).blocks
         if len(flags) != len(blocks) or not set(flags) <= {0, 1}:
             raise RewriteError(
                 "needs a flag for every block",
@@ -190,13 +190,13 @@ def _bypassed(
     wide = laws.in_float64(graph)
     state = laws.random_state(wide)
     inputs = laws.random_inputs(wide)
-    found = laws.outputs(
+    results = laws.outputs(
         build(laws.in_float64(rewritten.graph), rewritten.transfer.pull(state)).eval(), inputs
     )
     if kept:
         wide, state = laws.masked(wide, state, kept)
     original = build(_with_stand_ins(wide, bypass), state).eval()
-    gap = laws.difference(found, laws.outputs(original, inputs))
+    gap = laws.difference(results, laws.outputs(original, inputs))
     if not gap <= 1e-10:
         raise RewriteError(
             "the network is not the original with blocks bypassed",

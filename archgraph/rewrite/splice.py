@@ -61,7 +61,7 @@ class Splice:
         self.made: list[Block] = []
 
     def taken(self) -> set[str]:
-        """Names that no new leaf and no new module can have."""
+        """Names that are in use, which new leaves and modules cannot have."""
         names = {n for p in self.params for n in (p.name, *p.aliases)}
         return names | {n.scope for n in self.nodes}
 
@@ -93,10 +93,10 @@ class Splice:
                 case _:
                     return value
 
-        made = []
+        copies = []
         for n in (self.graph.node[n] for n in plan.nodes):
             args = tuple((k, replace(v, change)) for k, v in n.args)
-            made.append(
+            copies.append(
                 dataclasses.replace(n, name=name[n.name], args=args, scope=renaming.scope(n))
             )
         end = name[block.exit]
@@ -122,7 +122,7 @@ class Splice:
         ]
         self.outputs = replace(self.outputs, follow)
         at = next(i for i, n in enumerate(self.nodes) if n.name == spot.exit)
-        self.nodes[at + 1 : at + 1] = made
+        self.nodes[at + 1 : at + 1] = copies
         known = {p.name for p in self.params}
         fresh = [
             dataclasses.replace(p, name=leaf[p.name], aliases=())
@@ -240,11 +240,11 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
 @per_graph
 def _fed(graph: ArchGraph) -> frozenset[str]:
     """Operators that depend on an input."""
-    found: set[str] = set()
+    fed: set[str] = set()
     for node in graph.nodes:
-        if node.op == "input" or any(u in found for u in node.uses()):
-            found.add(node.name)
-    return frozenset(found)
+        if node.op == "input" or any(u in fed for u in node.uses()):
+            fed.add(node.name)
+    return frozenset(fed)
 
 
 def _random(node: Node) -> bool:

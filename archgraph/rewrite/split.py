@@ -27,7 +27,7 @@ from archgraph.states import Entry, Rewritten, Transfer, signature
 
 @dataclass(frozen=True, repr=False)
 class Parts(Sequence[Rewritten]):
-    """What an architecture was split into, in order of computation.
+    """The parts of an architecture, in order of computation.
 
     Each part takes the values that earlier parts made and that it or a later one needs; where that
     is one value, forward takes and returns a plain tensor.
@@ -101,10 +101,10 @@ def split(
 
     Source: Chan et al., *FedIN: Federated Intermediate Layers Learning*, §III.
     """
-    found = structure(graph)
+    blocks = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    ends = {_end(found, name, order) for name in _listed(after)}
-    ends |= {_start(found, name, order) for name in _listed(before)}
+    ends = {_end(blocks, name, order) for name in _listed(after)}
+    ends |= {_start(blocks, name, order) for name in _listed(before)}
     bounds = sorted(ends)
     first = next((i for i, n in enumerate(graph.nodes) if n.op != "input"), len(order))
     for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
@@ -131,12 +131,12 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _end(found: Structure, name: str, order: Mapping[str, int]) -> int:
-    return max(order[n] for n in found.nodes(name))
+def _end(blocks: Structure, name: str, order: Mapping[str, int]) -> int:
+    return max(order[n] for n in blocks.nodes(name))
 
 
-def _start(found: Structure, name: str, order: Mapping[str, int]) -> int:
-    return min(order[n] for n in found.nodes(name)) - 1
+def _start(blocks: Structure, name: str, order: Mapping[str, int]) -> int:
+    return min(order[n] for n in blocks.nodes(name)) - 1
 
 
 def _assigned(graph: ArchGraph, bounds: Sequence[int]) -> dict[str, int]:
@@ -162,8 +162,8 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
     used = {u for n in mine for u in n.uses()} | {r for _, v in updates for r in refs(v)}
     if k == last:
         used |= set(refs(graph.outputs))
-    taken = _crossing(graph, part_of, k - 1)
-    given = _crossing(graph, part_of, k)
+    arriving = _crossing(graph, part_of, k - 1)
+    leaving = _crossing(graph, part_of, k)
     somewhere = {u for n in graph.nodes for u in n.uses()} | set(refs(graph.outputs))
     somewhere |= {r for _, v in graph.updates for r in refs(v)}
     arguments = tuple(  # one that nothing uses goes with the last part
@@ -171,15 +171,15 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
         for key, v in graph.inputs
         if used & set(refs(v)) or (k == last and not somewhere & set(refs(v)))
     )
-    held = {r for _, v in arguments for r in refs(v)}
-    nodes: list[Node] = [n for n in graph.nodes if n.name in held]
-    for name in taken:
+    entering = {r for _, v in arguments for r in refs(v)}
+    nodes: list[Node] = [n for n in graph.nodes if n.name in entering]
+    for name in arriving:
         source = graph.node[name]
         nodes.append(Node(name, "input", (), source.types[0], "", source.source))
     outputs: Value = graph.outputs
     if k < last:
-        made = tuple(Ref(name) for name in given)
-        outputs = made[0] if len(made) == 1 else made
+        results = tuple(Ref(name) for name in leaving)
+        outputs = results[0] if len(results) == 1 else results
     leaves = {leaf for n in mine for leaf in n.leaves()}
     for value in (outputs, *(v for _, v in updates)):
         leaves |= {i.name for i in walk(value) if isinstance(i, Leaf)}
@@ -192,7 +192,7 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
         if p.name in leaves
         or (p.name not in everywhere and (p.name.rpartition(".")[0] in modules or k == last))
     )
-    taken_inputs = tuple((name, Ref(name)) for name in taken)
+    taken_inputs = tuple((name, Ref(name)) for name in arriving)
     part = graph.replace(
         inputs=(*taken_inputs, *arguments),
         params=params,
@@ -205,8 +205,8 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
     if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
         raise RewriteError(
             "cut through values whose first size is not the batch",
-            where=", ".join(f"%{name}" for name in taken),
-            found=", ".join(str(graph.node[name].type) for name in taken),
+            where=", ".join(f"%{name}" for name in arriving),
+            found=", ".join(str(graph.node[name].type) for name in arriving),
             hint="cut at another block",
         )
     check(part)
@@ -217,7 +217,7 @@ def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Re
 
 
 def _crossing(graph: ArchGraph, part_of: Mapping[str, int], k: int) -> tuple[str, ...]:
-    """Values made up to part k that later parts need, in order; inputs are no such values."""
+    """Values made up to part k that later parts need, in order; without inputs."""
     if k < 0:
         return ()
     later: set[str] = set()
@@ -283,7 +283,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
                 continue
             renamed = replace(value, follow)
             if inputs.setdefault(key, renamed) != renamed:
-                raise RewriteError("two parts take other things by one name", where=key)
+                raise RewriteError("two parts take different values under one name", where=key)
         for node in graph.nodes:
             new = Node(
                 rename.get(node.name, node.name),
@@ -310,20 +310,20 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         updates += [(key, replace(value, follow)) for key, value in graph.updates]
         before = replace(graph.outputs, follow)
     ordered, changed, label = list(params.values()), updates, graphs[-1].name
-    arguments, taken = list(inputs.items()), list(heads.values())
+    arguments, inputs_of_all = list(inputs.items()), list(heads.values())
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
     if isinstance(parts, Parts):
         turn = {name: i for i, name in enumerate(parts.leaves)}
         ordered.sort(key=lambda p: turn[p.name])
         arguments.sort(key=lambda a: parts.inputs.index(a[0]))
-        taken.sort(key=lambda n: parts.heads.index(n.name))
+        inputs_of_all.sort(key=lambda n: parts.heads.index(n.name))
         place = {name: i for i, name in enumerate(parts.updates)}
         changed.sort(key=lambda u: place[u[0]])
         label, sections = parts.name, parts.sections
     whole = ArchGraph(
         tuple(arguments),
         tuple(ordered),
-        (*taken, *nodes),
+        (*inputs_of_all, *nodes),
         before,
         tuple(changed),
         sections,
@@ -339,22 +339,22 @@ def _joined(
     names: set[str],
     number: int,
     heads: Mapping[str, Node],
-    made: Sequence[Node],
+    operators: Sequence[Node],
 ) -> dict[str, str]:
     """New names of a part's nodes: its first inputs are what the part before returned."""
     rename: dict[str, str] = {}
     if number:
         values = before if isinstance(before, tuple) else (before,)
         first = [v for _, v in graph.inputs][: len(values)]
-        types = {n.name: n.type for n in (*heads.values(), *made)}
+        types = {n.name: n.type for n in (*heads.values(), *operators)}
         for value, wanted in zip(values, first, strict=False):
-            found = types.get(value.name) if isinstance(value, Ref) else None
+            actual = types.get(value.name) if isinstance(value, Ref) else None
             expected = graph.node[wanted.name].type if isinstance(wanted, Ref) else None
-            if found is None or found != expected:
+            if actual is None or actual != expected:
                 raise RewriteError(
                     "a part does not take what the one before it returns",
                     where=f"part {number + 1}",
-                    found=found,
+                    found=actual,
                     expected=expected,
                 )
             assert isinstance(value, Ref) and isinstance(wanted, Ref)
@@ -366,15 +366,15 @@ def _joined(
                 found=f"{len(values)} values",
                 expected=f"{len(first)}",
             )
-    taken = names | set(heads)
+    in_use = names | set(heads)
     for node in graph.nodes:
         if node.name in rename or (node.op == "input" and node.name in heads):
             continue
         new, count = node.name, 0
-        while new in taken:
+        while new in in_use:
             count += 1
             new = f"{node.name}_{count}"
-        taken.add(new)
+        in_use.add(new)
         if new != node.name:
             rename[node.name] = new
     return rename

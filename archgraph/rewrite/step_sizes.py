@@ -76,14 +76,14 @@ def add_step_sizes(
     unknown = sorted(set(starts) - {b.name for b in chosen})
     if unknown:
         raise RewriteError(
-            "no such block to give a step size",
+            "step size for a block that is not chosen",
             found=unknown[0],
             expected=", ".join(b.name for b in chosen),
         )
     for name, start in starts.items():
         if not isinstance(start, (int, float)) or not math.isfinite(start):
             raise RewriteError("step size", where=name, found=start, expected="a finite number")
-    taken = set(graph.node)
+    node_names = set(graph.node)
     leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
     inserted: dict[tuple[str, Value], list[Node]] = {}
     added: list[tuple[str, Param]] = []
@@ -99,7 +99,7 @@ def add_step_sizes(
             param = Param(branch.path, type_, trainable=learnable, value=constant(first))
             added.append((place, param))
             node = Node(
-                fresh(taken, f"{branch.node.name}_step"),
+                fresh(node_names, f"{branch.node.name}_step"),
                 "aten.mul.Tensor",
                 (("self", branch.value), ("other", Leaf(branch.path))),
                 branch.node.type,

@@ -21,7 +21,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     """The same architecture with some parameters trained and all others frozen.
 
     What it computes and its state stay what they are; built, it has ``requires_grad`` for the
-    chosen ones alone. Buffers are no parameters: a norm layer's statistics go on as its mode says.
+    chosen ones alone. Buffers are not parameters: a norm layer's statistics go on as its mode says.
 
     Args:
         graph: The architecture.

@@ -247,7 +247,7 @@ def test_graft_fills_a_gap_in_order():
         ({"stage2": 2}, None, "stage2: impossible depth; found 2; expected at least 3; shorten"),
         ({"stage2": 5}, (2, 4), "stage2: impossible depth; found 5; expected 3 to 4, as in like"),
         ({"stem": 2}, None, "stem: no block that can be repeated; found stem, which changes"),
-        ({"stage1": 3}, nets.Inverted, "no block of the section has the body of like's"),
+        ({"stage1": 3}, nets.Inverted, "the section does not have a block that computes"),
     ],
 )
 def test_impossible_grafts(depths, like, message):

@@ -323,7 +323,7 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
 
 
 def test_options_outside_their_range_are_refused():
-    with pytest.raises(ag.SpecError, match=r"limited: no share; found 1\.5"):
+    with pytest.raises(ag.SpecError, match=r"limited: out of range; found 1\.5"):
         FedFA(limited=1.5)
     assert FedFA(mask_absent=False).scale
 

@@ -25,9 +25,9 @@ from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.nefl import (
     Inconsistent,
     NeFL,
-    held,
     ladder,
     left_out_after,
+    own_norms,
     submodel,
 )
 
@@ -443,9 +443,9 @@ def test_norms_without_statistics_are_consistent_by_default(lab, mixer):
     batch.add("norm.num_batches_tracked")
     layer = {k for k in graph.state_names if ".ln" in k}
     assert len(layer) == 12
-    assert held(graph, "auto") == batch
-    assert held(graph, "norms") == batch | layer
-    assert held(graph, "none") == set()
+    assert own_norms(graph, "auto") == batch
+    assert own_norms(graph, "norms") == batch | layer
+    assert own_norms(graph, "none") == set()
     tiers = {"small": scaled(graph, ["layers.1"]), "full": scaled(graph, [])}
     world = lab.make_world(graph, state, tiers, ["small", "full"])
     kinds: list[tuple[Inconsistent, float]] = [("auto", 1.5), ("none", 1.5), ("norms", 1.0)]
@@ -461,7 +461,7 @@ def test_norms_without_statistics_are_consistent_by_default(lab, mixer):
         assert torch.equal(bn, torch.full_like(bn, 1.5 if kind == "none" else 1.0))
         own = after.group("submodel/small")
         assert {k for k in own if "step" not in k} == {
-            k for k in held(tiers["small"].graph, kind) if "layers.1" not in k
+            k for k in own_norms(tiers["small"].graph, kind) if "layers.1" not in k
         }
         assert [own[k].unique().tolist() for k in own if "step" in k] == [[1.0]] * 4
 
@@ -633,9 +633,9 @@ def test_submodels_that_nobody_trains_keep_theirs(lab, family):
 
 
 def test_options_that_contradict_one_another_are_refused():
-    with pytest.raises(ag.SpecError, match="spread: no spread; found -1"):
+    with pytest.raises(ag.SpecError, match="spread: out of range; found -1"):
         NeFL(spread=-1)
-    with pytest.raises(ag.SpecError, match="initial: there is no step size to start"):
+    with pytest.raises(ag.SpecError, match="initial: needs step sizes"):
         NeFL(steps="off", initial="ode")
     with pytest.raises(ag.SpecError, match="norm: what a client keeps has the size"):
         NeFL(norm="local")

@@ -487,7 +487,7 @@ def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
     [
         ({"lr": 0.0}, "strategy.recipfl.lr: not positive"),
         ({"clip": math.nan}, "strategy.recipfl.clip: not positive"),
-        ({"width": 0}, "strategy.recipfl.width: no size"),
+        ({"width": 0}, "strategy.recipfl.width: out of range"),
         ({"piece": 5}, "strategy.recipfl.bins: not whole pieces"),
         ({"memory": -1.0}, "strategy.recipfl.memory: negative"),
         ({"descriptor": "names"}, "strategy.recipfl.descriptor: wrong value"),

@@ -377,7 +377,7 @@ def test_the_shipped_strategies_are_found_by_name():
     [
         ("fedaf", {}, r"strategy: unknown strategy; found 'fedaf'; .*did you mean 'fed"),
         ("fedfa", {"percentle": 0.9}, r"strategy\.fedfa\.percentle: .*did you mean 'percentile'\?"),
-        ("fedfa", {"percentile": 1.5}, r"strategy\.fedfa\.percentile: no share; found 1\.5"),
+        ("fedfa", {"percentile": 1.5}, r"strategy\.fedfa\.percentile: out of range; found 1\.5"),
         (
             "fedfa",
             {"percentile": "high"},
@@ -388,7 +388,7 @@ def test_the_shipped_strategies_are_found_by_name():
         ("fedfa", {"inner": "mid"}, r"strategy\.fedfa\.inner: wrong value; .*'abs' or 'central'"),
         ("fedfa", {"preset": "papr"}, r"strategy\.fedfa\.preset: .*did you mean 'paper'\?"),
         ("fedavg", {"preset": "paper"}, r"strategy\.fedavg\.preset: .*expected one of none"),
-        ("heterofl", {"rates": {"a": 2}}, r"strategy\.heterofl\.rates\.a: no rate; found 2"),
+        ("heterofl", {"rates": {"a": 2}}, r"strategy\.heterofl\.rates\.a: out of range; found 2"),
         ("heterofl", {"rates": {"a": "x"}}, r"strategy\.heterofl\.rates: wrong value"),
     ],
 )
