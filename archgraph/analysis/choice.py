@@ -168,7 +168,8 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
             expected="a number from 1 on" if grow else "a number in (0, 1]",
             hint=hint,
         )
-    return float(value)
+    # A float32 means the decimal that it prints, not the nearest double of its bits.
+    return float(str(value)) if isinstance(value, np.floating) else float(value)
 
 
 def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:

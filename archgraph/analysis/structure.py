@@ -156,6 +156,17 @@ class Structure:
         known = [*(s.name for s in self.sections), *(b.name for b in self.blocks)]
         _missing(name, known, "section or block")
 
+    def end(self, name: str) -> str:
+        """The operator that makes the value of a section or, if no section has the name, a block.
+
+        It need not be the last one: operators of a side branch may come after it.
+
+        Raises:
+            GraphError: Names the nearest of both.
+        """
+        inside = set(self.nodes(name))
+        return [block.exit for block in self.blocks if inside.issuperset(block.nodes)][-1]
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.sections))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from archgraph.errors import RunError
 from archgraph.federation.norms import NormName, NormPolicy
 from archgraph.federation.state import ServerState
 from archgraph.federation.strategy import Evaluated
@@ -98,7 +99,12 @@ def covered_mean(
     mergers: dict[str, Merger] = {}
     totals: dict[str, list[float]] = {}  # by global entry: sum of its sizes, their number
     for result in results:
-        assert result.transfer is not None, "a result of a task that part() made"
+        if result.transfer is None:
+            raise RunError(
+                "a result does not say where its weights belong",
+                where=f"client {result.client}",
+                hint="make the task with part(), or set Task.transfer",
+            )
         group, graph = (GLOBAL, world.graph) if into is None else into(result)
         if group not in mergers:
             mergers[group] = Merger(graph, state.group(group))

@@ -119,8 +119,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> import torch
-    >>> mask_absent(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True, False, True]))
+        >>> mask_absent(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True, False, True]))
         tensor([[1., 0., 3.]])
     """
     if logits.shape[-1] != len(present):

@@ -48,7 +48,7 @@ def ends_after(
     """
     parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    end = graph.node[max(parts.nodes(section), key=order.__getitem__)]
+    end = graph.node[parts.end(section)]
     stem = fresh({p.name.partition(".")[0] for p in graph.params}, STEM)
     added = head_behind(graph, end, head, stem, section, set(order))
     whole = _with_head(graph, added)

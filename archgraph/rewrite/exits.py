@@ -56,7 +56,7 @@ def add_exits(
     node_names = set(order)
     added: list[Head] = []
     for name, head in heads.items():
-        end = graph.node[max(parts.nodes(name), key=order.__getitem__)]
+        end = graph.node[parts.end(name)]
         stem = f"{PREFIX}.{name.replace('.', '_')}"
         if name == "main" or any(p.name.startswith(stem + ".") for p in graph.params):
             raise RewriteError("there is an exit of that name already", where=name)

@@ -53,6 +53,7 @@ FactorChoice = CheckedFactor | dict[str, CheckedFactor]
 BlockNames = Annotated[
     tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
 ]
+SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
 
@@ -110,11 +111,15 @@ def _blocks(value: Any) -> Any:
 
 
 def _by_axis(main: str) -> Any:
-    """Numbers stand for the main option; a mapping of mappings is the long form."""
+    """Numbers stand for the main option; a mapping is long if all of its keys are options.
+
+    An axis that is called like an option is chosen in the long form.
+    """
+    options = {main, "sizes", "positions"}
 
     def long(value: Any) -> Any:
-        mapping = isinstance(value, Mapping)
-        is_long = mapping and any(isinstance(choice, Mapping) for choice in value.values())
+        mapping = isinstance(value, Mapping) and bool(value)
+        is_long = mapping and set(value) <= options
         return value if isinstance(value, Base) or is_long else {main: value}
 
     return long

@@ -136,7 +136,7 @@ ROWS: tuple[RewriteRow, ...] = (
     ),
     # Last, so that what was added can be named.
     RewriteRow(
-        "train_only", "train_only", "BlockNames",
+        "train_only", "train_only", "SomeNames",
         "Train parameters of some names or patterns; all others stay as they are.",
         "[layer2.*]", "same function, same state",
     ),

@@ -124,11 +124,11 @@ class Merger:
         self._taken = False
         self.clients = 0
 
-    @torch.no_grad()
     def __repr__(self) -> str:
         state = "finished" if self._taken else f"{len(self._groups)} transfers pending"
         return f"<Merger of {len(self._old)} entries, {state}>"
 
+    @torch.no_grad()
     def add(
         self,
         transfer: Transfer,

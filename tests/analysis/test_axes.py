@@ -313,3 +313,10 @@ def test_reflected_padding_keeps_its_axis():
             return self.b(nn.functional.pad(self.a(x), (1, 1), mode="reflect"))
 
     assert not solved(Net(), torch.randn(2, 4, 3)).free
+
+
+def test_a_share_in_single_precision_is_the_decimal_that_it_prints():
+    net = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2))
+    graph = ag.trace(net, torch.zeros(1, 3)).graph
+    assert ag.take(graph, np.float32(0.3)).graph == ag.take(graph, 0.3).graph
+    assert ag.widen(graph, np.float32(1.1)).graph == ag.widen(graph, 1.1).graph

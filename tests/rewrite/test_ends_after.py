@@ -69,3 +69,38 @@ def test_counters_of_an_evaluated_capture_go_with_their_modules(whole):
     names = ag.ends_after(graph, "stage1", 3).graph.state_names
     assert "stage1.0.bn1.num_batches_tracked" in names
     assert not any(name.startswith(("stage2", "stage3", "fc")) for name in names)
+
+
+class Sided(nn.Module):
+    """A block that also makes a loss of its own, after the value that goes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = x + self.linear(x).relu()
+        return y, y.square().mean(1, keepdim=True)
+
+
+class WithLosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.blocks = nn.ModuleList([Sided(), Sided()])
+
+    def forward(self, x):
+        x, total = self.stem(x), 0
+        for block in self.blocks:
+            x, loss = block(x)
+            total = total + loss
+        return (self.head(x), total) if self.training else self.head(x)
+
+
+def test_the_head_reads_what_goes_on_and_not_a_side_branch():
+    graph = ag.trace(WithLosses(), torch.randn(2, 3)).graph
+    first = ag.structure(graph).blocks[1]
+    short = ag.ends_after(graph, first.name, 6, verify=True).graph
+    assert short.param["end.weight"].shape == (6, 4)
+    exits = ag.add_exits(graph, {first.name: 6}, verify=True).graph
+    assert {p.shape for p in exits.params if p.name.startswith("exits.")} == {(6, 4), (6,)}

@@ -88,7 +88,7 @@ def test_a_chain_runs_in_the_order_of_the_rows(images):
     both = rewritten(graph, Rewrites(take=0.5, shorten={"layer2": 1}))
     assert both.graph == ag.take(ag.shorten(graph, {"layer2": 1}).graph, 0.5).graph
     assert rewritten(graph, Rewrites()).graph is graph
-    assert rewritten(graph, Rewrites(add_step_sizes=False, train_only=())).graph is graph
+    assert rewritten(graph, Rewrites(add_step_sizes=False, shorten={})).graph is graph
 
 
 def test_the_nearest_rewrite_is_named():
@@ -132,3 +132,14 @@ def test_a_flag_of_zero_leaves_a_block_out(images):
     graph, _ = images
     kept = ag.skip(graph, keep={"layer2": [1, 1, 0]})
     assert kept.graph == ag.skip(graph, "layer2.2").graph
+
+
+def test_the_long_form_may_hold_one_number():
+    short, long = Rewrites(take=0.5), Rewrites(take={"shares": 0.5})
+    assert short.take == long.take
+    assert Rewrites(widen={"factors": 2.0}).widen == Rewrites(widen=2.0).widen
+
+
+def test_training_nothing_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least 1 item"):
+        Rewrites(train_only=())
