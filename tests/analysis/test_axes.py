@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -318,5 +318,5 @@ def test_reflected_padding_keeps_its_axis():
 def test_a_share_in_single_precision_is_the_decimal_that_it_prints():
     net = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2))
     graph = ag.trace(net, torch.zeros(1, 3)).graph
-    assert ag.take(graph, np.float32(0.3)).graph == ag.take(graph, 0.3).graph
-    assert ag.widen(graph, np.float32(1.1)).graph == ag.widen(graph, 1.1).graph
+    assert ag.take(graph, cast(float, np.float32(0.3))).graph == ag.take(graph, 0.3).graph
+    assert ag.widen(graph, cast(float, np.float32(1.1))).graph == ag.widen(graph, 1.1).graph
