@@ -58,6 +58,7 @@ class _Undo:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing: the compiler is imported as ever."""
         if name == COMPILER:
-            sys.meta_path.remove(self)
+            # It stays in the list: Python is walking through it, and would skip the next finder.
             for function in self.hidden:
                 vars(function).pop(_ANSWER, None)
+            self.hidden.clear()
