@@ -111,16 +111,19 @@ def _blocks(value: Any) -> Any:
 
 
 def _by_axis(main: str) -> Any:
-    """Numbers stand for the main option; a mapping is long if all of its keys are options.
+    """Numbers stand for the main option.
 
-    An axis that is called like an option is chosen in the long form.
+    A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis that
+    is called like an option is chosen in the long form.
     """
     options = {main, "sizes", "positions"}
 
     def long(value: Any) -> Any:
-        mapping = isinstance(value, Mapping) and bool(value)
-        is_long = mapping and set(value) <= options
-        return value if isinstance(value, Base) or is_long else {main: value}
+        is_long = isinstance(value, Base)
+        if isinstance(value, Mapping) and value:
+            nested = any(isinstance(choice, Mapping) for choice in value.values())
+            is_long = nested or set(value) <= options
+        return value if is_long else {main: value}
 
     return long
 

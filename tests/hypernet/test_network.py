@@ -119,7 +119,9 @@ def test_a_tensor_that_no_decoder_sets_is_named(network, clients):
         lambda: network.generate([graph], [state], A[:1]),
         lambda: network.pull_back([graph], [state], [state], A[:1]),
     ):
-        with pytest.raises(ag.GraphError, match=r"weight: tensor without a decoder; found conv2d\.weight:4;.*size"):
+        with pytest.raises(
+            ag.GraphError, match=r"weight: tensor without a decoder; found conv2d\.weight:4;.*size"
+        ):
             call()
 
 
