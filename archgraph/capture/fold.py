@@ -129,7 +129,7 @@ class _Folding:
             return None
         if node.target is operator.getitem:
             source, index = node.args
-            return self.real[source][index] if source in self.real else None  # type: ignore[index]
+            return self.real[source][index] if source in self.real else None  # type: ignore[index]  # an operator of several results
         if not is_operator(node):
             return None
         target = node.target

@@ -82,7 +82,8 @@ class _Spelling:
             scope = self.nodes[source.name].scope
             args = (("source", source), ("index", node.args[1]))
             type_ = self.tape.sizes.type(node.meta["val"], where(node))
-            self.known[node] = self.append(node, "getitem", args, type_, scope)  # type: ignore[arg-type]
+            item = self.append(node, "getitem", args, type_, scope)  # type: ignore[arg-type]  # one of several types
+            self.known[node] = item
         elif is_operator(node):
             self.known[node] = self.call(node)
 

@@ -87,7 +87,8 @@ def _with_rows() -> Any:
             kind, default = Annotated[Words, typer.Option(flag, metavar="VALUE", help=text)], None
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(row.name, keyword, default=default, annotation=kind))
-    rewrite.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    signature = own.replace(parameters=parameters)
+    rewrite.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
     rewrite.__annotations__ = {p.name: p.annotation for p in parameters}
     return rewrite
 

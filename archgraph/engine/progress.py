@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # rich numbers the bars of a display in the order in which they are added.
 ROUNDS: TaskID = 0  # type: ignore[assignment]  # a new type of int, defined where rich is imported
-CLIENTS: TaskID = 1  # type: ignore[assignment]
+CLIENTS: TaskID = 1  # type: ignore[assignment]  # as above
 
 
 @dataclass(frozen=True)

@@ -128,11 +128,11 @@ def convolution(args: Args) -> TensorType | None:
         return None
     if not all(isinstance(s, int) and s > 0 for s in sizes):
         return None
-    if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:  # type: ignore[operator]
+    if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:  # type: ignore[operator]  # plain sizes
         return None
     if not _leaf(args, "bias", w.shape[:1], x.dtype):
         return None
-    spatial = _slid(x.shape[2:], w.shape[2:], *options)  # type: ignore[arg-type]
+    spatial = _slid(x.shape[2:], w.shape[2:], *options)  # type: ignore[arg-type]  # plain sizes
     return TensorType((x.shape[0], w.shape[0], *spatial), x.dtype) if spatial else None
 
 

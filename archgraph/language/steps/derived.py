@@ -46,7 +46,7 @@ class SchemaOption:
             axis = argument.name in _AXES
             inner = argument.type.removeprefix("List[").removesuffix("]")
             kind = AxisNumber if axis and inner == "int" else _PLAIN[inner]
-            kind = tuple[kind, ...] if inner != argument.type else kind  # type: ignore[valid-type]
+            kind = tuple[kind, ...] if inner != argument.type else kind  # type: ignore[valid-type]  # made at run time
         default = self.default
         if default is _OF_SCHEMA:
             default = ... if argument.required else argument.default

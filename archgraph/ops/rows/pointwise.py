@@ -24,7 +24,8 @@ _dropout = replace(_copy, training_flag="train", rates=("p",))
 
 
 def _activation(operator: Operator, **growth: bool) -> Operator:
-    return replace(operator, growth=Growth(**growth), type=types.elementwise)  # type: ignore[arg-type]
+    known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
+    return replace(operator, growth=known, type=types.elementwise)
 
 
 ROWS: Rows = {
