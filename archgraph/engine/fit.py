@@ -9,10 +9,10 @@ import torch
 from archgraph.engine.data import Dataset
 from archgraph.errors import RunError
 from archgraph.federation.family import Family
-from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value, refs
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.insert import fresh, refs
+from archgraph.rewrite.insert import fresh
 
 
 def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:

@@ -48,23 +48,16 @@ def graph_of(value: GraphLike) -> ArchGraph:
 def takes_graph(
     function: Callable[Concatenate[ArchGraph, P], R],
 ) -> Callable[Concatenate[GraphLike, P], R]:
-    """Let a function take what stands for a graph wherever its signature says ``ArchGraph``."""
-    parameters = inspect.signature(function).parameters.values()
-    wanted = [str(p.annotation) in ("ArchGraph", "ArchGraph | None") for p in parameters]
-    names = {p.name for p, is_graph in zip(parameters, wanted, strict=True) if is_graph}
-    optional = {p.name for p in parameters if p.default is None}
-
-    def plain(name: str, value: Any) -> Any:
-        is_graph = name in names and not (value is None and name in optional)
-        return graph_of(value) if is_graph else value
-
-    order = [p.name for p in parameters]
+    """Let a function take what stands for a graph as its first argument."""
+    first = next(iter(inspect.signature(function).parameters))
     call: Callable[..., R] = function
 
     @functools.wraps(function)
     def converting(*args: Any, **named: Any) -> R:
-        values = [plain(*pair) for pair in zip(order, args, strict=False)]
-        rest = {name: plain(name, value) for name, value in named.items()}
-        return call(*values, *args[len(values) :], **rest)
+        if args:
+            args = (graph_of(args[0]), *args[1:])
+        elif first in named:
+            named[first] = graph_of(named[first])
+        return call(*args, **named)
 
     return converting

@@ -33,6 +33,7 @@ from archgraph.graph.values import Value as Value
 from archgraph.graph.values import in_mode as in_mode
 from archgraph.graph.values import leaf_word as leaf_word
 from archgraph.graph.values import quote as quote
+from archgraph.graph.values import refs as refs
 from archgraph.graph.values import replace as replace
 from archgraph.graph.values import same as same
 from archgraph.graph.values import show as show
@@ -41,9 +42,6 @@ from archgraph.graph.values import walk as walk
 
 if TYPE_CHECKING:
     import networkx
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,11 @@ class Node:
         args += [(k, v) for k, v in changes.items() if k not in names]
         return dataclasses.replace(self, args=tuple(args))
 
+    def mapped(self, change: Callable[[Value], Value]) -> Node:
+        """The node with every scalar in its arguments passed through ``change``."""
+        args = tuple((k, replace(v, change)) for k, v in self.args)
+        return dataclasses.replace(self, args=args)
+
     @property
     def shape(self) -> tuple[Size, ...]:
         """Shape of the (first) result."""
@@ -136,19 +139,20 @@ class Node:
         """Types of all results."""
         return self.type if isinstance(self.type, tuple) else (self.type,)
 
-    def uses(self) -> Iterator[str]:
-        """Names of the nodes whose results it uses, in argument order, with repetition."""
+    def operands(self) -> Iterator[Ref | Leaf]:
+        """The results and leaves that it uses, in argument order, with repetition."""
         for _, value in self.args:
             for item in walk(value):
-                if isinstance(item, Ref):
-                    yield item.name
+                if isinstance(item, (Ref, Leaf)):
+                    yield item
+
+    def uses(self) -> Iterator[str]:
+        """Names of the nodes whose results it uses, in argument order, with repetition."""
+        return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
         """Names of the leaves that it uses, in argument order, with repetition."""
-        for _, value in self.args:
-            for item in walk(value):
-                if isinstance(item, Leaf):
-                    yield item.name
+        return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
         kind = (
@@ -251,6 +255,14 @@ class ArchGraph:
     def replace(self, **changes: Any) -> ArchGraph:
         """A copy with some fields changed (caches are not carried over)."""
         return dataclasses.replace(self, **changes)
+
+    def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
+        """A copy with every scalar in arguments, outputs, updates passed through ``change``."""
+        return self.replace(
+            nodes=tuple(n.mapped(change) for n in self.nodes),
+            outputs=replace(self.outputs, change),
+            updates=tuple((k, replace(v, change)) for k, v in self.updates),
+        )
 
     def text(self, *, title: bool = True) -> str:
         """Printed form; :func:`archgraph.graph.text.parse` reads it back."""

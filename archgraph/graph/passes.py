@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 from archgraph.graph.ir import ArchGraph
-from archgraph.graph.values import Leaf, Ref, Value, in_mode, replace, walk
+from archgraph.graph.values import Leaf, Ref, Value, in_mode, refs, replace, walk
+
+
+def reached(names: Iterable[str], onward: Callable[[str], Iterable[str]]) -> set[str]:
+    """What a walk through a graph comes to: the names that it starts from, and all onward ones."""
+    seen: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            pending.extend(onward(name))
+    return seen
 
 
 def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
@@ -36,25 +49,18 @@ def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
     stays while its module does anything for an output. Leaves that only removed operators used
     go with them; leaves that nothing ever used stay, since checkpoints hold them.
     """
-    live: set[str] = set()
 
-    def reach(value: Value) -> None:
-        pending = [i.name for i in walk(value) if isinstance(i, Ref)]
-        while pending:
-            name = pending.pop()
-            if name not in live:
-                live.add(name)
-                pending.extend(graph.node[name].uses())
+    def needed(*values: Value) -> set[str]:
+        return reached(refs(values), lambda name: graph.node[name].uses())
 
-    reach(graph.outputs)
+    live = needed(graph.outputs)
     busy = {graph.node[name].scope for name in live}
     updates = []
     for buffer, value in graph.updates:
-        scopes = {graph.node[i.name].scope for i in walk(value) if isinstance(i, Ref)}
+        scopes = {graph.node[name].scope for name in refs(value)}
         if not scopes or "" in scopes or scopes & busy:
             updates.append((buffer, value))
-    for _, value in updates:
-        reach(value)
+    live |= needed(*(value for _, value in updates))
     nodes = tuple(n for n in graph.nodes if n.name in live or n.op == "input")
     params = graph.params
     if leaves:
@@ -90,16 +96,8 @@ def renumber(graph: ArchGraph) -> ArchGraph:
     def rename(value: Value) -> Value:
         return Ref(names[value.name]) if isinstance(value, Ref) else value
 
-    return graph.replace(
-        nodes=tuple(
-            dataclasses.replace(
-                n,
-                name=names[n.name],
-                args=tuple((k, replace(v, rename)) for k, v in n.args),
-            )
-            for n in graph.nodes
-        ),
+    new = graph.mapped(rename)
+    return new.replace(
+        nodes=tuple(dataclasses.replace(n, name=names[n.name]) for n in new.nodes),
         inputs=tuple((k, replace(v, rename)) for k, v in graph.inputs),
-        outputs=replace(graph.outputs, rename),
-        updates=tuple((k, replace(v, rename)) for k, v in graph.updates),
     )

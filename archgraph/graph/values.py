@@ -192,6 +192,11 @@ def walk(value: Value) -> Iterator[Value]:
             yield value
 
 
+def refs(value: Value) -> list[str]:
+    """Names of the results in a value."""
+    return [i.name for i in walk(value) if isinstance(i, Ref)]
+
+
 def replace(value: Value, change: Callable[[Value], Value]) -> Value:
     """The value with every scalar passed through ``change``."""
     match value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.relate.alignment import Alignment
 from archgraph.relate.blocks import matching_blocks, same_operators
@@ -20,7 +20,7 @@ from archgraph.relate.sides import Match, Sides
 
 
 @takes_graph
-def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
+def align(client: ArchGraph, whole: GraphLike) -> Alignment:
     """Find what of two graphs belongs together, whoever wrote them.
 
     Sections are aligned in order, then blocks in order within them; two blocks match when they
@@ -56,6 +56,7 @@ def align(client: ArchGraph, whole: ArchGraph) -> Alignment:
         >>> {name: str(entry) for name, entry in found.transfer.entries.items()}["2.weight"]
         '4.weight[:, :4]'
     """
+    whole = graph_of(whole)
     sides = Sides(client, whole)
     likeness, counterparts = Likeness(sides), Counterparts(sides)
     mine, theirs = (forms.whole for forms in sides.forms)

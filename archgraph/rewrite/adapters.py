@@ -7,21 +7,10 @@ from collections.abc import Iterable
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
-from archgraph.ops.check import check
-from archgraph.rewrite.insert import (
-    Branch,
-    before,
-    branches,
-    channels,
-    fresh,
-    initialised,
-    last_leaf,
-    residuals,
-    with_leaves,
-)
+from archgraph.rewrite.branches import Branch, Inserted, on_branches, residuals
+from archgraph.rewrite.insert import channels, fresh
+from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten
-
-NAME = "adapter"
 
 
 @takes_graph
@@ -69,66 +58,42 @@ def add_adapters(
     """
     if type(size) is not int or size < 1:
         raise RewriteError("width of the adapters", found=size, expected="a number from 1")
-    chosen = residuals(graph, blocks)
-    node_names = set(graph.node)
-    leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
-    inserted: dict[tuple[str, Value], list[Node]] = {}
-    added: list[tuple[str, Param]] = []
-    for block in chosen:
-        place = last_leaf(graph, block)
-        for branch in branches(graph, block, NAME):
-            if f"{branch.path}.down.weight" in leaves:
-                raise RewriteError("block has an adapter already", where=block.name)
-            nodes, params = _bottleneck(graph, branch, size, node_names)
-            inserted[branch.merge.name, branch.value] = nodes
-            added += [(place, p) for p in params]
-    if not chosen:
-        return Rewritten.identity(graph)
-    new = graph.replace(nodes=before(graph, inserted), params=with_leaves(graph, added))
-    check(new)
-    rewritten = initialised(graph, new, {p.name for _, p in added if ".up." in p.name})
-    if verify:
-        from archgraph.rewrite.laws import same_function
+    names = set(graph.node)
 
+    def bottleneck(branch: Branch) -> Inserted:
+        source, stem = branch.node, branch.path
+        shape, dtype = source.shape, source.dtype
+        at, wide = channels(graph, source, stem)
+        last = at == len(shape) - 1
+        if not last and at != 1:
+            raise RewriteError(
+                "channels are neither the first nor the last dimension",
+                where=stem,
+                found=source.type,
+            )
+        kernel = () if last else (1,) * (len(shape) - 2)
+        op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
+        params: list[Param] = []
+
+        def layer(name: str, value: Value, out: int, into: int) -> Node:
+            weight = Param(f"{stem}.{name}.weight", TensorType((out, into, *kernel), dtype))
+            bias = Param(f"{stem}.{name}.bias", TensorType((out,), dtype))
+            params.extend((weight, bias))
+            args = (("input", value), ("weight", Leaf(weight.name)), ("bias", Leaf(bias.name)))
+            type_ = TensorType((*shape[:at], out, *shape[at + 1 :]), dtype)
+            return Node(fresh(names, name), op, args, type_, f"{stem}.{name}")
+
+        down = layer("down", branch.value, size, wide)
+        into = (("self", Ref(down.name)),)
+        act = Node(fresh(names, "gelu"), "aten.gelu", into, down.type, stem)
+        up = layer("up", Ref(act.name), wide, size)
+        total = (("self", branch.value), ("other", Ref(up.name)))
+        adapted = Node(fresh(names, "adapted"), "aten.add.Tensor", total, source.type, stem)
+        return (down, act, up, adapted), params
+
+    rewritten = on_branches(
+        graph, residuals(graph, blocks), "adapter", bottleneck, lambda leaf: ".up." in leaf
+    )
+    if verify:
         same_function(graph, rewritten)
     return rewritten
-
-
-def _bottleneck(
-    graph: ArchGraph, branch: Branch, size: int, node_names: set[str]
-) -> tuple[list[Node], list[Param]]:
-    source, stem = branch.node, branch.path
-    shape, dtype = source.shape, source.dtype
-    at, wide = channels(graph, source, stem)
-    last = at == len(shape) - 1
-    if not last and at != 1:
-        raise RewriteError(
-            "channels are neither the first nor the last dimension", where=stem, found=source.type
-        )
-    kernel = () if last else (1,) * (len(shape) - 2)
-    op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
-    nodes: list[Node] = []
-    params: list[Param] = []
-
-    def layer(name: str, value: Value, out: int, into: int) -> Ref:
-        weight = Param(f"{stem}.{name}.weight", TensorType((out, into, *kernel), dtype))
-        bias = Param(f"{stem}.{name}.bias", TensorType((out,), dtype))
-        params.extend((weight, bias))
-        args: tuple[tuple[str, Value], ...] = (
-            ("input", value),
-            ("weight", Leaf(weight.name)),
-            ("bias", Leaf(bias.name)),
-        )
-        result = (*shape[:at], out, *shape[at + 1 :])
-        node = Node(fresh(node_names, name), op, args, TensorType(result, dtype), f"{stem}.{name}")
-        nodes.append(node)
-        return Ref(node.name)
-
-    narrow = layer("down", branch.value, size, wide)
-    bent = nodes[-1]
-    act = Node(fresh(node_names, "gelu"), "aten.gelu", (("self", narrow),), bent.type, stem)
-    nodes.append(act)
-    back = layer("up", Ref(act.name), wide, size)
-    total = (("self", branch.value), ("other", back))
-    nodes.append(Node(fresh(node_names, "adapted"), "aten.add.Tensor", total, source.type, stem))
-    return nodes, params

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
 from archgraph.ops.operator import Start
 from archgraph.ops.table import growth, multiplied, offset
@@ -24,7 +24,7 @@ def deepen(
     graph: ArchGraph,
     depths: Mapping[str, int],
     *,
-    like: ArchGraph | None = None,
+    like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
     """Lengthen sections by blocks that, to begin with, return what they take.
@@ -60,6 +60,7 @@ def deepen(
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.3; FedADP, §III.
     """
     depths = whole(depths)
+    like = None if like is None else graph_of(like)
     try:
         deep, blocks = grafted(graph, depths, like=like)
     except (GraphError, RewriteError):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from archgraph.analysis.structure import structure
 from archgraph.graph.argument import GraphLike, takes_graph
-from archgraph.graph.ir import ArchGraph, Node
+from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune
 from archgraph.ops.check import check
-from archgraph.rewrite.heads import Head, head_behind
+from archgraph.rewrite.heads import with_head
 from archgraph.rewrite.insert import fresh, initialised
+from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.leaves import tidied
 from archgraph.states import Rewritten
-
-STEM = "end"
 
 
 @takes_graph
@@ -46,38 +45,23 @@ def ends_after(
 
     Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
     """
-    parts = structure(graph)
-    order = {n.name: i for i, n in enumerate(graph.nodes)}
-    end = graph.node[parts.end(section)]
-    stem = fresh({p.name.partition(".")[0] for p in graph.params}, STEM)
-    added = head_behind(graph, end, head, stem, section, set(order))
-    whole = _with_head(graph, added)
-    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, end, order))))
+    stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
+    headed, answer = with_head(graph, graph, head, stem, section)
+    whole = headed.replace(outputs=answer)
+    short = tidied(graph, prune(whole.replace(sections=_up_to(graph, section))))
     check(short)
     rewritten = initialised(graph, short)
     if verify:
-        from archgraph.rewrite.laws import same_function
-
         # The original with nothing pruned, which answers with the same head in the same place.
         same_function(whole, Rewritten(rewritten.graph, initialised(whole, short).transfer))
     return rewritten
 
 
-def _with_head(graph: ArchGraph, head: Head) -> ArchGraph:
-    return graph.replace(
-        nodes=(*graph.nodes, *head.nodes),
-        params=(*graph.params, *head.params),
-        updates=(*graph.updates, *head.updates),
-        outputs=head.result,
-    )
-
-
-def _up_to(
-    graph: ArchGraph, end: Node, order: dict[str, int]
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The user's own sections, as far as they stay."""
     parts = structure(graph)
-    last = order[end.name]
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    last = order[parts.end(section)]
     stay = {b.name for b in parts.blocks if all(order[n] <= last for n in b.nodes)}
     own = ((name, tuple(b for b in blocks if b in stay)) for name, blocks in graph.sections)
     return tuple((name, blocks) for name, blocks in own if blocks)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
-from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, takes_graph
-from archgraph.graph.ir import (
-    ArchGraph,
-    Mode,
-    Record,
-    Value,
-)
+from archgraph.graph.ir import ArchGraph, Mode, Record, Value
 from archgraph.ops.check import check
-from archgraph.rewrite.heads import Head, head_behind
+from archgraph.rewrite.heads import with_head
 from archgraph.rewrite.insert import initialised
+from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten
 
 PREFIX = "exits"
@@ -51,59 +46,38 @@ def add_exits(
 
     Source: Kim et al., *DepthFL*, ICLR 2023, §3.
     """
-    parts = structure(graph)
-    order = {n.name: i for i, n in enumerate(graph.nodes)}
-    node_names = set(order)
-    added: list[Head] = []
-    for name, head in heads.items():
-        end = graph.node[parts.end(name)]
-        stem = f"{PREFIX}.{name.replace('.', '_')}"
-        if name == "main" or any(p.name.startswith(stem + ".") for p in graph.params):
-            raise RewriteError("there is an exit of that name already", where=name)
-        added.append(head_behind(graph, end, head, stem, name, node_names))
-    if not added:
+    if not heads:
         return Rewritten.identity(graph)
-    fields = tuple(zip(heads, (head.result for head in added), strict=True))
-    new = graph.replace(
-        nodes=(*graph.nodes, *(n for head in added for n in head.nodes)),
-        params=(*graph.params, *(p for head in added for p in head.params)),
-        updates=(*graph.updates, *(u for head in added for u in head.updates)),
-        outputs=_with_exits(graph, fields),
-    )
-    check(new)
-    rewritten = initialised(graph, new)
-    if verify:
-        _main_unchanged(graph, rewritten, heads)
-    return rewritten
-
-
-def _with_exits(graph: ArchGraph, fields: tuple[tuple[str, Value], ...]) -> Value:
-    before = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
+    again = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
+    new, answers = graph, dict[str, Value]()
+    for name, head in heads.items():
+        stem = f"{PREFIX}.{name.replace('.', '_')}"
+        if name == "main" or any(p.name.startswith(f"{stem}.") for p in graph.params):
+            raise RewriteError("there is an exit of that name already", where=name)
+        new, answers[name] = with_head(new, graph, head, stem, name)
 
     def joined(value: Value) -> Value:
-        own = value.fields if before and isinstance(value, Record) else (("main", value),)
-        return Record((*own, *fields))
+        own = value.fields if again and isinstance(value, Record) else (("main", value),)
+        return Record((*own, *answers.items()))
 
-    if isinstance(graph.outputs, Mode):  # what training returns beside it stays in `main`
-        return Mode(joined(graph.outputs.train), joined(graph.outputs.eval))
-    return joined(graph.outputs)
-
-
-def _main_unchanged(graph: ArchGraph, rewritten: Rewritten, added: Collection[str]) -> None:
-    from archgraph.rewrite.laws import same_function
-
-    before = any(p.name.startswith(f"{PREFIX}.") for p in graph.params)
+    # What training returns beside the main output stays in `main`.
+    new = new.replace(outputs=_in_both_modes(graph.outputs, joined))
+    check(new)
+    rewritten = initialised(graph, new)
 
     def main(value: Value) -> Value:
         """What the architecture returned before its new exits."""
         assert isinstance(value, Record)
-        rest = tuple((k, v) for k, v in value.fields if k not in added)
-        return Record(rest, value.name) if before else rest[0][1]
+        rest = tuple((k, v) for k, v in value.fields if k not in heads)
+        return Record(rest, value.name) if again else rest[0][1]
 
-    outputs = rewritten.graph.outputs
-    if isinstance(outputs, Mode):
-        outputs = Mode(main(outputs.train), main(outputs.eval))
-    else:
-        outputs = main(outputs)
-    only = Rewritten(rewritten.graph.replace(outputs=outputs), rewritten.transfer)
-    same_function(graph, only)
+    if verify:
+        before = rewritten.graph.replace(outputs=_in_both_modes(rewritten.graph.outputs, main))
+        same_function(graph, Rewritten(before, rewritten.transfer))
+    return rewritten
+
+
+def _in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
+    return (
+        Mode(change(value.train), change(value.eval)) if isinstance(value, Mode) else change(value)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import RewriteError
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.rewrite.lengthen import extend
@@ -22,7 +22,7 @@ def graft(
     graph: ArchGraph,
     depths: Mapping[str, int],
     *,
-    like: ArchGraph | None = None,
+    like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
     """Lengthen sections by copies of their last block.
@@ -52,6 +52,7 @@ def graft(
 
     Source: Park, Joe-Wong, *Federated Learning with Flexible Architectures*, Algorithm 2.
     """
+    like = None if like is None else graph_of(like)
     return grafted(graph, depths, like=like, verify=verify)[0]
 
 

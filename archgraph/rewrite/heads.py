@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
+from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import (
@@ -15,49 +15,32 @@ from archgraph.graph.ir import (
     Ref,
     TensorType,
     Value,
+    refs,
     replace,
-    walk,
 )
 from archgraph.rewrite.insert import channels, fresh
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What a head adds to a graph.
-
-    Attributes:
-        nodes: Operators, in order.
-        params: Leaves.
-        updates: Buffers that it assigns, with their values.
-        result: What it answers.
-    """
-
-    nodes: tuple[Node, ...]
-    params: tuple[Param, ...]
-    updates: tuple[tuple[str, Value], ...]
-    result: Value
-
-
-def head_behind(
-    graph: ArchGraph, end: Node, head: GraphLike | int, stem: str, where: str, node_names: set[str]
-) -> Head:
-    """A head behind an operator.
+def with_head(
+    whole: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
+) -> tuple[ArchGraph, Value]:
+    """A graph with a head behind a section or block, and what the head answers.
 
     Args:
-        graph: The architecture.
-        end: The operator.
+        whole: The architecture, with the heads that it was given so far.
+        graph: The architecture without them.
         head: An architecture with one input and one output, or a number of classes for a mean over
             positions and a linear layer.
         stem: What the names of its leaves begin with.
-        where: Section or block that ends with the operator, for messages.
-        node_names: Names of nodes; those of the head join them.
+        where: The section or block.
 
     Raises:
-        GraphError: For what is neither an architecture nor a number.
-        RewriteError: For a head that does not take what the operator makes.
+        GraphError: For neither an architecture nor a number, or a block that does not exist.
+        RewriteError: For a head that does not take what the block makes.
     """
+    end = graph.node[structure(graph).end(where)]
     if not isinstance(head, int):
-        return _attached(graph_of(head), end, stem, where, node_names)
+        return _attached(whole, graph_of(head), end, stem, where)
     if type(head) is not int or head < 1:
         raise RewriteError(
             "not a head",
@@ -65,41 +48,46 @@ def head_behind(
             found=head,
             expected="an architecture, or a number of classes from 1",
         )
-    return _classifier(graph, end, stem, head, node_names)
+    return _classified(whole, head, end, stem, channels(graph, end, stem))
 
 
-def _classifier(graph: ArchGraph, end: Node, stem: str, classes: int, node_names: set[str]) -> Head:
+def _classified(
+    graph: ArchGraph, classes: int, end: Node, stem: str, channel: tuple[int, int]
+) -> tuple[ArchGraph, Value]:
     """A mean over all positions, then a linear layer."""
-    shape, dtype = end.shape, end.dtype
-    channel, wide = channels(graph, end, stem)
+    shape, dtype, names = end.shape, end.dtype, set(graph.node)
+    at, wide = channel
     nodes: list[Node] = []
     features = Ref(end.name)
-    others = tuple(i for i in range(1, len(shape)) if i != channel)
+    others = tuple(i for i in range(1, len(shape)) if i != at)
     if others:
         mean = (("self", features), ("dim", others))
         pooled = TensorType((shape[0], wide), dtype)
-        nodes.append(Node(fresh(node_names, "mean"), "aten.mean.dim", mean, pooled, stem))
+        nodes.append(Node(fresh(names, "mean"), "aten.mean.dim", mean, pooled, stem))
         features = Ref(nodes[-1].name)
     weight = Param(f"{stem}.weight", TensorType((classes, wide), dtype))
     bias = Param(f"{stem}.bias", TensorType((classes,), dtype))
     linear = (("input", features), ("weight", Leaf(weight.name)), ("bias", Leaf(bias.name)))
     result = TensorType((shape[0], classes), dtype)
-    nodes.append(Node(fresh(node_names, "linear"), "aten.linear", linear, result, stem))
-    return Head(tuple(nodes), (weight, bias), (), Ref(nodes[-1].name))
+    nodes.append(Node(fresh(names, "linear"), "aten.linear", linear, result, stem))
+    new = graph.replace(nodes=(*graph.nodes, *nodes), params=(*graph.params, weight, bias))
+    return new, Ref(nodes[-1].name)
 
 
-def _attached(head: ArchGraph, end: Node, stem: str, where: str, node_names: set[str]) -> Head:
+def _attached(
+    graph: ArchGraph, head: ArchGraph, end: Node, stem: str, where: str
+) -> tuple[ArchGraph, Value]:
     """An architecture's operators and leaves behind an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
-    results = [i for i in walk(head.outputs) if isinstance(i, Ref)]
-    if len(entries) != 1 or len(results) != 1 or entries[0].type != end.type:
+    if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
         raise RewriteError(
             "head does not take what the section makes",
             where=where,
             found=", ".join(str(n.type) for n in entries) or "no input",
             expected=str(end.type),
         )
-    rename = {entries[0].name: end.name}
+    names = set(graph.node)
+    rename = {n.name: end.name if n.op == "input" else fresh(names, n.name) for n in head.nodes}
 
     def change(value: Value) -> Value:
         match value:
@@ -110,15 +98,15 @@ def _attached(head: ArchGraph, end: Node, stem: str, where: str, node_names: set
             case _:
                 return value
 
-    nodes = []
-    for node in head.nodes:
-        if node.op == "input":
-            continue
-        rename[node.name] = fresh(node_names, node.name)
-        args = tuple((k, replace(v, change)) for k, v in node.args)
+    def inside(node: Node) -> Node:
         scope = f"{stem}.{node.scope}" if node.scope else stem
-        name = rename[node.name]
-        nodes.append(dataclasses.replace(node, name=name, args=args, scope=scope))
+        return dataclasses.replace(node.mapped(change), name=rename[node.name], scope=scope)
+
     params = (dataclasses.replace(p, name=f"{stem}.{p.name}", aliases=()) for p in head.params)
     updates = ((f"{stem}.{k}", replace(v, change)) for k, v in head.updates)
-    return Head(tuple(nodes), tuple(params), tuple(updates), replace(head.outputs, change))
+    new = graph.replace(
+        nodes=(*graph.nodes, *(inside(n) for n in head.nodes if n.op != "input")),
+        params=(*graph.params, *params),
+        updates=(*graph.updates, *updates),
+    )
+    return new, replace(head.outputs, change)

@@ -1,46 +1,17 @@
-"""Operators put in front of others: what step sizes, exits and compensating factors share."""
+"""What rewrites that add operators share: free names, where channels are, how new leaves start."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.structure import Block, structure
+from archgraph.analysis.structure import Block
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value, in_mode, walk
+from archgraph.graph.ir import ArchGraph, Node, Param
 from archgraph.graph.passes import renumber
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
 from archgraph.states import Entry, Rewritten, Slot, Transfer, signature
-
-
-def before(
-    graph: ArchGraph, inserted: Mapping[tuple[str, Value], Sequence[Node]]
-) -> tuple[Node, ...]:
-    """The nodes of a graph with operators put between some values and one user of each.
-
-    Args:
-        graph: The graph.
-        inserted: By user and the argument's value as it is written: operators in order; the last
-            one's result takes its place in the user, others that use the value are not touched.
-    """
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        stands: dict[Value, Ref] = {}
-        for value in dict.fromkeys(v for _, v in node.args if isinstance(v, (Ref, Mode))):
-            new = inserted.get((node.name, value), ())
-            nodes += new
-            if new:
-                stands[value] = Ref(new[-1].name)
-        if stands:
-            args = tuple(
-                (k, stands.get(v, v) if isinstance(v, (Ref, Mode)) else v) for k, v in node.args
-            )
-            node = dataclasses.replace(node, args=args)
-        nodes.append(node)
-    return tuple(nodes)
 
 
 def fresh(taken: set[str], stem: str) -> str:
@@ -64,6 +35,12 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
     return (*params, *(p for rest in behind.values() for p in rest))
 
 
+def last_leaf(graph: ArchGraph, block: Block) -> str:
+    """The last of a block's leaves in state-dict order: new ones stand behind it."""
+    used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
+    return next((p.name for p in reversed(graph.params) if p.name in used), "")
+
+
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
     """A rewrite that keeps all entries; new ones start as a fresh model's would.
 
@@ -73,13 +50,12 @@ def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) ->
         zero: New leaves that start at zero instead.
     """
     after = renumber(new)
-    known = {p.name for p in graph.params}
-    entries = {}
-    for slot in signature(after):
-        if slot.name in known:
-            entries[slot.name] = Entry(slot.name, (None,) * len(slot.shape))
-        else:
-            entries[slot.name] = _start(after, slot, slot.name in zero)
+    entries = {
+        slot.name: Entry.kept(slot)
+        if slot.name in graph.param
+        else _start(after, slot, slot.name in zero)
+        for slot in signature(after)
+    }
     return Rewritten(after, Transfer(signature(graph), signature(after), entries))
 
 
@@ -88,87 +64,15 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
     how = initialiser(graph, param)
     if param.value is not None:
         return Entry.initialised(slot, "value", value=param.value)
-    if zero or how is None or not slot.averaged:
+    if zero or how is None or how.kind == "zeros" or not slot.averaged:
         return Entry.initialised(slot, "zeros")
     match how.kind:
-        case "zeros":
-            return Entry.initialised(slot, "zeros")
         case "ones":
             return Entry.initialised(slot, "constant", val=how.scale)
         case "uniform":
             return Entry.initialised(slot, "uniform", a=-how.scale, b=how.scale)
         case "normal":
             return Entry.initialised(slot, "normal", mean=0.0, std=how.scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """The operand of a residual block's sum that is not the shortcut.
-
-    Attributes:
-        merge: The sum.
-        value: The operand as the sum takes it: a ``Mode`` where training drops it at random.
-        node: What makes it in evaluation.
-        path: Where a new leaf or module of the branch belongs.
-    """
-
-    merge: Node
-    value: Value
-    node: Node
-    path: str
-
-
-def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Blocks by name or pattern; by default all that add to their input.
-
-    Raises:
-        GraphError: For a block that does not exist; names the nearest.
-    """
-    parts = structure(graph)
-    return tuple(b for b in parts.blocks if b.sums) if blocks is None else parts.matching(blocks)
-
-
-def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """The last of a block's leaves in state-dict order: new ones stand behind it."""
-    used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
-    return next((p.name for p in reversed(graph.params) if p.name in used), "")
-
-
-def branches(graph: ArchGraph, block: Block, name: str) -> list[Branch]:
-    """The branches of a residual block: a transformer layer has two.
-
-    Args:
-        graph: The architecture.
-        block: One of its blocks.
-        name: What the new leaf or module is called, inside the block; numbered where the block has
-            several sums (attention and feed-forward).
-
-    Raises:
-        RewriteError: If the block is not residual, or one of its sums does not have two operands.
-    """
-    if not block.sums:
-        raise RewriteError("not a residual block", where=block.name, found=block.kind)
-    listed = []
-    for number, (merge, shortcut) in enumerate(block.sums, 1):
-        node = graph.node[merge]
-        operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
-        others = [v for v in operands if shortcut not in refs(v)]
-        if len(operands) != 2 or len(others) != 1:
-            raise RewriteError(
-                "residual block with several branches",
-                where=block.name,
-                found=f"%{merge} adds {len(operands)} values",
-                expected="the shortcut and one branch",
-            )
-        path = f"{block.name}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
-        producers = refs(in_mode(others[0], False))
-        listed.append(Branch(node, others[0], graph.node[producers[0]], path))
-    return listed
-
-
-def refs(value: Value) -> list[str]:
-    """Names of the results in a value."""
-    return [i.name for i in walk(value) if isinstance(i, Ref)]
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:

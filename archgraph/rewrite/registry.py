@@ -1,9 +1,9 @@
 """Every rewrite: one file, and one row here.
 
-From a row come the key of a family's files with its validation and JSON schema, the option of
-``archgraph rewrite``, what ``archgraph help NAME`` prints, the table of the README, and a test of
-its law. The order of the rows is the order in which a chain runs them. Nothing heavy is imported
-before a row is used.
+A row holds facts. From them come the key of a family's files with its validation and JSON schema,
+the option of ``archgraph rewrite``, the topic of ``archgraph help``, the table of the README, and a
+test of its law. The order of the rows is the order in which a chain runs them. Nothing heavy is
+imported before a row is used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from archgraph.errors import RewriteError
-from archgraph.hints import nearest
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
@@ -143,51 +141,6 @@ ROWS: tuple[RewriteRow, ...] = (
 )  # fmt: skip
 
 BY_NAME: Mapping[str, RewriteRow] = {row.name: row for row in ROWS}
-
-
-def rewrite_row(name: str) -> RewriteRow:
-    """Row of a rewrite by name; dashes and underscores are the same.
-
-    Raises:
-        RewriteError: If there is no such rewrite; names the nearest.
-
-    Example:
-        >>> rewrite_row("add-exits").help
-        'Answer behind sections or blocks as well, in some number of classes.'
-    """
-    known = name.replace("-", "_")
-    if known not in BY_NAME:
-        raise RewriteError(
-            "no such rewrite",
-            found=name,
-            expected=f"one of {', '.join(BY_NAME)}",
-            hint=nearest(known, BY_NAME),
-        )
-    return BY_NAME[known]
-
-
-def rewrite_help(name: str) -> str:
-    """What ``archgraph help NAME`` prints of a rewrite.
-
-    Raises:
-        RewriteError: If there is no such rewrite; names the nearest.
-    """
-    row = rewrite_row(name)
-    option = row.name.replace("_", "-")
-    value = "" if row.example == "true" else f" '{row.example}'"
-    signature = inspect.signature(row.function)
-    return "\n".join(
-        (
-            f"{row.name}: {row.help}",
-            "",
-            f"in a file     {row.name}: {row.example}",
-            f"as an option  archgraph rewrite FILE --{option}{value}",
-            f"in Python     ag.{row.name}{signature}",
-            f"law           {row.law}",
-            "",
-            inspect.getdoc(row.function) or "",
-        )
-    )
 
 
 def rewrite_table() -> Table:

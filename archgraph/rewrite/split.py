@@ -17,11 +17,11 @@ from archgraph.graph.ir import (
     Param,
     Ref,
     Value,
+    refs,
     replace,
     walk,
 )
 from archgraph.ops.check import check
-from archgraph.rewrite.insert import refs
 from archgraph.states import Entry, Rewritten, Transfer, signature
 
 

@@ -9,23 +9,13 @@ import torch
 
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType, Value
-from archgraph.ops.check import check
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, TensorType
 from archgraph.ops.constants import constant
 from archgraph.ops.schema import torch_dtype
-from archgraph.rewrite.insert import (
-    before,
-    branches,
-    fresh,
-    initialised,
-    last_leaf,
-    residuals,
-    with_leaves,
-)
+from archgraph.rewrite.branches import Branch, Inserted, on_branches, residuals
+from archgraph.rewrite.insert import fresh
 from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten
-
-NAME = "step_size"
 
 
 @takes_graph
@@ -83,35 +73,23 @@ def add_step_sizes(
     for name, start in starts.items():
         if not isinstance(start, (int, float)) or not math.isfinite(start):
             raise RewriteError("step size", where=name, found=start, expected="a finite number")
-    node_names = set(graph.node)
-    leaves = {name for p in graph.params for name in (p.name, *p.aliases)}
-    inserted: dict[tuple[str, Value], list[Node]] = {}
-    added: list[tuple[str, Param]] = []
-    for block in chosen:
-        place = last_leaf(graph, block)
-        for branch in branches(graph, block, NAME):
-            if branch.path in leaves:
-                raise RewriteError(
-                    "block has a step size already", where=block.name, found=branch.path
-                )
-            type_ = TensorType((), branch.node.dtype)
-            first = torch.tensor(starts.get(block.name, 1.0), dtype=torch_dtype(type_.dtype))
-            param = Param(branch.path, type_, trainable=learnable, value=constant(first))
-            added.append((place, param))
-            node = Node(
-                fresh(node_names, f"{branch.node.name}_step"),
-                "aten.mul.Tensor",
-                (("self", branch.value), ("other", Leaf(branch.path))),
-                branch.node.type,
-                branch.merge.scope,
-                branch.merge.source,
-            )
-            inserted[branch.merge.name, branch.value] = [node]
-    if not chosen:
-        return Rewritten.identity(graph)
-    new = graph.replace(nodes=before(graph, inserted), params=with_leaves(graph, added))
-    check(new)
-    rewritten = initialised(graph, new)
+    names = set(graph.node)
+
+    def step(branch: Branch) -> Inserted:
+        type_ = TensorType((), branch.node.dtype)
+        first = torch.tensor(starts.get(branch.block.name, 1.0), dtype=torch_dtype(type_.dtype))
+        param = Param(branch.path, type_, trainable=learnable, value=constant(first))
+        node = Node(
+            fresh(names, f"{branch.node.name}_step"),
+            "aten.mul.Tensor",
+            (("self", branch.value), ("other", Leaf(param.name))),
+            branch.node.type,
+            branch.merge.scope,
+            branch.merge.source,
+        )
+        return (node,), (param,)
+
+    rewritten = on_branches(graph, chosen, "step_size", step)
     if verify:
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

@@ -41,6 +41,15 @@ class Entry:
             raise RewriteError("an entry has either a source or an initialiser", where=self.source)
 
     @staticmethod
+    def kept(slot: Slot) -> Entry:
+        """An entry that is the source's of the same name.
+
+        >>> Entry.kept(Slot("fc.bias", (4,), "float32"))
+        <Entry fc.bias>
+        """
+        return Entry(slot.name, (None,) * len(slot.shape))
+
+    @staticmethod
     def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
         """An entry of this slot's shape that is initialised.
 

@@ -92,9 +92,7 @@ class Transfer:
     def identity(graph: ArchGraph | Signature) -> Transfer:
         """The map that leaves every state as it is."""
         slots = signature(graph)
-        return Transfer(
-            slots, slots, {s.name: Entry(s.name, (None,) * len(s.shape)) for s in slots}
-        )
+        return Transfer(slots, slots, {slot.name: Entry.kept(slot) for slot in slots})
 
     @functools.cached_property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import GraphError
+from archgraph.graph.argument import takes_graph
 from tests import structures as nets
 
 # Public functions whose signature has a graph, with what else they need.
@@ -111,6 +112,15 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     nothing: Any = None
     with pytest.raises(GraphError, match=r"found NoneType; expected an ArchGraph"):
         ag.axes(nothing)
+
+
+def test_the_first_argument_is_converted_whatever_it_is_annotated_with(small):
+    def written(graph: "archgraph.graph.ir.ArchGraph", other: "ArchGraph") -> tuple[Any, Any]:  # type: ignore[name-defined]  # noqa: F821
+        return graph, other
+
+    converting: Any = takes_graph(written)
+    assert converting(small, small) == (small.graph, small)
+    assert converting(other=small, graph=small) == (small.graph, small)
 
 
 def test_another_kind_of_graph_does_not_stand_for_one():

@@ -13,12 +13,13 @@ from ruamel.yaml import YAML
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
+from archgraph.errors import RewriteError, SpecError
 from archgraph.federation.family import rewritten
 from archgraph.language.family import Rewrites
+from archgraph.language.help import topic
 from archgraph.language.yaml import parse_document
 from archgraph.rewrite.laws import same_function
-from archgraph.rewrite.registry import BY_NAME, ROWS, rewrite_help, rewrite_row, rewrite_table
+from archgraph.rewrite.registry import BY_NAME, ROWS, rewrite_table
 from tests import structures as nets
 
 README = Path(__file__).parents[2] / "README.md"
@@ -78,8 +79,9 @@ def test_a_row_is_a_public_function_of_its_name_with_help(row):
     assert getattr(ag, row.name) is row.function
     assert row.function.__name__ == row.name
     assert row.help.endswith(".") and row.law
-    text = rewrite_help(row.name)
-    assert row.example in text and f"ag.{row.name}(" in text and "Raises:" in text
+    text = str(topic(row.name))
+    assert row.help in text and row.law in text and f"{row.name}: {row.example}" in text
+    assert "Raises:" in (inspect.getdoc(row.function) or "")
     assert YAML(typ="safe", pure=True).load(row.example) is not None
 
 
@@ -92,9 +94,8 @@ def test_a_chain_runs_in_the_order_of_the_rows(images):
 
 
 def test_the_nearest_rewrite_is_named():
-    assert rewrite_row("add-exits") is BY_NAME["add_exits"]
-    with pytest.raises(RewriteError, match=r"no such rewrite; found shorte; .*'shorten'"):
-        rewrite_help("shorte")
+    with pytest.raises(SpecError, match=r"shorte: is not a step, a rewrite or a key; .*'shorten'"):
+        topic("shorte")
 
 
 def test_the_readme_has_the_table_of_the_rows():
