@@ -162,6 +162,15 @@ def count(number: float) -> str:
     return f"{scaled:.1f}".removesuffix(".0") + unit
 
 
+def plural(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "round"), plural(0, "client")
+    ('1 round', '0 clients')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def console() -> Console:
     """A console of rich on standard output; a file or a pipe has as many columns as ``COLUMNS``."""
     from rich.console import Console

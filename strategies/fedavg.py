@@ -83,11 +83,12 @@ class FedAvg(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, on every client's data too."""
+        policy = NormPolicy(self.norm)
         yield Evaluated(
             name="global",
             graph=world.graph,
             state=state.group("global"),
             clients=tuple(client.id for client in world.clients),
-            statistics=NormPolicy(self.norm).evaluation,
-            kept=self.norm == "local",
+            statistics=policy.evaluation,
+            kept=policy.personal,
         )

@@ -175,15 +175,15 @@ class NeFL(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
-        largest = ladder(world)[-1]
+        largest, policy = ladder(world)[-1], NormPolicy(self.norm)
         for name, tier in [("global", largest), *((t.name, t) for t in world.tiers)]:
             yield Evaluated(
                 name=name,
                 graph=self._submodel(world, tier).graph,
                 state=self._state(world, state, tier),
                 clients=tuple(c.id for c in world.clients if c.name == name),
-                statistics=NormPolicy(self.norm).evaluation,
-                kept=self.norm == "local" and name != "global",
+                statistics=policy.evaluation,
+                kept=policy.personal and name != "global",
             )
 
     def _submodel(self, world: World, tier: Tier) -> Submodel:

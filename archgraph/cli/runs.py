@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from archgraph.cli.app import command
+from archgraph.cli.app import DIFFERENT, command
 from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
+from archgraph.tables import plural
 
 
 @command()
@@ -20,6 +21,9 @@ def run(
         Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -33,9 +37,13 @@ def run(
 
     spec = experiment_of(experiment, settings)
     folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
-    done = archgraph.run(spec, out=folder, resume=resume, data_root=data)
+    done = archgraph.run(spec, out=folder, resume=resume, overwrite=overwrite, data_root=data)
     show_item(done.table())
-    say(f"{folder}: {len(done.rounds)} rounds; `archgraph report {folder}` makes a page of it")
+    rounds = plural(len(done.rounds), "round")
+    say(f"{folder}: {rounds}; `archgraph report {folder}` makes a page of it")
+    if not done.sound:
+        say(f"the run did not end well: {'; '.join(done.troubles)}", error=True)
+        raise typer.Exit(DIFFERENT)
 
 
 @command()

@@ -22,15 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from archgraph.federation import (
-    ClientData,
-    Examples,
-    Outcome,
-    Program,
-    State,
-    Work,
-    seeded,
-)
+from archgraph.engine.returned import returned
+from archgraph.federation import ClientData, Examples, Outcome, Program, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
 
 
@@ -71,7 +64,7 @@ class Attack:
     def __call__(self, work: Work) -> Outcome:
         """Train twice from the same state: on the labels, and on shuffled labels."""
         second = torch.Generator().manual_seed((work.generator.initial_seed() ^ _OTHER) >> 1)
-        honest = self.program(work)
+        honest = returned(Outcome, self.program(work), self.program)
         if self.intensity == 0:
             return honest
         torch.manual_seed(second.initial_seed())

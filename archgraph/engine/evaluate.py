@@ -5,62 +5,41 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from archgraph.engine.data import Dataset, Split
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
+from archgraph.engine.returned import returned
 from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
-    ClientData,
+    GLOBAL,
     CrossEntropy,
     Evaluated,
-    LocalOptions,
     Model,
+    Outcome,
     State,
     Train,
-    Work,
-    World,
     module_of,
     seeded,
 )
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 
-GLOBAL = "global"
 _LARGEST_EXPONENT = 700.0  # of a float
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests the models that a strategy answers for.
+    """Tests the models that a strategy answers for, when and how the experiment says."""
 
-    Attributes:
-        world: Who takes part.
-        data: Test data, and the training data that statistics are computed from.
-        shard: Training data of a client.
-        local: How programs train before a test.
-        batch: Examples at a time.
-        examples: Training examples for statistics; None: all.
-        fine_tune: Passes over a client's data before a model is tested for it, where the model has
-            no program of its own for that (RecipFL, §5.1: 1).
-        device: Where to compute.
-    """
-
-    world: World
-    data: Dataset
-    shard: Callable[[int], ClientData]
-    local: LocalOptions
-    batch: int = 500
-    examples: int | None = None
-    fine_tune: int = 0
-    device: str = "cpu"
+    experiment: Experiment
 
     def __call__(
         self, models: Iterable[Evaluated], *, kept: Mapping[int, KeptByClient], round: int
@@ -103,32 +82,34 @@ class Evaluator:
 
     def _tuned(self, model: Evaluated) -> Evaluated:
         """The model with what its clients do before a test."""
-        if not self.fine_tune or model.program is not None:
+        passes = self.experiment.evaluate.fine_tune
+        if not passes or model.program is not None:
             return model
-        train = Train(CrossEntropy(predict=model.predict), epochs=self.fine_tune)
+        train = Train(CrossEntropy(predict=model.predict), epochs=passes)
         return dataclasses.replace(model, program=train)
 
     def _tested(self, model: Evaluated) -> _Tested:
         """The model on all test data, and under the masks that its clients, or all, may ask for."""
-        state = self._state(model)
-        asked = model.clients or tuple(c.id for c in self.world.clients)
+        world = self.experiment.world
+        asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
-        module = module_of(Model(model.graph, state), self.device)
-        plain, *masked = self._answers(module, model, self.data.test, masks)
+        module = module_of(Model(model.graph, self._state(model, model.state)), world.device)
+        plain, *masked = self._answers(module, model, masks)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
-    def _state(self, model: Evaluated) -> State:
-        """Its weights, with the statistics that it is tested with."""
+    def _state(self, model: Evaluated, state: State) -> State:
+        """Weights of the model, with the statistics that it is tested with."""
         if model.statistics == "stored":
-            return model.state
+            return state
+        setup = self.experiment
         return recalibrated(
             model.graph,
-            model.state,
-            self.data.train,
-            batch=self.batch,
-            examples=self.examples,
-            seed=self.world.seed,
-            device=self.device,
+            state,
+            setup.data.train,
+            batch=setup.evaluate.batch,
+            examples=setup.evaluate.statistics,
+            seed=setup.world.seed,
+            device=setup.world.device,
         )
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
@@ -146,18 +127,13 @@ class Evaluator:
         """Each client's own version: mean over them on all test data, and of each on its own."""
         everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
-        module = module_of(Model(model.graph, model.state), self.device)
+        module = module_of(Model(model.graph, model.state), self.experiment.world.device)
         for client in model.clients:
             # Windows of text have no class: every client is tested on all of them.
             owned = tuple(self._classes([client]))
             # No name for the weights: they are gone before the next client's are made.
-            load_state(
-                module,
-                self._state(
-                    dataclasses.replace(model, state=self._mine(model, kept, client, round))
-                ),
-            )
-            plain, *masked = self._answers(module, model, self.data.test, owned)
+            load_state(module, self._state(model, self._mine(model, kept, client, round)))
+            plain, *masked = self._answers(module, model, owned)
             everywhere.append(plain.summary())
             at = self._examples(*owned) if owned else slice(None)
             if isinstance(at, slice) or len(at):
@@ -171,81 +147,68 @@ class Evaluator:
         figures = plain.summary(at)
         if masked is None:
             return figures
-        mixture = self.world.clients[client].histogram
+        setup = self.experiment
+        mixture = setup.world.clients[client].histogram
         return {
             **figures,
             "masked": masked.summary(at)["accuracy"],
-            "matched": plain.matched(self.data.test.targets, mixture),
+            "matched": plain.matched(setup.data.test.targets, mixture),
         }
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
-        if self.data.classified:
+        if self.experiment.data.classified:
             for client in clients:
-                present = tuple(n > 0 for n in self.world.clients[client].histogram)
+                present = tuple(n > 0 for n in self.experiment.world.clients[client].histogram)
                 owners.setdefault(present, []).append(client)
         return owners
 
     def _examples(self, present: tuple[bool, ...]) -> Tensor:
         """Test examples of some classes."""
-        targets = self.data.test.targets
+        targets = self.experiment.data.test.targets
         return torch.from_numpy(local_test_indices(targets, torch.tensor(present)))
 
     def _answers(
-        self,
-        module: nn.Module,
-        model: Evaluated,
-        data: Split,
-        masks: Sequence[tuple[bool, ...]],
+        self, module: nn.Module, model: Evaluated, masks: Sequence[tuple[bool, ...]]
     ) -> list[Answers]:
+        setup = self.experiment
         return answers(
             module,
-            data,
+            setup.data.test,
             predict=model.predict,
             masks=[torch.tensor(m) for m in masks],
-            batch=self.batch,
-            device=self.device,
+            batch=setup.evaluate.batch,
+            device=setup.world.device,
         )
 
     def _mine(
-        self,
-        model: Evaluated,
-        kept: Mapping[int, KeptByClient],
-        client: int,
-        round: int,
+        self, model: Evaluated, kept: Mapping[int, KeptByClient], client: int, round: int
     ) -> State:
         """The model as one client has it: its own version, with what it kept, then fine-tuned.
 
         One that cannot be tuned (its gradients are not finite, say) is tested as it is.
         """
-        own = kept.get(client, KeptByClient())
+        setup = self.experiment
+        personal = kept.get(client, KeptByClient())
         state = model.state if model.states is None else model.states(client)
         if model.kept:
-            state = own.over(state)
+            state = personal.over(state)
         if model.program is None:
             return state
-        generator = seeded(self.world.seed, "evaluate", model.name, round, client)
-        with isolated(generator, self.device), contextlib.suppress(RejectedUpdate):
-            return model.program(
-                Work(
-                    client=client,
-                    round=max(round, 1),
-                    rounds=self.world.rounds,
-                    graph=model.graph,
-                    state=state,
-                    data=self.shard(client),
-                    local=self.local.model_copy(update={"fraction": 1.0}),
-                    generator=generator,
-                    keep=own.keep,
-                    device=self.device,
-                )
-            ).state
+        generator = seeded(setup.world.seed, "evaluate", model.name, round, client)
+        with isolated(generator, setup.world.device), contextlib.suppress(RejectedUpdate):
+            work = setup.work(
+                client, max(round, 1), model.graph, state, generator, keep=personal.keep
+            )
+            whole = work.local.model_copy(update={"fraction": 1.0})
+            outcome = model.program(dataclasses.replace(work, local=whole))
+            return returned(Outcome, outcome, model.program).state
         return state
 
     def _perplexing(self, figures: dict[str, float]) -> dict[str, Json]:
         """The figures, with perplexity where the targets are tokens."""
-        if self.data.classified:
+        if self.experiment.data.classified:
             return dict(figures)
         return {**figures, "perplexity": math.exp(min(figures["loss"], _LARGEST_EXPONENT))}
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 from archgraph.engine.attack import malicious
 from archgraph.engine.data import Dataset
 from archgraph.engine.shard import Shard
-from archgraph.federation import Strategy, World
+from archgraph.federation import Model, State, Strategy, Work, World
+from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
 from archgraph.plain import Json
@@ -61,3 +65,43 @@ class Experiment:
             self.world.clients[client].histogram,
             self.world.device,
         )
+
+    def work(
+        self,
+        client: int,
+        round: int,
+        graph: ArchGraph,
+        state: State,
+        generator: torch.Generator,
+        *,
+        keep: State,
+        others: Mapping[str, Model] | None = None,
+        extras: State | None = None,
+        values: Mapping[str, Json] | None = None,
+        **more: Any,
+    ) -> Work:
+        """A client's work, with tensors and values of its own.
+
+        A part of the global model shares its memory with the server's. The client gets a copy, so
+        that a program that writes in place changes neither the server nor what was kept.
+        """
+        return Work(
+            client=client,
+            round=round,
+            rounds=self.world.rounds,
+            graph=graph,
+            state=_copied(state),
+            data=self.shard(client),
+            local=self.local,
+            generator=generator,
+            keep=_copied(keep),
+            others={k: Model(m.graph, _copied(m.state)) for k, m in (others or {}).items()},
+            extras=_copied(extras or {}),
+            values=copy.deepcopy(values or {}),
+            device=self.world.device,
+            **more,
+        )
+
+
+def _copied(state: State) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}

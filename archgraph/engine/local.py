@@ -10,24 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.progress import bars, table
+from archgraph.engine.progress import bars, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
+from archgraph.engine.returned import returned
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
-from archgraph.federation import (
-    Evaluated,
-    ServerState,
-    World,
-)
+from archgraph.federation import GLOBAL, Evaluated, ServerState, World
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
-from archgraph.tables import Table
+from archgraph.tables import Table, plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +49,17 @@ class Run:
         return next((r["evaluation"] for r in reversed(self.rounds) if r.get("evaluation")), {})
 
     @property
+    def troubles(self) -> tuple[str, ...]:
+        """What went wrong: updates refused, clients failed, figures not finite; with the rounds."""
+        return tuple(troubles(self.rounds))
+
+    @property
+    def sound(self) -> bool:
+        """Whether the last round took an update, and every figure of the last test is finite."""
+        accepted = not self.rounds or bool(self.rounds[-1]["clients"])
+        return accepted and not any(troubles([{"evaluation": self.evaluation}]))
+
+    @property
     def models(self) -> tuple[Evaluated, ...]:
         """The models that the strategy answers for, as trained."""
         return tuple(self.experiment.strategy.evaluated(self.experiment.world, self.server))
@@ -63,15 +71,17 @@ class Run:
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def table(self) -> Table:
-        """A row per tier; ``print`` draws it."""
-        return table(self.experiment.world, self.evaluation)
+        """A row per tier, and what went wrong below; ``print`` draws it."""
+        shown = table(self.experiment.world, self.evaluation)
+        return replace(shown, note="; ".join(filter(None, (shown.note, *self.troubles))))
 
     def __repr__(self) -> str:
         """One line: how long it was, how well the global model does, where it is."""
-        figures = self.evaluation.get("global", {})
+        figures = self.evaluation.get(GLOBAL, {})
         measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
         place = "" if self.folder is None else f", {self.folder}"
-        return f"Run({len(self.rounds)} rounds{measured}{place})"
+        wrong = "" if self.sound else ", see troubles"
+        return f"Run({plural(len(self.rounds), 'round')}{measured}{place}{wrong})"
 
     def _repr_html_(self) -> str:
         """The table, as notebooks show it."""
@@ -83,6 +93,7 @@ def run(
     *,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     data_root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Run:
@@ -92,6 +103,7 @@ def run(
         experiment: A file, or what was read from one.
         out: Run folder; None: the one that the experiment names, if any; else nothing is written.
         resume: Go on with the run in that folder, after its last checkpoint.
+        overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         progress: Show progress bars on a terminal.
 
@@ -108,10 +120,15 @@ def run(
     if resume:
         if folder is None:
             raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
+        if overwrite:
+            raise RunError(
+                "a run is either resumed or overwritten", where=str(folder), found="both"
+            )
         resumable(folder)
-    with contextlib.nullcontext() if resume or folder is None else reserved(folder):
+    free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
+    with free or contextlib.nullcontext():
         prepared = prepare(spec, data_root=data_root)
-        return execute(prepared, out=folder, resume=resume, progress=progress)
+        return execute(prepared, out=folder, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def execute(
@@ -119,20 +136,23 @@ def execute(
     *,
     out: Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Run:
     """Run an experiment that is prepared already; see :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment)
         # Before anything is written: the strategy may refuse this world.
-        first = experiment.strategy.init(experiment.world)
+        first = returned(
+            ServerState, experiment.strategy.init(experiment.world), experiment.strategy, "init"
+        )
         checkpoint = None
         if out is not None:
             facts = finite(experiment.facts)
             if resume:
                 loop.record, checkpoint, lines = RunRecord.resume(out, facts)
             else:
-                stack.enter_context(reserved(out))
+                stack.enter_context(reserved(out, overwrite=overwrite))
                 files = _models(experiment.world)
                 loop.record = RunRecord.create(out, experiment.text, facts, files=files)
             stack.enter_context(loop.record)
@@ -149,6 +169,6 @@ def execute(
 
 def _models(world: World) -> dict[str, str]:
     """The architectures as files of the run folder, so that its tensors mean something alone."""
-    graphs = {"global": world.graph, **{tier.name: tier.graph for tier in world.tiers}}
+    graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     graphs = {name: graph for name, graph in graphs.items() if graph.nodes}
     return {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()}

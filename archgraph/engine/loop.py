@@ -14,13 +14,11 @@ from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
+from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.shard import KeptByClient
 from archgraph.engine.turn import Turn
-from archgraph.federation import (
-    Evaluated,
-    ServerState,
-    seeded,
-)
+from archgraph.errors import RunError
+from archgraph.federation import Evaluated, ServerState, Task, seeded
 from archgraph.plain import Json, finite
 
 
@@ -64,8 +62,9 @@ class Loop:
         world, strategy = self.experiment.world, self.experiment.strategy
         turn = Turn(self.experiment, 0, self.kept, self.watch)
         with turn.clock.measure("server"):
-            tasks = strategy.survey(world, state)
-            state = strategy.surveyed(world, state, turn.results(tasks))
+            tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
+            after = strategy.surveyed(world, state, turn.results(tasks))
+            state = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
         self.server = state
         self._save()
@@ -84,20 +83,24 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        before = dict(self.kept)
+        kept_before = dict(self.kept)
         turn = Turn(setup, number, self.kept, self.watch)
         sampled = sample(len(world.clients), setup.sampled, world.seed, number)
         self.watch.round(number, len(sampled))
         with turn.clock.measure("server"):
-            state = strategy.begin(world, self.server, number, sampled)
-            tasks = (strategy.send(world, state, client, number) for client in sampled)
-            state = strategy.receive(world, state, turn.results(tasks), number)
+            before = strategy.begin(world, self.server, number, sampled)
+            state = returned(ServerState, before, strategy, "begin")
+            tasks = (self._task(state, client, number) for client in sampled)
+            after = strategy.receive(world, state, turn.results(tasks), number)
+            state = returned(ServerState, after, strategy, "receive")
         turn.settle()
         self.server, self.done = state, number
         line: dict[str, Json] = {"round": number, **turn.report()}
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
-                models = strategy.evaluated(world, state)
+                models = each_returned(
+                    Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
+                )
                 line["evaluation"] = self._evaluator(
                     self._announced(models), kept=self.kept, round=number
                 )
@@ -112,7 +115,7 @@ class Loop:
         if self.record is not None:
             began = time.perf_counter()
             for client, kept in self.kept.items():
-                if before.get(client) is not kept:
+                if kept_before.get(client) is not kept:
                     self.record.changed(client)
             self.record.line(line)
             self._save()
@@ -122,17 +125,20 @@ class Loop:
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
-        setup, how = self.experiment, self.experiment.evaluate
-        return Evaluator(
-            world=setup.world,
-            data=setup.data,
-            shard=setup.shard,
-            local=setup.local,
-            batch=how.batch,
-            examples=how.statistics,
-            fine_tune=how.fine_tune or 0,
-            device=setup.world.device,
-        )
+        return Evaluator(self.experiment)
+
+    def _task(self, state: ServerState, client: int, number: int) -> Task:
+        strategy = self.experiment.strategy
+        sent = strategy.send(self.experiment.world, state, client, number)
+        task = returned(Task, sent, strategy, "send")
+        if task.client != client:
+            raise RunError(
+                "returned a task for another client",
+                where=f"{type(strategy).__name__}.send",
+                found=task.client,
+                expected=client,
+            )
+        return task
 
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         for model in models:

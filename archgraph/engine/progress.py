@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from archgraph.analysis.cost import cost
-from archgraph.federation import World
+from archgraph.federation import GLOBAL, World
 from archgraph.plain import Json
 from archgraph.tables import Table, count
 
@@ -61,7 +61,7 @@ class Bars:
     def round_done(self, evaluation: Mapping[str, Json]) -> None:
         """A round is done, with its evaluation if there was one."""
         if self.display is not None:
-            figures = evaluation.get("global", {})
+            figures = evaluation.get(GLOBAL, {})
             note = f"accuracy {figures['accuracy']:.2%}" if "accuracy" in figures else ""
             self.display.update(ROUNDS, advance=1, note=note)
 
@@ -118,7 +118,7 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
     """
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     text = any("perplexity" in figures for figures in models.values())
-    graphs = {"global": world.graph, **{tier.name: tier.graph for tier in world.tiers}}
+    graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     rows = []
     for name, figures in models.items():
         size = cost(graphs[name]) if name in graphs else None
@@ -126,7 +126,7 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
         rows.append(
             (
                 name,
-                str(len(world.clients) if name == "global" else members or "-"),
+                str(len(world.clients) if name == GLOBAL else members or "-"),
                 "-" if size is None else count(size.parameters),
                 "-" if size is None else count(size.macs),
                 _perplexity(figures) if text else f"{figures['accuracy']:.2%}",
@@ -140,9 +140,62 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
         ("model", *columns),
         tuple(rows),
         right=frozenset(range(1, 6)),
-        strong=frozenset(i for i, row in enumerate(rows) if row[0] == "global"),
+        strong=frozenset(i for i, row in enumerate(rows) if row[0] == GLOBAL),
         note=f"worst: {worst}" if worst is not None and len(rows) > 1 else "",
     )
+
+
+# Clients or figures that a line about troubles names.
+NAMED = 4
+
+
+def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
+    """What went wrong in a run, one line per kind: who or what, and in which rounds.
+
+    Args:
+        lines: As in ``metrics.jsonl``; a number that was not finite is None there.
+
+    Example:
+        >>> who = {"client": 1, "name": "small", "reason": "loss is not finite"}
+        >>> list(troubles([{"round": n, "rejected": [who]} for n in (1, 2, 3, 5)]))
+        ['updates refused: client 1, small (rounds 1–3, 5); the first: loss is not finite']
+    """
+    kinds: dict[str, dict[str, list[int]]] = {}
+    first: dict[str, str] = {}
+    for line in lines:
+        number = line.get("round", 0)
+        for key, kind in (("rejected", "updates refused"), ("failed", "clients failed")):
+            for who in line.get(key, ()):
+                name = f"client {who['client']}, {who['name']}"
+                kinds.setdefault(kind, {}).setdefault(name, []).append(number)
+                first.setdefault(kind, f"; the first: {who['reason']}")
+        rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
+        rows += line.get("evaluation", {}).get("models", {}).items()
+        for name, row in rows:
+            local = {f"local {k}": v for k, v in (row.get("local") or {}).items()}
+            for key in [k for k, v in {**row, **local}.items() if v is None]:
+                numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
+                numbers.append(number)
+    for kind, found in kinds.items():
+        named = [f"{name} ({_rounds(numbers)})" for name, numbers in found.items()][:NAMED]
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        yield f"{kind}: {', '.join(named)}{more}{first.get(kind, '')}"
+
+
+def _rounds(numbers: Iterable[int]) -> str:
+    """Rounds in words: runs of them by their ends.
+
+    >>> _rounds([1, 2, 3, 5])
+    'rounds 1–3, 5'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"round{'s' * (len(set(numbers)) > 1)} {', '.join(texts)}"
 
 
 def _perplexity(figures: Mapping[str, Json]) -> str:

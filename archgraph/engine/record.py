@@ -60,7 +60,7 @@ class RunRecord:
         files: Mapping[str, str] | None = None,
         keep: int = 2,
     ) -> RunRecord:
-        """Begin a run in an empty or new folder.
+        """Begin a run in an empty or new folder, or in place of the run that is there.
 
         Args:
             folder: The run folder.
@@ -70,12 +70,14 @@ class RunRecord:
             keep: Checkpoints to keep, the latest ones.
 
         Raises:
-            RunError: If the folder holds something or cannot be written.
+            RunError: If another process is writing the run, or the folder cannot be written.
         """
         record = cls(folder, digest(facts), keep)
         record._acquire()
         try:
             with _writing(folder):
+                for past in _written(folder):  # a run that is overwritten
+                    _remove(past)
                 (folder / "checkpoints").mkdir()
                 for name, content in (files or {}).items():
                     write(folder / name, content)
@@ -250,8 +252,12 @@ def resumable(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def reserved(folder: Path) -> Iterator[None]:
+def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     """Make sure that a run can be written to a folder, before any work; remove it if that fails.
+
+    Args:
+        folder: The run folder.
+        overwrite: Whether a run that is there may be replaced.
 
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.
@@ -259,11 +265,16 @@ def reserved(folder: Path) -> Iterator[None]:
     made: list[Path] = []
     with _writing(folder):
         if folder.is_dir():
-            if any(folder.iterdir()):
+            past = (folder / "run.yaml").is_file()
+            if any(folder.iterdir()) and not (past and overwrite):
                 raise RunError(
                     "the run folder is not empty",
                     where=str(folder),
-                    hint="resume it, or choose another folder",
+                    found="a run" if past else "files, but not a run",
+                    hint="go on with it (--resume), replace it (--overwrite), or choose another "
+                    "folder (--out)"
+                    if past
+                    else "choose another folder (--out)",
                 )
         else:
             missing = [p for p in (folder, *folder.parents) if not p.exists()]
@@ -292,6 +303,13 @@ def _writing(folder: Path) -> Iterator[None]:
             found=getattr(error, "strerror", None) or str(error),
             hint="choose a folder that can be written, on a disk with space",
         ) from error
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    """What a run has written to its folder."""
+    yield from _leftovers(folder)
+    names = ("run.yaml", "facts.json", "metrics.jsonl", "models", "checkpoints")
+    yield from (folder / name for name in names if (folder / name).exists())
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:

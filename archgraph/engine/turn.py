@@ -13,16 +13,10 @@ from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
+from archgraph.engine.returned import returned
 from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import (
-    Outcome,
-    Result,
-    State,
-    Task,
-    Work,
-    seeded,
-)
+from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.states import check_update
@@ -157,24 +151,19 @@ class Turn:
             program = Attack(program, setup.attack.intensity, world.seed)
         generator = seeded(world.seed, "client", self.round, task.client)
         with isolated(generator, device):
-            return program(
-                Work(
-                    client=task.client,
-                    round=self.round,
-                    rounds=world.rounds,
-                    graph=task.graph,
-                    state=state,
-                    data=setup.shard(task.client),
-                    local=setup.local,
-                    generator=generator,
-                    keep=kept.keep,
-                    others=task.others,
-                    extras=task.extras,
-                    values=task.values,
-                    device=device,
-                    progress=self.watch.step,
-                )
+            work = setup.work(
+                task.client,
+                self.round,
+                task.graph,
+                state,
+                generator,
+                keep=kept.keep,
+                others=task.others,
+                extras=task.extras,
+                values=task.values,
+                progress=self.watch.step,
             )
+            return returned(Outcome, program(work), program)
 
     def _accept(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome, if all of it is fit to be seen."""

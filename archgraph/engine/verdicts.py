@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.tables import count
+from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
     from archgraph.language import FamilySpec
@@ -136,7 +136,7 @@ def _checked(
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
     name = f"{spec.strategy_name} not imported" if unseen else spec.strategy_name
-    return f"{name}, {spec.rounds} rounds; {held}"
+    return f"{name}, {plural(spec.rounds, 'round')}; {held}"
 
 
 def _family(
@@ -148,7 +148,7 @@ def _family(
     if place not in made:
         many = sum(member.count for member in spec.clients)
         kinds = len(spec.clients)
-        text = f"{many} client{'s' * (many != 1)} on {kinds} architecture{'s' * (kinds != 1)}"
+        text = f"{plural(many, 'client')} on {plural(kinds, 'architecture')}"
         try:
             if not python and written_in_python(spec):
                 made[place] = f"{text}; Python model not imported"

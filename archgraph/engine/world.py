@@ -10,20 +10,13 @@ import numpy as np
 import torch
 
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
-from archgraph.engine.evaluate import GLOBAL
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import matched
 from archgraph.engine.partition import allot
 from archgraph.engine.shard import histogram
 from archgraph.errors import RunError
-from archgraph.federation import (
-    Client,
-    State,
-    Tier,
-    World,
-    configure,
-)
+from archgraph.federation import GLOBAL, Client, State, Tier, World, configure
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.module.initial import initial_state

@@ -14,8 +14,8 @@ from .objectives import Predict as Predict
 from .objectives import mask_absent as mask_absent
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
-from .registry import strategy_names as strategy_names
 from .reservoir import reservoir as reservoir
+from .state import GLOBAL as GLOBAL
 from .state import Json as Json
 from .state import ServerState as ServerState
 from .state import State as State

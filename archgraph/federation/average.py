@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archgraph.errors import RunError
 from archgraph.federation.norms import NormName, NormPolicy
-from archgraph.federation.state import ServerState
+from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
 from archgraph.federation.training import Train
@@ -21,7 +21,6 @@ from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, State, Transfer, signature
 
-GLOBAL = "global"
 TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
 
 
@@ -165,5 +164,5 @@ def by_tier(
                 state=own,
                 clients=clients,
                 statistics=policy.evaluation,
-                kept=norm == "local",
+                kept=policy.personal,
             )

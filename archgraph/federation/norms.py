@@ -26,7 +26,7 @@ class NormPolicy:
 
     def kept(self, graph: ArchGraph) -> frozenset[str]:
         """Entries that stay with the client: for ``Task.kept``."""
-        return frozenset(statistics(graph)) if self.name == "local" else frozenset()
+        return frozenset(statistics(graph)) if self.personal else frozenset()
 
     def left_out(self, graph: ArchGraph) -> frozenset[str]:
         """Entries that are not merged into the global state: for ``Task.skip``."""
@@ -37,6 +37,11 @@ class NormPolicy:
                 return frozenset(normalisation(graph)) & frozenset(graph.state_names)
             case "averaged":
                 return frozenset()
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients keep entries of their own: for ``Evaluated.kept``."""
+        return self.name == "local"
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:

@@ -18,11 +18,6 @@ from archgraph.plain import Json
 GROUP = "archgraph.strategies"
 
 
-def strategy_names() -> tuple[str, ...]:
-    """Names of the installed strategies, sorted."""
-    return tuple(sorted({e.name for e in importlib.metadata.entry_points(group=GROUP)}))
-
-
 def find_strategy(name: str) -> type[Strategy]:
     """The strategy of a name.
 

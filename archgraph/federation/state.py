@@ -10,6 +10,9 @@ from torch import Tensor
 from archgraph.plain import Json as Json
 from archgraph.states import State as State
 
+GLOBAL = "global"
+"""The global model's name: of its group in the server's state, and among models that are tested."""
+
 
 @dataclass(frozen=True)
 class ServerState:

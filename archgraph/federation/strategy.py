@@ -14,9 +14,10 @@ from archgraph.federation.world import World
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.states import State
+from archgraph.tables import plural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluated:
     """A model that the strategy answers for.
 
@@ -43,6 +44,12 @@ class Evaluated:
     kept: bool = False
     program: Program | None = None
     states: Callable[[int], State] | None = None
+
+    def __repr__(self) -> str:
+        """One line, without its tensors."""
+        who = f", clients {', '.join(map(str, self.clients[:6]))}" if self.clients else ""
+        more = ", …" if len(self.clients) > 6 else ""
+        return f"<Evaluated {self.name}: {plural(len(self.state), 'tensor')}{who}{more}>"
 
     @property
     def personal(self) -> bool:

@@ -10,7 +10,7 @@ from archgraph.display import colours
 from archgraph.display.plots import MARKERS, STYLES
 from archgraph.errors import RunError
 from archgraph.papers.similarity import ScaleComparison, SectionSimilarity
-from archgraph.tables import Table
+from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def similarity_tables(found: Sequence[SectionSimilarity]) -> Iterator[Table]:
             (name, *("" if value is None else f"{value:.3f}" for value in values))
             for name, values in zip(section.rows, section.values, strict=True)
         )
-        layers = f"{section.layers} layer{'s' * (section.layers != 1)} of each block"
+        layers = f"{plural(section.layers, 'layer')} of each block"
         yield Table(
             title=section.section,
             columns=("block", *section.columns),

@@ -398,10 +398,15 @@ def test_check_runs_no_code_unless_told(here: Path):
 def test_run_resume_and_report(here: Path):
     result = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1")
     assert result.exit_code == 0, result.output + result.stderr
-    assert "half" in result.output and "first: 1 rounds" in result.output
+    assert "half" in result.output and "first: 1 round;" in result.output
     lines = (here / "first/metrics.jsonl").read_text().splitlines()
     assert len(lines) == 1
-    refused(call("run", "experiment.yaml", "--out", "first"), "not empty")
+    refused(
+        call("run", "experiment.yaml", "--out", "first"),
+        "not empty; found a run; go on with it (--resume), replace it (--overwrite), or choose",
+    )
+    both = call("run", "experiment.yaml", "--out", "first", "--resume", "--overwrite")
+    refused(both, "either resumed or overwritten")
     refused(call("run", "experiment.yaml", "--out", "first", "--resume"), "another experiment")
     refused(call("run", "experiment.yaml", "--out", "none", "--resume"), "no run to resume")
     again = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1", "--resume")
@@ -411,6 +416,34 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: no run folder")
+
+
+def test_run_overwrites_a_run_and_nothing_else(here: Path):
+    one = ("run", "experiment.yaml", "--set", "rounds=1", "--out")
+    assert call(*one, "first").exit_code == 0
+    (here / "first/notes.txt").write_text("mine")
+    again = call("run", "experiment.yaml", "--set", "rounds=2", "--out", "first", "--overwrite")
+    assert again.exit_code == 0, again.stderr
+    assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
+    assert (here / "first/notes.txt").read_text() == "mine"
+    (here / "other").mkdir()
+    (here / "other/notes.txt").write_text("mine")
+    refused(call(*one, "other", "--overwrite"), "not empty; found files, but not a run; choose")
+    before = (here / "first/metrics.jsonl").read_text()
+    wrong = call(
+        "run", "experiment.yaml", "--set", "strategy.fedavg.norm=x", "--out", "first", "--overwrite"
+    )
+    assert wrong.exit_code == 2, wrong.output
+    assert (here / "first/metrics.jsonl").read_text() == before
+
+
+def test_run_that_diverges_says_who_and_fails(here: Path):
+    wild = call(
+        "run", "experiment.yaml", "--set", "local.lr=1e30", "--set", "rounds=2", "--out", "w"
+    )
+    assert wild.exit_code == 1, wild.output
+    assert "updates refused: client " in wild.stderr and "rounds 1–2" in wild.stderr
+    assert "not finite" in wild.output
 
 
 def test_compare_puts_seeds_together(here: Path):

@@ -9,6 +9,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.evaluate import Evaluator
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, table
@@ -23,8 +25,10 @@ from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.shard import KeptByClient, Shard
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
+from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
+from archgraph.strategies.standalone import Standalone
 
 
 class Says(nn.Module):
@@ -164,14 +168,15 @@ def test_classes_without_test_examples_do_not_count_for_the_mixture():
     assert found.matched(targets, (0, 1, 0, 0)) == 0.0
 
 
-def evaluator(world, digits: Dataset) -> Evaluator:
-    return Evaluator(
+def evaluator(world, digits: Dataset, **changes: Any) -> Evaluator:
+    setup = Experiment(
         world=world,
+        strategy=Standalone(),
         data=digits,
-        shard=lambda client: Shard.of(digits.train, range(40), world.clients[client].histogram),
-        local=LocalOptions(),
-        batch=100,
+        shares=(np.arange(40),) * len(world.clients),
+        evaluate=EvaluateSpec(batch=100),
     )
+    return Evaluator(dataclasses.replace(setup, **changes))
 
 
 def test_local_accuracy_is_over_the_clients_own_classes(world, digits, net):
@@ -422,7 +427,7 @@ def test_fine_tuning_is_training_before_the_test(world, digits, net):
         ]
         return test(models, kept={}, round=1)["models"]
 
-    fine = dataclasses.replace(test, fine_tune=2)
+    fine = evaluator(small, digits, evaluate=EvaluateSpec(batch=100, fine_tune=2))
     plain, named = found(test, clients=clients), found(test, clients=clients, program=tuned)
     assert found(fine, clients=clients) == named
     assert named["m"]["local"]["loss"] < plain["m"]["local"]["loss"]
@@ -435,7 +440,8 @@ def test_fine_tuning_is_training_before_the_test(world, digits, net):
 def test_a_model_that_cannot_be_tuned_is_tested_as_it_is(world, digits, net):
     small = world(clients=2)
     test = evaluator(small, digits)
-    wild = dataclasses.replace(test, fine_tune=3, local=test.local.model_copy(update={"lr": 3e38}))
+    tuning = EvaluateSpec(batch=100, fine_tune=3)
+    wild = evaluator(small, digits, evaluate=tuning, local=LocalOptions(lr=3e38))
     models = [Evaluated("m", net, small.state, (0, 1))]
     tuned, plain = (t(models, kept={}, round=1)["models"]["m"] for t in (wild, test))
     assert tuned["accuracy"] == plain["accuracy"] and tuned["local"] == plain["local"]
@@ -545,7 +551,7 @@ def test_table_has_a_row_per_tier(experiment):
 def test_a_run_shows_itself(experiment, tmp_path):
     run = execute(experiment(rounds=1), out=tmp_path / "run")
     accuracy = run.evaluation["global"]["accuracy"]
-    assert str(run).startswith(f"Run(1 rounds, accuracy {accuracy:.4g}, loss ")
+    assert str(run).startswith(f"Run(1 round, accuracy {accuracy:.4g}, loss ")
     assert str(run).endswith(f"{tmp_path}/run)")
     assert f"{accuracy:.2%}" in str(run.table())
     assert "<td" in run._repr_html_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop, sample
 from archgraph.engine.turn import Clock
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, Train, Work
+from archgraph.federation import Model, Outcome, Result, ServerState, Train, Work
 from archgraph.language.experiment import EvaluateSpec
 
 
@@ -308,3 +308,158 @@ def test_training_learns(experiment):
     run = execute(experiment(rounds=6, sampled=None))
     assert run.evaluation["global"]["accuracy"] > 0.7
     assert run.rounds[0]["evaluation"]["global"]["accuracy"] < run.evaluation["global"]["accuracy"]
+
+
+# ---------------------------------------------------------------- what methods return
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "init": (None, r"Mine\.init: returned the wrong type; found None; expected ServerState"),
+    "survey": ([3], r"Mine\.survey: returned the wrong type; found int; expected Task"),
+    "surveyed": ({}, r"Mine\.surveyed: returned the wrong type; found dict; expected ServerState"),
+    "begin": (None, r"Mine\.begin: .*found None; expected ServerState; does every path return\?"),
+    "send": ("task", r"Mine\.send: returned the wrong type; found str; expected Task"),
+    "receive": (
+        ServerState({"w": [1.0]}),  # type: ignore[dict-item]  # the mistake
+        r"Mine\.receive: ServerState\.tensors\['w'\]: .*found list; expected Tensor",
+    ),
+    "evaluated": (None, r"Mine\.evaluated: .*found None; expected Iterable"),
+}
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_wrong_return_is_named_where_it_enters(experiment, mean, method):
+    value, message = WRONG[method]
+    mine = type("Mine", (mean,), {method: lambda self, *_: value})
+    with pytest.raises(RunError, match=message):
+        execute(experiment(mine(), rounds=1))
+
+
+def test_fields_of_what_is_returned_are_checked(experiment, mean):
+    class Mine(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        change: Any = None
+
+        def send(self, world, state, client, round):
+            return self.change(super().send(world, state, client, round))
+
+    for change, message in [
+        ({"graph": "net"}, r"Mine\.send: Task\.graph: .*found str; expected ArchGraph"),
+        ({"state": {"5.bias": [0.0]}}, r"Task\.state\['5\.bias'\]: .*found list; expected Tensor"),
+        ({"values": {"a": {1j}}}, r"Task\.values\['a'\]: .*found set; expected a plain value"),
+        ({"client": 3}, r"Mine\.send: returned a task for another client; found 3; expected 0"),
+    ]:
+        Mine.change = staticmethod(lambda task, change=change: replace(task, **change))
+        with pytest.raises(RunError, match=message):
+            execute(experiment(Mine(), rounds=1, sampled=None))
+
+
+def test_wrong_outcome_names_the_program(experiment, mean):
+    def forgetful(work: Work) -> Any:
+        Train()(work)
+
+    with pytest.raises(
+        RunError,
+        match=r"every client failed; found RunError: forgetful\.__call__: "
+        "returned the wrong type; found None; expected Outcome",
+    ):
+        execute(experiment(mean(program=forgetful), rounds=1))
+
+    def unmeasured(work: Work) -> Outcome:
+        return Outcome(work.state, metrics={"loss": "small"})  # type: ignore[dict-item]  # wrong
+
+    run = execute(experiment(mean({1: unmeasured}), rounds=1, sampled=None))
+    (failed,) = run.rounds[0]["failed"]
+    assert (
+        "unmeasured.__call__: Outcome.metrics['loss']: returned the wrong type" in failed["reason"]
+    )
+
+
+# ---------------------------------------------------------------- memory of the server
+
+
+def test_writing_in_place_reaches_neither_server_nor_what_is_kept(experiment, mean):
+    @dataclass(frozen=True)
+    class Vandal:
+        def __call__(self, work: Work) -> Outcome:
+            trained = Train()(work)
+            keep = {"n": work.keep.get("n", torch.zeros(1)) + 1}
+            for tensor in (*work.state.values(), *work.extras.values(), *work.keep.values()):
+                tensor.data.fill_(7)
+            for model in work.others.values():
+                model.state["5.bias"].fill_(7)
+            work.values.get("list", []).append(1)
+            return replace(trained, keep=keep, others={k: m.state for k, m in work.others.items()})
+
+    shared = {"extra": torch.zeros(2)}
+    values = {"list": [0]}
+
+    class Sharing(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def send(self, world, state, client, round):
+            task = super().send(world, state, client, round)
+            small = Model(task.graph, world.state)
+            return replace(task, others={"small": small}, extras=shared, values=values)
+
+    kept = frozenset({"1.running_mean"})
+    setups = [
+        experiment(Sharing(program=program, kept=kept), rounds=2, sampled=None)
+        for program in (Gentle(), Vandal())
+    ]
+    before = bits(setups[1].world.state)
+    runs = [execute(setup) for setup in setups]
+    assert bits(setups[1].world.state) == before
+    assert not bool(shared["extra"].any()) and values == {"list": [0]}
+    assert bits(runs[0].server.tensors) == bits(runs[1].server.tensors)
+
+
+@dataclass(frozen=True)
+class Gentle:
+    """What the vandal does, without the damage."""
+
+    def __call__(self, work: Work) -> Outcome:
+        return replace(Train()(work), others={k: m.state for k, m in work.others.items()})
+
+
+# ---------------------------------------------------------------- what went wrong
+
+
+def test_run_names_clients_and_rounds_that_went_wrong(experiment, mean):
+    @dataclass(frozen=True)
+    class Blind:
+        def __call__(self, work: Work) -> Outcome:
+            return replace(Train()(work), metrics={"gap": float("nan") if work.round > 1 else 1.0})
+
+    programs = {0: Spoil("nan"), 1: Spoil("crash"), 2: Blind()}
+    run = execute(experiment(mean(programs), rounds=3, sampled=None))
+    assert [trouble.partition(" (")[0] for trouble in run.troubles] == [
+        "updates refused: client 0, even",
+        "clients failed: client 1, odd",
+        "not finite: gap of client 2, even",
+    ]
+    assert "(rounds 1–3); the first: 5.weight: not finite" in run.troubles[0]
+    assert "(rounds 2–3)" in run.troubles[2]
+    assert run.sound and run.troubles[0] in run.table().note
+    assert execute(experiment(rounds=1)).troubles == ()
+
+
+def test_run_whose_end_cannot_be_trusted_is_not_sound(experiment, mean):
+    run = execute(experiment(mean(program=Spoil("nan")), rounds=1))
+    assert not run.sound and repr(run).endswith("see troubles)")
+
+    class Poisoned(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def receive(self, world, state, results, round):
+            after = super().receive(world, state, results, round)
+            weights = after.group("global")
+            weights["5.bias"] = weights["5.bias"] * float("nan")
+            return after.with_group("global", weights)
+
+    run = execute(experiment(Poisoned(), rounds=1))
+    assert not run.sound
+    (trouble,) = run.troubles
+    assert trouble.startswith("not finite: loss of ") and "round 1" in trouble
+
+
+def test_reprs_of_runs_and_models_are_a_line(experiment):
+    run = execute(experiment(rounds=1))
+    assert repr(run).startswith("Run(1 round, accuracy ")
+    assert all(len(repr(model)) < 100 for model in run.models)
+    assert repr(run.models[0]) == "<Evaluated global: 9 tensors>"

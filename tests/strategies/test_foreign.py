@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 
 import archgraph as ag
 from archgraph.engine import Dataset, Split, world
-from archgraph.federation import strategy_names
 from archgraph.federation.family import Family
+from archgraph.federation.registry import GROUP
 from archgraph.language.data import DataSpec
 from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
 from archgraph.language.family import FamilySpec
@@ -102,7 +103,7 @@ def experiment(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", sorted({e.name for e in entry_points(group=GROUP)}))
 def test_two_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: str, model: str):
     asked = experiment(monkeypatch, strategy, model, OPTIONS.get((strategy, model), {}))
     done = ag.run(asked, out=tmp_path / "run", progress=False)

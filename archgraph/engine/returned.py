@@ -1,0 +1,96 @@
+"""What strategies and programs return, checked where it enters the engine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import typing
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from archgraph.errors import RunError
+from archgraph.federation import State
+from archgraph.graph.ir import ArchGraph
+
+T = TypeVar("T")
+
+# What is asked of the items of a field, by the field's type.
+_ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
+    (State, "Tensor", lambda item: isinstance(item, Tensor)),
+    (Mapping[str, float], "a number", lambda item: float(item) is not None),
+    (Mapping[str, Any], "a plain value: tensors belong elsewhere", lambda item: json.dumps(item)),
+]
+
+
+def returned(kind: type[T], value: object, owner: object, method: str = "__call__") -> T:
+    """A value that a method of a strategy, or a program, has returned.
+
+    Args:
+        kind: What it should have returned.
+        value: What it returned.
+        owner: The strategy or program.
+        method: Name of the method.
+
+    Raises:
+        RunError: If it is something else, or a graph, a state, a metric or a plain value in it is;
+            names owner, method and field.
+
+    Example:
+        >>> from archgraph.federation import ServerState, Train
+        >>> returned(ServerState, None, Train(), "begin")
+        Traceback (most recent call last):
+        archgraph.errors.RunError: Train.begin: returned the wrong type; found None; expected ...
+    """
+    where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
+    _expect(kind, value, where, hint="does every path return?" if value is None else None)
+    for name, hint in _fields(kind).items():
+        inside, place = getattr(value, name), f"{where}: {kind.__name__}.{name}"
+        _expect(typing.get_origin(hint) or hint, inside, place)
+        for asked, expected, holds in _ITEMS:
+            if hint == asked:
+                for key, item in inside.items():
+                    _expect_item(holds, item, f"{place}[{key!r}]", expected)
+    return typing.cast(T, value)
+
+
+def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
+    """The values of an iterable that a method has returned, each checked as it comes.
+
+    Raises:
+        RunError: As :func:`returned`.
+    """
+    _expect(Iterable, values, f"{type(owner).__name__}.{method}")
+    for value in typing.cast(Iterable[object], values):
+        yield returned(kind, value, owner, method)
+
+
+@functools.cache
+def _fields(kind: Hashable) -> Mapping[str, Any]:
+    """Types of the fields that hold a graph, or something by name."""
+    hints = typing.get_type_hints(kind)  # type: ignore[arg-type]  # a dataclass
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if hint is ArchGraph or typing.get_origin(hint) is Mapping
+    }
+
+
+def _expect(kind: Any, value: object, where: str, hint: str | None = None) -> None:
+    if not isinstance(value, kind):
+        found = "None" if value is None else type(value).__name__
+        raise RunError(
+            "returned the wrong type", where=where, found=found, expected=kind.__name__, hint=hint
+        )
+
+
+def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
+    try:
+        good = bool(holds(item))
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise RunError(
+            "returned the wrong type", where=where, found=type(item).__name__, expected=expected
+        )
