@@ -49,6 +49,28 @@ class ArchGraphError(Exception):
             parts.append(self.hint)
         return "; ".join(parts)
 
+    def within(
+        self, place: str, *, kind: type[ArchGraphError] | None = None, hint: str | None = None
+    ) -> ArchGraphError:
+        """The same error, with the place that its own is in put in front.
+
+        Args:
+            place: A client, a tier, a part of a file.
+            kind: Class of the new error; None: that of this one.
+            hint: What to do about it, where that is known here; None: as this one says.
+
+        Example:
+            >>> str(RewriteError("cannot be widened", where="fc").within("tier half"))
+            'tier half: fc: cannot be widened'
+        """
+        return (kind or type(self))(
+            self.message,
+            where=": ".join(filter(None, (place, self.where))),
+            found=self.found,
+            expected=self.expected,
+            hint=hint or self.hint,
+        )
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with all parts: errors cross process borders (xdist, simulation workers)."""
         return type(self), (self.message,), self.__dict__

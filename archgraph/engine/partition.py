@@ -12,57 +12,9 @@ import torch
 
 from archgraph.engine.schemes import SCHEMES
 from archgraph.errors import DataError
+from archgraph.hints import nearest
 
-
-def partition(
-    targets: torch.Tensor | np.ndarray,
-    *,
-    clients: int,
-    scheme: str = "iid",
-    seed: int = 0,
-    **params: Any,
-) -> tuple[np.ndarray, ...]:
-    """Split examples among clients: disjoint, nonempty, the same for the same seed.
-
-    Schemes and their parameters:
-        * `iid(min_size=1)`: a random order cut into shards whose sizes differ by one at most.
-        * `dirichlet(alpha=0.5, min_size=10, balanced=False)`: of each class the clients get shares
-          drawn from a Dirichlet distribution of concentration `alpha`, drawn again until each
-          client has `min_size` examples; `balanced` gives no more to clients above the average.
-        * `equal_dirichlet(alpha=0.5, min_size=1)`: every client draws its own mixture of classes
-          from a Dirichlet distribution and takes as many examples as any other, out of what they
-          leave (Hsu, Qi, Brown, 2019; RecipFL); below 0.1 mixtures may want one class only,
-          which runs out.
-        * `classes(per_client=2, assignment="first-deterministic", min_size=1)`: each client owns
-          so many classes, a class is shared equally among its owners. `first-deterministic` gives
-          client i the class i modulo their number and draws the others; `random` draws all;
-          `deterministic` counts on from i. A class without an owner is left out.
-
-    Text, whose targets are `[window, position]`, is cut into contiguous shards (`iid` only): its
-    windows follow one another.
-
-    Args:
-        targets: Class of each example, `[example]`, or text targets `[window, position]`.
-        clients: Number of clients.
-        scheme: `iid`, `dirichlet`, `equal_dirichlet` or `classes`.
-        seed: Of everything random.
-        **params: Of the scheme, as above.
-
-    Returns:
-        For each client the positions of its examples, int64, ascending.
-
-    Raises:
-        DataError: The scheme or a parameter is unknown, or no such partition exists.
-
-    Example:
-        >>> labels = np.arange(60) % 3
-        >>> [len(own) for own in partition(labels, clients=4, scheme="iid")]
-        [15, 15, 15, 15]
-        >>> owners = partition(labels, clients=3, scheme="classes", per_client=1)
-        >>> [sorted(set(labels[own].tolist())) for own in owners]
-        [[0], [1], [2]]
-    """
-    return _cut(np.asarray(targets), range(clients), scheme, seed, params)
+WHERE = "data.partition"
 
 
 def allot(
@@ -74,32 +26,37 @@ def allot(
     seed: int = 0,
     **params: Any,
 ) -> tuple[np.ndarray, ...]:
-    """Split examples among clients of which some kinds own a fixed share of all (RecipFL, §5.1).
+    """Split examples among clients: disjoint, nonempty, the same for the same seed.
 
-    A share is cut out before anything else, each class in proportion, and divided equally among
-    the clients of its kind; the other clients share the rest by the scheme, as in
-    :func:`partition`. Of text a share is a run of windows.
+    A kind of client may own a fixed share of all examples (RecipFL, §5.1). It is cut out before
+    anything else, each class in proportion, and divided equally among the clients of its kind. The
+    other clients share the rest by one of the schemes of :mod:`archgraph.engine.schemes`. Text,
+    whose windows follow one another, is cut into runs (`iid` only).
 
     Args:
-        targets: As in :func:`partition`.
+        targets: Class of each example, `[example]`, or text targets `[window, position]`.
         tiers: Kind of each client.
         shares: Kind → its share of all examples, exact up to rounding.
-        scheme: How the others share the rest.
+        scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet` or `classes`.
         seed: Of everything random.
-        **params: Of the scheme.
+        **params: Of the scheme, and `min_size`, the least number of examples of a client (10 for
+            `dirichlet`, else 1).
 
     Returns:
         For each client the positions of its examples, int64, ascending.
 
     Raises:
-        DataError: A share is of an unknown kind, is not in (0, 1], leaves nothing to the others or
-            something without an owner; or the rest cannot be partitioned so.
+        DataError: Scheme or parameter is unknown; a share is of an unknown kind, is not in (0, 1],
+            leaves nothing to the others or something without an owner; or there is no such split.
 
     Example:
         >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
         >>> parts = allot(labels, tiers=kinds, shares={"strong": 0.5})
-        >>> [len(own) for own in parts], class_histogram(labels[parts[0]], 3)
+        >>> [len(part) for part in parts], class_histogram(labels[parts[0]], 3)
         ([30, 10, 10, 10], array([10, 10, 10]))
+        >>> parts = allot(labels, tiers=["all"] * 3, scheme="classes", per_client=1)
+        >>> [sorted(set(labels[part].tolist())) for part in parts]
+        [[0], [1], [2]]
     """
     labels, tiers, shares = np.asarray(targets), list(tiers), dict(shares or {})
     _check_shares(shares, tiers)
@@ -114,48 +71,41 @@ def allot(
         if stop - start < len(members):
             raise DataError(
                 "too few examples",
-                where=f"partition shares.{name}",
+                where=f"{WHERE}.shares.{name}",
                 found=stop - start,
                 expected=f"at least one for each of its {len(members)} clients",
             )
-        for client, own in zip(
-            members, np.array_split(order[start:stop], len(members)), strict=True
-        ):
-            owned[client] = np.sort(own)
+        parts = np.array_split(order[start:stop], len(members))
+        owned |= zip(members, map(np.sort, parts), strict=True)
         start = stop
     others = [client for client in range(len(tiers)) if client not in owned]
     if others or not owned:
         rest = np.sort(order[start:]) if shares else np.arange(len(labels))
-        for client, own in zip(
-            others, _cut(labels[rest], others, scheme, seed, params), strict=True
-        ):
-            owned[client] = rest[own]
+        cut = _cut(labels[rest], others, scheme, seed, params)
+        owned |= {client: rest[part] for client, part in zip(others, cut, strict=True)}
     return tuple(owned[client] for client in range(len(tiers)))
 
 
 def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
     """Raise unless every share has an owner, and so has every example."""
     for name, share in shares.items():
+        where = f"{WHERE}.shares.{name}"
         if name not in tiers:
             raise DataError(
                 "share of an unknown kind of client",
-                where="partition shares",
+                where=where,
                 found=repr(name),
                 expected=_list(dict.fromkeys(tiers)),
+                hint=nearest(name, tiers),
             )
         if not 0 < share <= 1:
-            raise DataError(
-                "share out of range",
-                where=f"partition shares.{name}",
-                found=share,
-                expected="in (0, 1]",
-            )
+            raise DataError("share out of range", where=where, found=share, expected="in (0, 1]")
     total, all_shared = sum(shares.values()), set(tiers) <= set(shares)
     whole = math.isclose(total, 1)
     if shares and ((total > 1 and not whole) or all_shared != whole):
         raise DataError(
             "shares do not add up",
-            where="partition shares",
+            where=f"{WHERE}.shares",
             found=f"{total:g}",
             expected="1, since every kind of client has one"
             if all_shared
@@ -170,9 +120,9 @@ def _spread(labels: np.ndarray, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     places = np.empty(len(labels))
     for value in np.unique(labels):
-        own = random.permutation(np.flatnonzero(labels == value))
+        members = random.permutation(np.flatnonzero(labels == value))
         # At equal distances from a random start, so that no class always comes first.
-        places[own] = (np.arange(len(own)) + random.random()) / len(own)
+        places[members] = (np.arange(len(members)) + random.random()) / len(members)
     return np.argsort(places, kind="stable")
 
 
@@ -181,62 +131,62 @@ def _cut(
 ) -> tuple[np.ndarray, ...]:
     """The parts of some clients, who are called by their ids where one goes wrong."""
     count = len(clients)
-    where = f"partition {scheme}"
     if scheme not in SCHEMES:
         raise DataError(
-            "unknown scheme", where="partition", found=repr(scheme), expected=_list(SCHEMES)
+            "unknown scheme", where=f"{WHERE}.scheme", found=repr(scheme), expected=_list(SCHEMES)
         )
     assign = SCHEMES[scheme]
-    known = list(inspect.signature(assign).parameters)[3:]
+    options = dict(list(inspect.signature(assign).parameters.items())[3:])
     for key in params:
-        if key not in known:
-            raise DataError("unknown parameter", where=where, found=key, expected=_list(known))
-    _check_targets(labels, scheme, where)
-    min_size = params.get("min_size", inspect.signature(assign).parameters["min_size"].default)
-    if min_size < 1:
-        raise DataError("clients need examples", where=where, found=f"min_size={min_size}")
-    if count < 1 or count * min_size > len(labels):
-        raise DataError(
-            "impossible number of clients",
-            where=where,
-            found=count,
-            expected=f"1…{len(labels) // min_size} clients of at least {min_size} of the "
-            f"{len(labels)} examples",
-        )
-    try:
-        parts = assign(labels, count, seed, **params)
-    except ValueError as error:
-        raise DataError(
-            "no such partition",
-            where=where,
-            found=f"{count} clients, {dict(params)}: {error}",
-            hint="choose fewer clients, a larger alpha or a smaller min_size",
-        ) from error
-    for client, own in zip(clients, parts, strict=True):
-        if len(own) < min_size:
+        if key not in {"min_size", *options}:
             raise DataError(
-                "too few examples",
-                where=f"{where}, client {client}",
-                found=len(own),
-                expected=f"at least {min_size}",
-                hint="choose fewer clients, a larger alpha or another seed",
+                "unknown parameter",
+                where=f"{WHERE}.{key}",
+                found=key,
+                expected=f"{_list(['min_size', *options])} ({scheme})",
             )
-    return parts
-
-
-def _check_targets(labels: np.ndarray, scheme: str, where: str) -> None:
-    """Raise unless these targets can be split by the scheme."""
     if labels.ndim not in (1, 2):
         raise DataError(
             "targets of unknown shape",
-            where=where,
+            where=WHERE,
             found=labels.shape,
             expected="[example] or [window, position]",
         )
     if labels.ndim == 2 and scheme != "iid":
         raise DataError(
-            "text has no classes to split by", where=where, found=scheme, expected="iid"
+            "text has no classes to split by", where=f"{WHERE}.scheme", found=scheme, expected="iid"
         )
+    least = params.get("min_size", options["min_size"].default if "min_size" in options else 1)
+    if least < 1:
+        raise DataError("clients need examples", where=f"{WHERE}.min_size", found=least)
+    if count < 1 or count * least > len(labels):
+        raise DataError(
+            "impossible number of clients",
+            where=WHERE,
+            found=count,
+            expected=f"1…{len(labels) // least} clients of at least {least} of the "
+            f"{len(labels)} examples",
+        )
+    own_options = {key: value for key, value in params.items() if key in options}
+    try:
+        parts = assign(labels, count, seed, **own_options)
+    except ValueError as error:
+        raise DataError(
+            "no such partition",
+            where=WHERE,
+            found=f"{scheme} among {count} clients, {dict(params)}: {error}",
+            hint="choose fewer clients, a larger alpha or a smaller min_size",
+        ) from error
+    for client, part in zip(clients, parts, strict=True):
+        if len(part) < least:
+            raise DataError(
+                "too few examples",
+                where=f"{WHERE}, {scheme}, client {client}",
+                found=len(part),
+                expected=f"at least {least} (min_size)",
+                hint="choose fewer clients, a larger alpha or another seed",
+            )
+    return parts
 
 
 def class_histogram(targets: torch.Tensor | np.ndarray, classes: int) -> np.ndarray:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -66,10 +65,9 @@ def each_returned(kind: type[T], values: object, owner: object, method: str) -> 
         yield returned(kind, value, owner, method)
 
 
-@functools.cache
-def _fields(kind: Hashable) -> Mapping[str, Any]:
+def _fields(kind: type) -> Mapping[str, Any]:
     """Types of the fields that hold a graph, or something by name."""
-    hints = typing.get_type_hints(kind)  # type: ignore[arg-type]  # a dataclass
+    hints = typing.get_type_hints(kind)
     return {
         name: hint
         for name, hint in hints.items()

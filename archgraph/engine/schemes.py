@@ -20,7 +20,7 @@ ATTEMPTS = 11
 """Draws of all shares before a Dirichlet partition is given up."""
 
 
-def iid(labels: np.ndarray, clients: int, seed: int, min_size: int = 1) -> ShardIndices:
+def iid(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
     """A random order cut into equal runs; text stays in order (``IidPartitioner``).
 
     >>> [part.tolist() for part in iid(np.zeros((5, 2)), clients=2, seed=0)]
@@ -42,7 +42,8 @@ def dirichlet(
 ) -> ShardIndices:
     """Shares of each class drawn from Dir(alpha) over the clients (``DirichletPartitioner``).
 
-    All is drawn again until every client has ``min_size`` examples.
+    All is drawn again until every client has ``min_size`` examples; ``balanced`` gives no more to
+    clients above the average.
     """
     _check_alpha(alpha)
     random = np.random.default_rng(seed)
@@ -66,12 +67,13 @@ def dirichlet(
 
 
 def equal_dirichlet(
-    labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1
+    labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5
 ) -> ShardIndices:
     """Equal sizes, a mixture of classes per client (``InnerDirichletPartitioner``).
 
     Clients in random order take one example after the other, of a class drawn from their mixture;
-    a class without examples leaves all mixtures.
+    a class without examples leaves all mixtures (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1
+    a mixture may want one class only, which runs out.
     """
     _check_alpha(alpha)
     random = np.random.default_rng(seed)
@@ -106,9 +108,12 @@ def classes(
     seed: int,
     per_client: int = 2,
     assignment: str = "first-deterministic",
-    min_size: int = 1,
 ) -> ShardIndices:
-    """Some classes per client, each shared equally by its owners (``PathologicalPartitioner``)."""
+    """Some classes per client, each shared equally by its owners (``PathologicalPartitioner``).
+
+    ``first-deterministic`` gives client i the class i modulo their number and draws the others;
+    ``random`` draws all; ``deterministic`` counts on from i. A class may be left without an owner.
+    """
     values = np.unique(labels)
     if not 1 <= per_client <= len(values):
         raise ValueError(

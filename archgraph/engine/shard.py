@@ -10,18 +10,8 @@ import torch
 from torch import Tensor
 
 from archgraph.engine.data import Indices, Split
-from archgraph.engine.partition import class_histogram
 from archgraph.federation import Examples, cut
 from archgraph.states import State
-
-
-def histogram(targets: Tensor, classes: int) -> tuple[int, ...]:
-    """Targets of each class.
-
-    >>> histogram(torch.tensor([2, 0, 2]), 4)
-    (1, 0, 2, 0)
-    """
-    return tuple(class_histogram(targets, classes).tolist())
 
 
 @dataclass(frozen=True, eq=False)

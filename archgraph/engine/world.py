@@ -13,8 +13,7 @@ from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import matched
-from archgraph.engine.partition import allot
-from archgraph.engine.shard import histogram
+from archgraph.engine.partition import allot, class_histogram
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Client, State, Tier, World, configure
 from archgraph.federation.family import Family, resolve
@@ -102,7 +101,7 @@ def _world(
             id=i,
             name=member.name,
             examples=len(own),
-            histogram=histogram(data.train.targets[torch.from_numpy(own)], data.classes),
+            histogram=tuple(class_histogram(data.train.targets[own], data.classes).tolist()),
         )
         for i, (member, own) in enumerate(zip(members, shares, strict=True))
     )

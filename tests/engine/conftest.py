@@ -14,8 +14,7 @@ from torch import nn
 from archgraph.capture.trace import trace
 from archgraph.engine.data import Dataset, load_dataset
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.partition import partition
-from archgraph.engine.shard import histogram
+from archgraph.engine.partition import allot, class_histogram
 from archgraph.federation import (
     Client,
     Evaluated,
@@ -129,7 +128,7 @@ def net() -> ArchGraph:
 @pytest.fixture(scope="session")
 def world(digits: Dataset, net: ArchGraph) -> Callable[..., World]:
     def make(clients: int = 4, rounds: int = 3, seed: int = 0) -> World:
-        shares = partition(digits.train.targets, clients=clients, scheme="dirichlet", seed=seed)
+        shares = allot(digits.train.targets, tiers=["all"] * clients, scheme="dirichlet", seed=seed)
         same = Transfer.identity(net)
         return World(
             graph=net,
@@ -139,7 +138,7 @@ def world(digits: Dataset, net: ArchGraph) -> Callable[..., World]:
                     i,
                     "odd" if i % 2 else "even",
                     len(own),
-                    histogram(digits.train.targets[own], 10),
+                    tuple(class_histogram(digits.train.targets[own], 10).tolist()),
                 )
                 for i, own in enumerate(shares)
             ),
@@ -168,7 +167,9 @@ def experiment(digits: Dataset, world: Callable[..., World]) -> Callable[..., Ex
             world=world(clients, rounds, seed),
             strategy=strategy or Mean(),
             data=digits,
-            shares=partition(digits.train.targets, clients=clients, scheme="dirichlet", seed=seed),
+            shares=allot(
+                digits.train.targets, tiers=["all"] * clients, scheme="dirichlet", seed=seed
+            ),
             local=LocalOptions(lr=0.05, batch=16),
             evaluate=EvaluateSpec(batch=100),
             sampled=max(clients - 1, 1),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from archgraph.engine.data import DATASETS, Dataset, Split, files, load, load_dataset
 from archgraph.engine.data.cifar import read_cifar_batch
-from archgraph.engine.data.idx import read_idx
+from archgraph.engine.data.images import read_idx
 from archgraph.engine.data.source import Published, source
 from archgraph.engine.data.values import channel_statistics
 from archgraph.engine.data.words import read_tokens

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from archgraph.engine import prepare
 from archgraph.engine.data import load_dataset
-from archgraph.engine.partition import allot, class_histogram, local_test_indices, partition
+from archgraph.engine.partition import allot, class_histogram, local_test_indices
 from archgraph.errors import DataError
+
+
+def partition(targets: Any, *, clients: int, **options: Any) -> tuple[np.ndarray, ...]:
+    """Clients of one kind: the scheme shares out everything."""
+    return allot(targets, tiers=["all"] * clients, **options)
 
 
 def labels(count: int = 600, classes: int = 10, seed: int = 0) -> np.ndarray:
@@ -348,7 +353,7 @@ def test_impossible_partitions_are_refused(options, message):
         (
             {"storng": 0.5},
             {},
-            r"partition shares: share of an unknown kind of client; found 'storng'",
+            r"data\.partition\.shares\.storng: share of an unknown kind .*did you mean 'strong'\?",
         ),
         (
             {"strong": 0.0},
@@ -364,7 +369,7 @@ def test_impossible_partitions_are_refused(options, message):
         (
             {"strong": 0.5},
             {"scheme": "classes", "per_client": 1, "min_size": 45},
-            r"partition classes, client 0: too few examples",
+            r"data\.partition, classes, client 0: too few examples",
         ),
         ({"strong": 0.5}, {"scheme": "equal_dirichlet", "alpha": 0.0}, r"no such partition.*great"),
     ],

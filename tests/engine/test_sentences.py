@@ -82,13 +82,19 @@ def test_unknown_words_and_small_types():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: learned([], 5), "vocabulary too small; found 5; expected more than the 5 marks"),
+        (
+            lambda: learned([], 5),
+            "data.vocabulary: vocabulary too small; found 5; expected more than the 5 marks",
+        ),
         (lambda: encoder(learned([]), 4), r"data\.length: pairs too short; found 4"),
         (lambda: pretrained("/nowhere/at all"), "tokenizer folder missing.*nothing is downloaded"),
-        (lambda: load_dataset("digits", length=9), "digits: has no option length; found 9"),
+        (
+            lambda: load_dataset("digits", length=9),
+            "data.length: is not an option of digits",
+        ),
         (
             lambda: load_dataset("mnli", vocabulary=9, tokenizer="x"),
-            "mnli: has two vocabularies",
+            "data.vocabulary: names a second vocabulary",
         ),
     ],
 )

@@ -15,8 +15,7 @@ import archgraph as ag
 from archgraph.engine import execute
 from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.partition import partition
-from archgraph.engine.shard import histogram
+from archgraph.engine.partition import allot, class_histogram
 from archgraph.federation import (
     Client,
     LocalOptions,
@@ -248,7 +247,7 @@ def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
     data = load_dataset("digits", limit=120)
     names = ["slim", "full", "thin", "full"]
-    shares = partition(data.train.targets, clients=4, scheme="iid", seed=0)
+    shares = allot(data.train.targets, tiers=["all"] * 4, scheme="iid", seed=0)
     nets = {}
     torch.manual_seed(0)
     for name, width in (("full", 12), ("slim", 5), ("thin", 5)):
@@ -262,7 +261,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
     clients = tuple(
         Client(
             i, name, len(own),
-            histogram(data.train.targets[torch.from_numpy(own)], 10),
+            tuple(class_histogram(data.train.targets[torch.from_numpy(own)], 10).tolist()),
         )
         for i, (name, own) in enumerate(zip(names, shares, strict=True))
     )  # fmt: skip

@@ -18,7 +18,7 @@ import archgraph as ag
 from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.partition import partition
+from archgraph.engine.partition import allot
 from archgraph.federation import (
     Client,
     CrossEntropy,
@@ -500,7 +500,7 @@ def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharin
         world=world,
         strategy=FlexiFed(sharing=sharing),
         data=data,
-        shares=partition(data.train.targets, clients=3, scheme="dirichlet", seed=0),
+        shares=allot(data.train.targets, tiers=["all"] * 3, scheme="dirichlet", seed=0),
         local=LocalOptions(lr=0.05, batch=16),
         evaluate=EvaluateSpec(batch=200),
     )

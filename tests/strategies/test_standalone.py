@@ -12,8 +12,7 @@ import archgraph as ag
 from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.partition import partition
-from archgraph.engine.shard import histogram
+from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.testing import answers
 from archgraph.federation import Client, LocalOptions, Result, Tier, World
 from archgraph.language.experiment import EvaluateSpec
@@ -50,7 +49,7 @@ def experiment(tiers, data, shares) -> Experiment:
             i,
             name,
             len(shares[i]),
-            histogram(data.train.targets[torch.from_numpy(shares[i])], 10),
+            tuple(class_histogram(data.train.targets[torch.from_numpy(shares[i])], 10).tolist()),
         )
         for i, name in enumerate(("conv", "flat", "conv"))
     )
@@ -68,7 +67,7 @@ def finished(setup: Experiment) -> Loop:
 
 
 def test_the_server_neither_holds_nor_gets_anything(tiers, data):
-    shares = partition(data.train.targets, clients=3, scheme="iid", seed=0)
+    shares = allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0)
     world = experiment(tiers, data, shares).world
     strategy = Standalone()
     state = strategy.init(world)
@@ -87,7 +86,7 @@ def test_the_server_neither_holds_nor_gets_anything(tiers, data):
 
 
 def test_what_others_have_changes_no_bit_of_a_clients_model(tiers, data):
-    shares = list(partition(data.train.targets, clients=3, scheme="iid", seed=0))
+    shares = list(allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0))
     one = finished(experiment(tiers, data, shares))
     other = finished(experiment(tiers, data, [shares[0], shares[2][:-5], shares[1]]))
     mine, same = one.kept[0].state, other.kept[0].state
@@ -100,7 +99,7 @@ def test_what_others_have_changes_no_bit_of_a_clients_model(tiers, data):
 
 
 def test_tiers_are_the_mean_of_their_clients_own_models(tiers, data):
-    shares = partition(data.train.targets, clients=3, scheme="iid", seed=0)
+    shares = allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0)
     loop = finished(experiment(tiers, data, shares))
     accuracy = []
     for client, name in enumerate(("conv", "flat", "conv")):
@@ -114,7 +113,7 @@ def test_tiers_are_the_mean_of_their_clients_own_models(tiers, data):
 
 
 def test_architectures_that_nobody_runs_are_not_tested(tiers, data):
-    shares = partition(data.train.targets, clients=3, scheme="iid", seed=0)
+    shares = allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0)
     world = experiment(tiers, data, shares).world
     few = dataclasses.replace(world, clients=world.clients[1:2])
     (model,) = Standalone().evaluated(few, Standalone().init(few))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from archgraph.engine.data import cifar, idx, pairs, words
+from archgraph.engine.data import cifar, images, pairs, words
 from archgraph.engine.data.files import located
 from archgraph.engine.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
 from archgraph.engine.data.source import DATASETS, Source, source
@@ -12,7 +12,7 @@ from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import nearest
 
-IMAGES = {"idx": idx.read, "cifar": cifar.read}
+IMAGES = {"idx": images.read, "cifar": cifar.read}
 PAIRS = {"pairs": pairs.halves, "sick": pairs.sick}
 FORMATS = (*IMAGES, "words", *PAIRS)
 """Formats that a data set may be in; see :class:`archgraph.engine.data.source.Source`."""
@@ -58,15 +58,15 @@ def load_dataset(
     if name not in DATASETS:
         raise DataError(
             "unknown data set",
-            where="data",
+            where="data.dataset",
             found=repr(name),
             expected=f"one of {', '.join(DATASETS)}",
             hint=nearest(name, DATASETS),
         )
     if limit is not None and limit < 1:
-        raise DataError("limit too small", where=name, found=limit, expected="at least 1")
+        raise DataError("limit too small", where="data.limit", found=limit, expected="at least 1")
     if bptt < 1:
-        raise DataError("window too short", where=name, found=f"bptt={bptt}", expected="at least 1")
+        raise DataError("window too short", where="data.bptt", found=bptt, expected="at least 1")
     chosen = source(name)
     _check_encoding(chosen, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
     files = located(chosen, root, verify=verify)
@@ -97,15 +97,15 @@ def _check_encoding(chosen: Source, **options: object) -> None:
         if value is not None and chosen.format not in PAIRS:
             paired = [name for name in DATASETS if source(name).format in PAIRS]
             raise DataError(
-                f"has no option {option}",
-                where=chosen.name,
+                f"is not an option of {chosen.name}",
+                where=f"data.{option}",
                 found=value,
                 expected="it with pairs of sentences: " + ", ".join(paired),
             )
     if options["tokenizer"] is not None and options["vocabulary"] is not None:
         raise DataError(
-            "has two vocabularies",
-            where=chosen.name,
+            "names a second vocabulary",
+            where="data.vocabulary",
             found=f"a learned one of {options['vocabulary']} tokens "
             f"and that of {options['tokenizer']}",
             expected="one of them",

@@ -78,7 +78,10 @@ def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, 
     """
     if size <= len(MARKS):
         raise DataError(
-            "vocabulary too small", found=size, expected=f"more than the {len(MARKS)} marks"
+            "vocabulary too small",
+            where="data.vocabulary",
+            found=size,
+            expected=f"more than the {len(MARKS)} marks",
         )
     count = collections.Counter(
         word for pair in pairs for text in (pair.premise, pair.hypothesis) for word in words(text)
