@@ -11,9 +11,6 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable
-from types import CodeType, FunctionType
-from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
@@ -31,15 +28,12 @@ def without_compiler() -> None:
     """
     if COMPILER in sys.modules:
         return
-    codes = (c for c in _disable_dynamo.__code__.co_consts if isinstance(c, CodeType))
-    wrapper = next((c for c in codes if "fn" in c.co_freevars), None)
-    hidden: list[Callable[..., Any]] = []
-    for function in gc.get_referrers(wrapper) if wrapper else ():
-        if isinstance(function, FunctionType) and function.__closure__:
-            place = function.__code__.co_freevars.index("fn")
-            target = function.__closure__[place].cell_contents
-            if vars(target).setdefault(_ANSWER, target) is target:
-                hidden.append(target)
+    wrapper = next(filter(inspect.iscode, _disable_dynamo.__code__.co_consts), None)
+    wrapped = filter(inspect.isfunction, gc.get_referrers(wrapper) if wrapper else ())
+    functions = (inspect.getclosurevars(f).nonlocals.get("fn") for f in wrapped)
+    hidden = [f for f in functions if f is not None]
+    for function in hidden:
+        vars(function)[_ANSWER] = function
     sys.meta_path.insert(0, _Undo(hidden))
 
 
@@ -52,7 +46,7 @@ def step(optimiser: torch.optim.Optimizer) -> None:
 class _Undo:
     """Hides the functions as torch wants them when its compiler is about to be imported."""
 
-    def __init__(self, hidden: list[Callable[..., Any]]) -> None:
+    def __init__(self, hidden: list[object]) -> None:
         self.hidden = hidden
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:

@@ -27,6 +27,8 @@ class Base(pydantic.BaseModel):
 
 # Nothing that a person means is larger, and products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1
+# What files and records of runs call the model of all clients.
+GLOBAL = "global"
 
 Version = Annotated[Literal[1], Field(description="version of the language")]
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]

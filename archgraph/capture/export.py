@@ -30,13 +30,15 @@ class Captured:
         batch: Symbol of the batch axis; None where every size is fixed.
         args: Positional example inputs as they were captured.
         kwargs: Named example inputs as they were captured.
-        notes: What the program does otherwise than the module.
+        fixed: Why the batch has the example's size; empty where its size is free.
+        notes: What the program does otherwise than the module; ``fixed`` is one of them.
     """
 
     program: torch.export.ExportedProgram
     batch: str | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    fixed: str
     notes: tuple[str, ...]
 
 
@@ -55,7 +57,6 @@ def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     register_dataclasses((args, kwargs))
-    notes: list[str] = []
     first: Exception | None = None
     asked = ""
     grown = grow((args, kwargs))
@@ -90,10 +91,12 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             asked = _asked(program)
             if asked:  # what holds for this batch does not hold for others
                 continue
+        fixed = ""
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
-            notes.append(f"the batch size is fixed at that of the example: {why}")
-        return Captured(program, main, inputs[0], inputs[1], tuple(notes + noted))
+            fixed = f"the batch size is fixed at that of the example: {why}"
+            noted.insert(0, fixed)
+        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted))
     assert first is not None
     raise explained(model, first) from first
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from archgraph.capture.mode import OneMode
+from archgraph.capture.spell import OneMode
 from archgraph.errors import TraceError
 from archgraph.graph.ir import (
     TRAINING,
@@ -66,22 +66,20 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
     return Node(label, "aten.add.Tensor", args, type_, norm.scope, norm.source)
 
 
-def same_inputs(evaluated: OneMode, trained: OneMode, notes: Mapping[str, None]) -> None:
+def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
     """Both captures must take the same inputs, the batch axis free in both or in neither."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if ours != theirs:
-        why = next((n for n in notes if n.startswith("the batch size is fixed")), str(theirs[0]))
-        raise TraceError(f"in training {why}")
+        raise TraceError(f"in training {trained.fixed or theirs[0]}")
 
 
-def reconcile(evaluated: OneMode, trained: OneMode, notes: dict[str, None]) -> OneMode:
+def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     """Lay two captures over one another; what differs becomes a ``Mode``.
 
     Operators are matched in order by what they are (operator, module, leaves, type); matched ones
     become one node, their arguments joined one by one; the others belong to one mode only.
     """
     merged = _matched(evaluated.nodes, trained.nodes)
-    notes |= dict.fromkeys(_one_mode_only(merged, trained))
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
     for index, pair in enumerate(merged):
@@ -125,6 +123,8 @@ def reconcile(evaluated: OneMode, trained: OneMode, notes: dict[str, None]) -> O
         before if same(before, after) else Mode(after, before),
         updates,
         constants,
+        evaluated.fixed,
+        (*evaluated.notes, *trained.notes, *_one_mode_only(merged, trained)),
     )
 
 

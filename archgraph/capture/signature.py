@@ -11,14 +11,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.export import Captured
-from archgraph.capture.mode import OneMode
+from archgraph.capture.spell import OneMode
 from archgraph.graph.ir import Leaf, Mode, Record, Ref, Value, walk
 from archgraph.ops.schema import to_value
 
 
-def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> tuple[OneMode, list[str]]:
-    """A spelt capture with forward's arguments and results as trees, and what was fixed in it."""
-    program, notes = captured.program, list[str]()
+def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
+    """A spelt capture with forward's arguments and results as trees, and all notes about it."""
+    program, notes = captured.program, [*captured.notes, *spelt.notes]
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
     users: list[Value] = [
         Ref(spec.arg.name) if spec.arg.name in inputs else None
@@ -50,7 +50,9 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> tuple[O
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
     assert isinstance(spelt.outputs, tuple)
     outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
-    return dataclasses.replace(spelt, inputs=tensors, outputs=outputs), notes
+    return dataclasses.replace(
+        spelt, inputs=tensors, outputs=outputs, fixed=captured.fixed, notes=tuple(notes)
+    )
 
 
 def _starred(key: str, values: Any, signature: inspect.Signature) -> list[tuple[str, Value]]:

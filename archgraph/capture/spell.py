@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from archgraph.capture.calls import arguments, canonical, is_identity
-from archgraph.capture.mode import OneMode
 from archgraph.capture.places import under_no_grad, users_line
 from archgraph.capture.tape import (
     IMPLIED,
@@ -29,10 +28,33 @@ from archgraph.capture.tape import (
     where,
 )
 from archgraph.errors import GraphError, TraceError
-from archgraph.graph.ir import Batch, Leaf, Node, Param, Ref, TensorType, Value
+from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
 from archgraph.ops.infer import ResultType, infer_call
 from archgraph.ops.schema import canonical_args, to_value
+
+
+@dataclass(frozen=True)
+class OneMode:
+    """A canonical capture of one mode.
+
+    Attributes:
+        inputs: Forward's arguments: name and tree of references to ``input`` nodes.
+        nodes: Operators in program order; names are unique within the capture.
+        outputs: Tree of what forward returns.
+        updates: Last value of each buffer that forward writes to.
+        constants: Leaves of the constants that folding made.
+        fixed: Why the batch has the example's size; empty where its size is free.
+        notes: What the graph does otherwise than the module, one sentence each.
+    """
+
+    inputs: tuple[tuple[str, Value], ...]
+    nodes: tuple[Node, ...]
+    outputs: Value
+    updates: dict[str, Value]
+    constants: dict[Constant, Param]
+    fixed: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def spell(tape: Tape) -> OneMode:
@@ -47,7 +69,7 @@ def spell(tape: Tape) -> OneMode:
     results = tuple(work.value(v) for v in tape.results)
     updates = {name: work.value(node) for name, node in tape.updates.items()}
     constants = {p.value: p for p in work.constants.values() if p.value is not None}
-    return OneMode((), tuple(work.nodes.values()), results, updates, constants)
+    return OneMode((), tuple(work.nodes.values()), results, updates, constants, notes=tape.notes)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,14 @@ from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
 from archgraph.capture.fold import fold
 from archgraph.capture.inline import inline
-from archgraph.capture.leaves import Leaves
-from archgraph.capture.mode import OneMode
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import named
-from archgraph.capture.spell import spell
+from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
+from archgraph.capture.tape import dtype_name
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
 from archgraph.ops import table
 from archgraph.ops.check import check
@@ -93,28 +92,59 @@ def trace(
         return _traced(model, args, kwargs, train, name or type(model).__name__)
 
 
+@dataclass(frozen=True)
+class Leaves:
+    """Leaves of a model: which leaf each state-dict key belongs to, and the leaves in order."""
+
+    owner: Mapping[str, str]
+    params: tuple[Param, ...]
+
+    @staticmethod
+    def of(model: torch.nn.Module) -> Leaves:
+        """The leaves of a model; keys of one tensor are one leaf."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
+        keys: dict[int, list[str]] = {}
+        for key in model.state_dict(keep_vars=True):
+            if key in tensors:
+                keys.setdefault(id(tensors[key]), []).append(key)
+        params = []
+        for name, *aliases in keys.values():
+            tensor = tensors[name]
+            type_ = TensorType(tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
+            role: Role = "parameter" if name in parameters else "buffer"
+            params.append(Param(name, type_, role, tensor.requires_grad, tuple(aliases)))
+        return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
+
+
 def _traced(model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: str) -> Traced:
     modes = {m: m.training for m in model.modules()}
     leaves = Leaves.of(model)
-    args, kwargs = on_device_of(model, args), on_device_of(model, kwargs)
-    notes: dict[str, None] = {}
+    args, kwargs = on_device_of(model, (args, kwargs))
     try:
         model.eval()
-        draft = _one_mode(model, args, kwargs, leaves, notes)
+        draft = _one_mode(model, args, kwargs, leaves)
         if train:
             model.train()
-            draft = _both_modes(draft, model, args, kwargs, leaves, notes)
+            draft = _both_modes(draft, model, args, kwargs, leaves)
         else:
             draft = live_flags(draft, leaves.params)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    graph = _finish(draft, model, leaves, name, notes)
+    tensors = model.state_dict()
+    graph, lost = _graph(draft, tensors, leaves, name)
+    notes = dict.fromkeys(draft.notes)
+    if any(t.is_meta for t in tensors.values()):
+        text = "the model is on the meta device: its state has shapes and no values"
+        unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
+        notes[text + unknown] = None
     own = getattr(model, "arch", None)
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections
     check(graph)
-    return Traced(graph, leaves.state(model), tuple(notes))
+    state = {p.name: tensors[p.name].detach().clone() for p in leaves.params}
+    return Traced(graph, state, tuple(notes))
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -139,38 +169,28 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         ) from None
 
 
-def _one_mode(
-    model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves, notes: dict[str, None]
-) -> OneMode:
+def _one_mode(model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves) -> OneMode:
     """The canonical capture of a model in the mode that it is in."""
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
-    tape = functional(cast(fold(tape, leaves.owner)), leaves.parameters)
-    draft, fixed = named(model, captured, spell(tape))
-    notes |= dict.fromkeys((*captured.notes, *tape.notes, *fixed))
-    return draft
+    parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
+    return named(model, captured, spell(functional(cast(fold(tape, leaves.owner)), parameters)))
 
 
 def _both_modes(
-    evaluated: OneMode,
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    leaves: Leaves,
-    notes: dict[str, None],
+    evaluated: OneMode, model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves
 ) -> OneMode:
     """A capture that is right in train mode too; where there is none, eval mode stands in."""
-    noted: dict[str, None] = {}
     try:
-        trained = _one_mode(model, args, kwargs, leaves, noted)
-        same_inputs(evaluated, trained, noted)
+        trained = _one_mode(model, args, kwargs, leaves)
+        same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)
         why = f"{error.where}: {error.message}" if error.where else error.message
-        notes[f"train mode could not be captured ({why}); eval mode stands in"] = None
-        return live_flags(evaluated, leaves.params)
-    notes |= noted
-    return reconcile(evaluated, trained, notes)
+        note = f"train mode could not be captured ({why}); eval mode stands in"
+        alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
+        return live_flags(alone, leaves.params)
+    return reconcile(evaluated, trained)
 
 
 def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
@@ -192,22 +212,22 @@ def _bare(graph: ArchGraph) -> ArchGraph:
     )
 
 
-def _finish(
-    draft: OneMode, model: torch.nn.Module, leaves: Leaves, name: str, notes: dict[str, None]
-) -> ArchGraph:
+def _graph(
+    draft: OneMode, tensors: Mapping[str, torch.Tensor], leaves: Leaves, name: str
+) -> tuple[ArchGraph, list[str]]:
+    """The graph of a capture, and buffers without values that no operator says how to start."""
     used = {leaf for n in draft.nodes for leaf in n.leaves()}
     used |= {i.name for i in walk(draft.outputs) if isinstance(i, Leaf)}
     constants = tuple(p for p in draft.constants.values() if p.name in used)
     graph = ArchGraph(
-        inputs=draft.inputs,
-        params=leaves.params + constants,
-        nodes=tuple(draft.nodes),
-        outputs=draft.outputs,
-        updates=tuple(draft.updates.items()),
+        draft.inputs,
+        leaves.params + constants,
+        draft.nodes,
+        draft.outputs,
+        tuple(draft.updates.items()),
         name=name,
     )
     graph = renumber(prune(graph, leaves=False))
-    tensors = model.state_dict()
     params, lost = [], []
     for param in graph.params:
         if param.role == "buffer" and table.initialiser(graph, param) is None:
@@ -216,12 +236,4 @@ def _finish(
             else:
                 param = dataclasses.replace(param, value=constant(tensors[param.name]))
         params.append(param)
-    if any(t.is_meta for t in tensors.values()):
-        text = "the model is on the meta device: its state has shapes and no values"
-        if lost:
-            text += f"; nothing says how these buffers start: {', '.join(lost)}"
-        notes[text] = None
-    return graph.replace(params=tuple(params))
-
-
-__all__ = ["Traced", "trace"]
+    return graph.replace(params=tuple(params)), lost

@@ -8,7 +8,6 @@ other views of it are taken anew where they are used next. What forward writes t
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from dataclasses import dataclass, field, replace
@@ -36,10 +35,10 @@ from archgraph.capture.tape import (
     writes,
     written,
 )
-from archgraph.errors import GraphError, TraceError
+from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
-from archgraph.ops.schema import op_name, schema, to_value
+from archgraph.ops.schema import Schema, op_name, schema, to_value
 from archgraph.ops.table import overwritten
 
 _WHOLE, _PART = Ref("whole"), Ref("part")
@@ -190,37 +189,43 @@ class _Writing:
             )
         val = goal.meta["val"]
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
-        op = _functional(target, place)
+        op = _functional(target)
+        if op is None:
+            raise TraceError(
+                "in-place operator without a functional form", where=place, found=str(target)
+            )
         if op == "aten.copy":
             assert isinstance(args[1], torch.fx.Node)
             new = self.expanded(args[1], val, node)
         else:
-            out = {a.name for a in target._schema.arguments if a.is_out}
-            kwargs = {k: v for k, v in kwargs.items() if k not in out}
-            overload = schema(op).overload
-            made = _result(overload, args, kwargs, val)
-            new = insert(self.graph, overload, args, kwargs, like=node, val=made)
+            new = self.call(
+                schema(op).overload, *_arguments(target, schema(op), args, kwargs), node
+            )
         if new.meta["val"].dtype != val.dtype:
-            with torch.no_grad():
-                made = new.meta["val"].to(val.dtype)
-            new = insert(self.graph, _TO, (new, val.dtype), {}, like=node, val=made)
+            new = self.call(_TO, (new, val.dtype), {}, node)
         if not self.region.grad:
             new = insert(self.graph, _DETACH, (new,), {}, like=goal, val=val)
             new.meta |= {IMPLIED: True, REGION: self.region}
         self.assign(goal, new, node)
         self.hold(node, self.current(goal))
 
+    def call(
+        self, overload: torch._ops.OpOverload, args: Any, kwargs: Any, node: torch.fx.Node
+    ) -> torch.fx.Node:
+        """A call that is made in the place of another one, with its stand-in result."""
+        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with torch.no_grad():
+            val = overload(*values[0], **values[1])
+        return insert(self.graph, overload, tuple(args), kwargs, like=node, val=val)
+
     def expanded(
         self, source: torch.fx.Node, goal: torch.Tensor, node: torch.fx.Node
     ) -> torch.fx.Node:
         """What ``copy_`` writes, in the shape of the memory that it is written to."""
-        sizes, place, val = self.tape.sizes, where(node), source.meta["val"]
-        if sizes.shape(val, place) == sizes.shape(goal, place):
+        sizes, place = self.tape.sizes, where(node)
+        if sizes.shape(source.meta["val"], place) == sizes.shape(goal, place):
             return source
-        with torch.no_grad():
-            val = val.expand(goal.shape)
-        args = (source, list(goal.shape))
-        return insert(self.graph, _EXPAND, args, {}, like=node, val=val)
+        return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
     def assign(self, goal: torch.fx.Node, new: torch.fx.Node, node: torch.fx.Node) -> None:
         """Let everything that shares memory with ``goal`` follow, after that became ``new``."""
@@ -319,43 +324,38 @@ _DETACH = torch.ops.aten.detach.default
 _EXPAND = torch.ops.aten.expand.default
 
 
-def _result(
-    overload: torch._ops.OpOverload, args: Any, kwargs: Any, goal: torch.Tensor
-) -> torch.Tensor:
-    """A functional operator's result before it is written to memory."""
-    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    try:
-        with torch.no_grad():
-            made = overload(*values[0], **values[1])
-    except Exception:  # arguments that the functional form takes in another way
-        return goal
-    return made if isinstance(made, torch.Tensor) else goal
-
-
-@functools.cache
-def _functional(target: torch._ops.OpOverload, place: str) -> str:
-    """The functional counterpart of an in-place operator, under a schema that has one."""
+def _functional(target: torch._ops.OpOverload) -> str | None:
+    """The operator that computes what an in-place one writes: of the same arguments, or name."""
     packet = target._schema.name.partition("::")[2]
     plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")
-    if plain != packet:
-        suffix = "" if target._overloadname == "default" else f".{target._overloadname}"
-        op = f"aten.{plain}{suffix}"
-        candidates = [op, table.functional(op)]
-    else:  # add.out: the overload with the same arguments but that one
-        expected = [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
-        packets = getattr(torch.ops.aten, plain)
-        candidates = [
-            op_name(overload)
-            for overload in (getattr(packets, name) for name in packets.overloads())
-            if [(a.name, str(a.type)) for a in overload._schema.arguments] == expected
-        ]
-    for candidate in filter(None, candidates):
-        try:
-            schema(candidate)
-        except GraphError:
-            continue
-        return candidate
-    raise TraceError("in-place operator without a functional form", where=place, found=str(target))
+    packets = getattr(torch.ops.aten, plain, None)
+    for overload in (getattr(packets, name) for name in (packets.overloads() if packets else ())):
+        if not overload._schema.is_mutable and _formal(overload) == _formal(target):
+            return op_name(overload)
+    suffix = "" if target._overloadname == "default" else f".{target._overloadname}"
+    op = f"aten.{plain}{suffix}"
+    return next((c for c in (op, table.functional(op)) if table.known(c)), None)
+
+
+def _formal(overload: torch._ops.OpOverload) -> dict[str, str]:
+    """Arguments of an operator and their types, without memory for its result."""
+    return {a.name: str(a.type) for a in overload._schema.arguments if not a.is_out}
+
+
+def _arguments(
+    target: torch._ops.OpOverload, functional: Schema, args: Any, kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an in-place call for its functional form, which may order or name others."""
+    formal = target._schema.arguments
+    given = {a.name: a.default_value for a in formal if a.has_default_value()}
+    given |= dict(zip([a.name for a in formal], args, strict=False)) | kwargs
+    names = [name for name in _formal(target) if name in given]
+    if set(names) <= functional.by_name.keys():
+        return functional.call_args({name: given[name] for name in names})
+    others = [a.name for a in functional.args]  # dropout_(self, …) is dropout(input, …)
+    return functional.call_args(
+        {other: given[name] for other, name in zip(others, names, strict=False)}
+    )
 
 
 __all__ = ["functional"]

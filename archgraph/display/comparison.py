@@ -16,9 +16,9 @@ from typing import Any
 
 from archgraph.display.runs import Log, RoundLine, read_run, seconds, submodels
 from archgraph.errors import RunError
+from archgraph.fields import GLOBAL
 from archgraph.tables import Table
 
-GLOBAL = "global"
 # What stands in no file of facts, or decides no figure.
 UNTOLD = frozenset({"archgraph", "seed"})
 # Signs of a value in the table of differences.

@@ -94,9 +94,9 @@ def draw(
     return text
 
 
-def svg(graph: ArchGraph) -> str:
-    """The picture of a graph as SVG text, as a notebook shows it."""
-    return render(draw(graph), "svg").decode()
+def notebook(graph: ArchGraph) -> str | None:
+    """The picture that a notebook shows, as SVG text; None if the graph is too large for one."""
+    return render(draw(graph), "svg").decode() if len(graph.nodes) <= NOTEBOOK else None
 
 
 def render(dot: str, form: str = "svg") -> bytes:

@@ -29,6 +29,7 @@ from archgraph.federation import (
     module_of,
     seeded,
 )
+from archgraph.fields import GLOBAL
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 

@@ -55,31 +55,6 @@ def infer(graph: ArchGraph) -> ArchGraph:
     return graph.replace(nodes=nodes)
 
 
-def infer_node(graph: ArchGraph, node: Node) -> ResultType:
-    """Type of one operator appended to a graph whose types are known.
-
-    Raises:
-        GraphError: If its arguments do not fit.
-    """
-    # Looked up from the end: on a graph that grows by appending, an index would be made anew each
-    # time, which is quadratic in its length.
-    missing = set(node.uses())
-    types: dict[str, ResultType] = {}
-    for other in reversed(graph.nodes):
-        if not missing:
-            break
-        if other.name in missing:
-            missing.remove(other.name)
-            types[other.name] = other.type
-    if missing:
-        raise GraphError(
-            "uses a result that no operator makes", where=f"%{node.name}", found=f"%{min(missing)}"
-        )
-    used = set(node.leaves())
-    leaves = {p.name: p.type for p in graph.params if p.name in used} if used else {}
-    return infer_call(node, types, leaves)
-
-
 def infer_call(
     node: Node, results: Mapping[str, ResultType], leaves: Mapping[str, TensorType]
 ) -> ResultType:

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.export import export
 from archgraph.capture.inline import inline
-from archgraph.capture.leaves import Leaves
 from archgraph.capture.tape import FOLDED, Tape, region
+from archgraph.capture.trace import Leaves
 from archgraph.graph.ir import Batch
 from archgraph.ops.constants import tensor_of
 

@@ -8,6 +8,7 @@ import torch
 from archgraph.capture.casts import cast
 from archgraph.capture.fold import fold
 from archgraph.capture.tape import REGION, Region
+from archgraph.errors import TraceError
 from tests.capture.tapes import X, calls, inlined, run
 
 TO = "aten.to.dtype"
@@ -58,6 +59,35 @@ def test_casts_stand_for_autocast(body):
         node.meta[REGION] = Region()  # autocast is off from here
     (found,) = run(tape, net, X)
     assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def with_results(tape, dtype):
+    """The tape as a device captures it that makes a sum compute in another dtype by itself."""
+    (total,) = [n for n in tape.graph.nodes if "sum" in str(n.target)]
+    total.meta["val"] = total.meta["val"].to(dtype)
+    return tape
+
+
+def test_what_computes_in_float_by_itself_is_given_casts():
+    def total(net, x):
+        return (x @ net.weight).sum(-1)
+
+    tape, net = inlined(region(total))
+    assert calls(cast(fold(tape, ()))).count(TO) == 2  # those of the product; sums stay as they are
+    tape, net = inlined(region(total))
+    tape = cast(fold(with_results(tape, torch.float32), ()))
+    assert calls(tape).count(TO) == 3
+    for node in tape.graph.nodes:
+        node.meta[REGION] = Region()
+    (found,) = run(tape, net, X)
+    product = X.bfloat16() @ net.weight.bfloat16()
+    assert torch.equal(found, product.float().sum(-1))
+
+
+def test_what_casts_of_arguments_cannot_express_is_refused():
+    tape, _ = inlined(region(lambda net, x: (x @ net.weight).sum(-1)))
+    with pytest.raises(TraceError, match="autocast does here what a graph cannot express"):
+        cast(fold(with_results(tape, torch.float64), ()))
 
 
 def test_a_parameter_is_cast_once_and_an_activation_each_time():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from archgraph.capture.mode import OneMode
-from archgraph.capture.reconcile import live_flags, reconcile
+import pytest
+
+from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
+from archgraph.capture.spell import OneMode
+from archgraph.errors import TraceError
 from archgraph.graph.ir import (
     TRAINING,
     Batch,
@@ -55,31 +58,39 @@ def ops(found, training):
 
 def test_equal_captures_join_to_themselves():
     one = mode(relu("a", "x"), relu("b", "a"))
-    notes: dict[str, None] = {}
-    found = reconcile(one, one, notes)
-    assert not notes
+    found = reconcile(one, one)
+    assert not found.notes
     assert [n.op for n in found.nodes] == ["input", "aten.relu", "aten.relu"]
     assert not any(isinstance(v, Mode) for n in found.nodes for _, v in n.args)
 
 
 def test_arguments_that_differ_follow_the_mode():
-    found = reconcile(mode(dropout(False)), mode(dropout(True)), {})
+    found = reconcile(mode(dropout(False)), mode(dropout(True)))
     assert found.nodes[-1].arg("train") == TRAINING
 
 
 def test_operators_of_one_mode_run_in_that_mode():
     plain = mode(relu("a", "x"))
     noisy = mode(call("n", "aten.rand_like", self=Ref("x")), relu("a", "n"))
-    notes: dict[str, None] = {}
-    found = reconcile(plain, noisy, notes)
+    noisy = dataclasses.replace(noisy, notes=("forward draws",))
+    found = reconcile(plain, noisy)
     assert ops(found, False) == ["aten.relu", "input"]
     assert ops(found, True) == ["aten.relu", "aten.rand_like", "input"]
-    assert list(notes) == ["only in training: rand_like"]
+    assert found.notes == ("forward draws", "only in training: rand_like")
+
+
+def test_a_batch_that_only_training_fixes_says_why():
+    fixed = Node("x", "input", (), TensorType((2, 3), "float32"))
+    trained = dataclasses.replace(mode(), nodes=(fixed,), fixed="the batch is two", notes=("x",))
+    with pytest.raises(TraceError, match=r"^in training the batch is two$"):
+        same_inputs(mode(), trained)
+    with pytest.raises(TraceError, match=r"^in training %x: float32\[batch, 3\]"):
+        same_inputs(trained, mode())
 
 
 def test_results_and_updates_follow_the_mode():
     trained = mode(relu("a", "x"), outputs=(Ref("a"), Ref("x")), updates={"row": Ref("a")})
-    found = reconcile(mode(relu("a", "x")), trained, {})
+    found = reconcile(mode(relu("a", "x")), trained)
     assert isinstance(found.outputs, Mode) and isinstance(found.outputs.train, tuple)
     assert in_mode(found.updates["row"], False) is None
     assert isinstance(in_mode(found.updates["row"], True), Ref)
@@ -105,6 +116,6 @@ def test_constants_of_training_have_names_of_their_own():
         add = call("a", "aten.add.Tensor", self=Ref("x"), other=Leaf("constant_0"))
         return dataclasses.replace(mode(add), constants={value: param})
 
-    found = reconcile(with_constant(b"0"), with_constant(b"1"), {})
+    found = reconcile(with_constant(b"0"), with_constant(b"1"))
     assert [p.name for p in found.constants.values()] == ["constant_0", "constant_0_train"]
     assert found.nodes[-1].arg("other") == Mode(Leaf("constant_0_train"), Leaf("constant_0"))

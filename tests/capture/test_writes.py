@@ -142,16 +142,31 @@ def results_given(net, x):
     return net.layer(y)
 
 
+def powers(net, x):
+    y = net.layer(x).abs() + 1
+    y **= 2
+    y **= net.layer(x).detach()
+    steps = y.detach().clone()
+    steps //= steps[:, :1].clone()
+    steps.add_(1).polygamma_(1)
+    return steps, nn.functional.dropout(y * 2, 0.0, True, inplace=True)
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        slices, columns, views_of_views, a_view_taken_before_the_write, filled_from_zeros,
+        slices, powers, columns, views_of_views, a_view_taken_before_the_write, filled_from_zeros,
         a_constant_written_to, casts, diagonals, indices, shapes_in_place, parts,
         a_bias_cloned_and_cut, copies_stay, results_given,
     ],
 )  # fmt: skip
 def test_writes_through_views_are_what_they_are_in_torch(body):
     assert_faithful(Net(body), X)
+
+
+def test_defaults_of_an_operator_in_place_are_those_of_its_functional_form():
+    graph = ag.trace(Net(lambda net, x: net.layer(x).detach().clone().bernoulli_()), X).graph
+    assert graph.nodes[-1].op == "aten.bernoulli.p" and graph.nodes[-1].arg("p") == 0.5
 
 
 def test_a_written_slice_is_one_operator():

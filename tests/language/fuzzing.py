@@ -42,7 +42,7 @@ from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Mode, Node, Ref, Va
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.ops.check import computable, pure
-from archgraph.ops.infer import infer_node
+from archgraph.ops.infer import infer_call
 from archgraph.ops.rules import unknown
 from archgraph.ops.schema import canonical_args, schema
 from archgraph.ops.table import known, row
@@ -586,7 +586,9 @@ def _grown(rng: random.Random, graph: ArchGraph) -> ArchGraph:
                  if not a.has_default_value() or rng.random() < 0.3}  # fmt: skip
         try:
             made = Node("grown", op, canonical_args(op, given))
-            made = dataclasses.replace(made, type=infer_node(graph, made))
+            types = {n.name: n.type for n in graph.nodes}
+            leaves = {p.name: p.type for p in graph.params}
+            made = dataclasses.replace(made, type=infer_call(made, types, leaves))
         except Exception:  # does not fit; the next one may
             continue
         break

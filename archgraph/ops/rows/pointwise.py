@@ -101,9 +101,7 @@ ROWS: Rows = {
     **alike(("bernoulli", "poisson", "rrelu"), _copy),
     "bernoulli.float": replace(_copy, functional="aten.bernoulli.p"),
     "normal": replace(_noise, functional="aten.normal_functional"),
-    "uniform": replace(_noise, functional="aten.uniform"),
-    "fill.Scalar": replace(_noise, functional="aten.fill.Scalar"),
-    **alike(("bernoulli.p", "normal_functional", "fill"), _noise),
+    **alike(("bernoulli.p", "normal_functional", "uniform", "fill"), _noise),
     **alike(("exponential", "geometric", "log_normal", "cauchy"), _noise),
     # -- comparisons, bits and choices
     **alike(("max.other", "min.other"), replace(PLAIN, growth=Growth(repeats="any"))),
