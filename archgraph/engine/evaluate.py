@@ -29,7 +29,6 @@ from archgraph.federation import (
     module_of,
     seeded,
 )
-from archgraph.fields import GLOBAL
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 

@@ -17,7 +17,6 @@ from archgraph.engine.partition import allot, class_histogram
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Client, State, Tier, World, configure
 from archgraph.federation.family import Family, resolve
-from archgraph.fields import GLOBAL
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.module.initial import initial_state
 

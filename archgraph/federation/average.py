@@ -18,7 +18,6 @@ from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
 from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
-from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, State, Transfer, signature
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from archgraph.fields import GLOBAL as GLOBAL
 from archgraph.plain import Json as Json
 from archgraph.states import State as State
 
-GLOBAL = "global"
 """The global model's name: of its group in the server's state, and among models that are tested."""
 
 
