@@ -1,27 +1,42 @@
-"""Pages that are written from the code when the documentation is built: language and reference.
+"""Pages that are written from the code when the documentation is built.
 
 Written into `docs/_generated/`, before Sphinx reads the pages that include them. Nothing here is
-typed by hand: public names come from the stubs, keys and operators from schemas and registries.
+typed by hand: public names come from the stubs, keys and operators from schemas and registries,
+commands from the application, options of strategies and fields of types from their docstrings.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
+import inspect
+import json
 import pkgutil
 import re
+import types
+import typing
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
+import click
+import typer
 from sphinx.application import Sphinx
 
 import archgraph
 import archgraph.language.help as language
+from archgraph import federation
+from archgraph.cli import app
 from archgraph.engine.data.source import DATASETS, source
+from archgraph.federation import find_strategy, strategy_names
 from archgraph.rewrite.registry import rewrite_table
 
 HERE = Path(__file__).parent
 OUT = HERE / "_generated"
+# What the methods of a strategy take and return, in the order in which a reader meets them.
+STRATEGY_TYPES = ("World", "Client", "Tier", "ServerState", "Task", "Result", "Evaluated")
+CLIENT_TYPES = ("Work", "Outcome")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -35,9 +50,13 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def write() -> None:
     """Write every generated page; files that would not change are left alone."""
     pages = {
+        "commands.md": commands(),
+        "fields-client.md": fields(CLIENT_TYPES),
+        "fields-strategy.md": fields(STRATEGY_TYPES),
         "language.md": language.markdown(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
+        "strategies.md": strategies(),
         **reference(),
     }
     OUT.mkdir(exist_ok=True)
@@ -71,23 +90,136 @@ def data_sets() -> str:
     return "\n".join(rows) + "\n"
 
 
+def commands() -> str:
+    """Every command of `archgraph` with its arguments and options."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    lines = []
+    with click.Context(group, info_name="archgraph") as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            inner = click.Context(command, info_name=name, parent=context)
+            usage = command.get_usage(inner).removeprefix("Usage: ")
+            about = re.sub(r"(?<![`\w])--[a-z-]+", r"`\g<0>`", inspect.cleandoc(command.help or ""))
+            lines += [f"## `{name}`", "", about, "", "```text", usage, "```", ""]
+            rows = [r for p in command.get_params(inner) if (r := _parameter(p, inner))]
+            lines += ["| | |", "|---|---|", *(f"| `{_cell(a)}` | {b} |" for a, b in rows), ""]
+    return "\n".join(lines)
+
+
+def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
+    """An argument's or option's name and what it says, but for `--help`."""
+    if parameter.name == "help":
+        return None
+    record = parameter.get_help_record(context)
+    if record is not None:
+        return record[0], _cell(record[1])
+    return parameter.make_metavar(context), _cell(getattr(parameter, "help", None) or "")
+
+
+def strategies() -> str:
+    """Every shipped strategy: what it is, and a table of its options as a file gives them."""
+    lines = []
+    for name in strategy_names():
+        cls = find_strategy(name)
+        about = (inspect.getmodule(cls).__doc__ or "").split("\n\n")[0]
+        lines += [f"## `{name}`", "", " ".join(about.split()), ""]
+        lines += ["| option | value | default | |", "|---|---|---|---|"]
+        kinds, told = typing.get_type_hints(cls), _attributes(cls)
+        for field in dataclasses.fields(cls):
+            default = json.dumps(_default(field), ensure_ascii=False).strip('"')
+            default = "" if default == "null" else f"`{default}`"
+            about = _inline(told.get(field.name, "").replace("None:", "left out:"))
+            lines.append(f"| `{field.name}` | {_kind(kinds[field.name])} | {default} | {about} |")
+        if cls.presets:
+            names = ", ".join(f"`{preset}`" for preset in cls.presets)
+            lines += ["", f"`preset` sets several of them at once: {names}."]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _kind(annotation: object) -> str:
+    """A type of an option in the words of a file."""
+    words = {bool: "true or false", int: "integer", float: "number", str: "text"}
+    inner = typing.get_args(annotation)
+    match typing.get_origin(annotation):
+        case typing.Literal:
+            return ", ".join(f"`{value}`" for value in inner)
+        case types.UnionType | typing.Union:
+            return " or ".join(_kind(a) for a in inner if a is not types.NoneType)
+        case None:
+            return words[annotation]
+        case origin if issubclass(origin, Mapping):
+            return "mapping"
+    return "list"
+
+
+def fields(names: tuple[str, ...]) -> str:
+    """What the types of a federated method hold, a table each."""
+    lines = []
+    for name in names:
+        cls = getattr(federation, name)
+        about = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+        lines += [f"### `{name}`", "", _inline(about), ""]
+        lines += ["| field | type | default | |", "|---|---|---|---|"]
+        told = _attributes(cls)
+        for field in dataclasses.fields(cls):
+            default = _default(field)
+            shown = getattr(default, "__name__", repr(default))
+            shown = "" if default is dataclasses.MISSING else f"`{shown}`"
+            cells = f"`{field.name}`", f"`{field.type}`", shown, _inline(told.get(field.name, ""))
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """Sentences of a docstring's section `Attributes`, by name."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("\nAttributes:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
+    told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
+    return {name: " ".join(sentence.split()) for name, sentence in told}
+
+
+def _default(field: dataclasses.Field) -> object:
+    """A field's default; `MISSING` if it has none."""
+    made = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if made else field.default
+
+
+def _inline(text: str) -> str:
+    """Inline markup of a docstring as Markdown."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return text.replace("``", "`").replace("*", r"\*")
+
+
+def _cell(text: str) -> str:
+    """Text that fits into a cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
 # ------------------------------------------------------------------------------- reference
 
 
 def reference() -> dict[str, str]:
-    """One page per room with its public names; the first page has those of `archgraph` itself."""
-    pages = {"archgraph.md": _page("archgraph", _stub_names("archgraph"), own=False)}
+    """One page per room with its public names; the first page has those of `archgraph` itself.
+
+    A value is described once: a room that hands on a name of another page links to it.
+    """
+    described: dict[int, str] = {}
+    pages = {"archgraph.md": _page("archgraph", _stub_names("archgraph"), described)}
     for room in _rooms():
         names = _stub_names(room) or list(getattr(importlib.import_module(room), "__all__", ()))
-        if names:
-            pages[f"{room}.md"] = _page(room, names)
+        if any(_directive(getattr(importlib.import_module(room), name)) for name in names):
+            pages[f"{room}.md"] = _page(room, names, described)
     return pages
 
 
 def _rooms() -> list[str]:
-    """Import names of the rooms, in alphabetical order."""
+    """Import names of the rooms, in alphabetical order; commands have a page of their own."""
     found = pkgutil.iter_modules(archgraph.__path__, "archgraph.")
-    return [module.name for module in found if module.ispkg]
+    return [m.name for m in found if m.ispkg and m.name != "archgraph.cli"]
 
 
 def _stub_names(package: str) -> list[str]:
@@ -104,31 +236,36 @@ def _stub_names(package: str) -> list[str]:
     ]
 
 
-def _page(package: str, names: list[str], *, own: bool = True) -> str:
-    """The page of a package: its docstring, then every public name under the room it is from."""
+def _page(package: str, names: list[str], described: dict[int, str]) -> str:
+    """The page of a package: its docstring, a table of its names, then every name in full."""
     module = importlib.import_module(package)
+    lines = [f"# `{package}`", "", "```{eval-rst}", f".. automodule:: {package}"]
+    lines += ["   :no-members:", "```", "", "| name | |", "|---|---|"]
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         value = getattr(module, name)
-        home = getattr(value, "__module__", package) or package
-        groups[home if own else ".".join(home.split(".")[:2])].append(name)
-    about = ["```{eval-rst}", f".. automodule:: {package}", "   :no-members:", "```", ""]
-    lines = [f"# `{package}`", "", *about]
+        kind = _directive(value)
+        if kind is None:
+            continue
+        full = f"{package}.{name}"
+        if id(value) not in described:
+            described[id(value)] = full
+            group = ".".join(value.__module__.split(".")[:2]) if package == "archgraph" else ""
+            groups[group] += ["```{eval-rst}", f".. {kind}:: {full}", "```", ""]
+        about = re.split(r"\n\n|(?<=\.) ", inspect.getdoc(value) or "")[0]
+        link = f"{{py:obj}}`{name} <{described[id(value)]}>`"
+        lines.append(f"| {link} | {_cell(_inline(about))} |")
+    lines.append("")
     for group, members in groups.items():
-        if not own:
-            lines += [f"## {group.removeprefix('archgraph.').capitalize()}", ""]
-        for name in members:
-            value = getattr(module, name)
-            kind = _directive(value)
-            if kind is None:
-                continue
-            lines += ["```{eval-rst}", f".. {kind}:: {package}.{name}"]
-            lines += ["   :no-index:", "```", ""] if own else ["```", ""]
+        lines += [f"## {group.removeprefix('archgraph.').capitalize()}", ""] if group else []
+        lines += members
     return "\n".join(lines)
 
 
 def _directive(value: object) -> str | None:
-    """The autodoc directive that documents a value, if it has a docstring of its own."""
+    """The autodoc directive that documents a value, if it is ours and has a docstring."""
+    if not (getattr(value, "__module__", None) or "").startswith("archgraph"):
+        return None
     if isinstance(value, type):
         return "autoexception" if issubclass(value, BaseException) else "autoclass"
     if callable(value) and getattr(value, "__doc__", None):

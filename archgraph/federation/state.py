@@ -21,6 +21,10 @@ class ServerState:
     Tensor names are paths; the part before the first slash is a group, e.g.
     ``global/layer1.0.conv1.weight``. Tensors are never changed in place: a checkpoint writes only
     the groups that have other tensors than before.
+
+    Attributes:
+        tensors: Tensors by path.
+        values: Plain values by name.
     """
 
     tensors: State = field(default_factory=dict)

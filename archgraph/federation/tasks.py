@@ -151,7 +151,7 @@ class Task:
         skip: Further entries that the server does not merge: they come back, and are left out.
         transfer: Linear map from the global state to this model's; it comes back on the result.
         others: Further models by name; all of their state is sent and returned.
-        extras: Tensors that are no weights.
+        extras: Tensors that are not weights.
         values: Plain values.
         tier: Which architecture this is, for the record; empty: the client's own.
     """
@@ -187,9 +187,16 @@ class Task:
 class Result:
     """What the server sees of a client's work, validated by the engine.
 
-    ``state`` holds all entries of the task's graph except ``Task.kept``; floating point tensors,
-    those of ``extras`` too, are finite. ``tier`` and ``transfer`` are the task's; ``skip`` is what
-    is not merged: ``Task.kept`` and ``Task.skip``.
+    Attributes:
+        client: Whose it is.
+        state: All entries of the task's graph except ``Task.kept``; floating point ones are finite.
+        examples: Number of the client's training examples.
+        others: States of the further models.
+        extras: Tensors for the server; floating point ones are finite.
+        metrics: Numbers for the record.
+        tier: That of the task.
+        skip: Entries that are not merged: ``Task.kept`` and ``Task.skip``.
+        transfer: That of the task.
     """
 
     client: int

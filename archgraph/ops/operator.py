@@ -23,7 +23,7 @@ Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
 
 @dataclass(frozen=True, slots=True)
 class Initialiser:
-    """How a leaf starts: ``uniform`` in ±``scale``, ``normal`` with deviation ``scale``."""
+    """How a leaf starts: ``uniform`` up to ``scale`` on both sides of 0, or ``normal``."""
 
     kind: InitialiserKind
     scale: float = 1.0

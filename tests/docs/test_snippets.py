@@ -74,8 +74,8 @@ KEYS = {
         "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate", "engine",
         "seed", "out",
     },
-    "family": {"clients", "choose", "change", "args"},
-    "model": {"inputs", "params", "blocks", "sections", "choices"},
+    "family": {"clients", "choose", "change"},
+    "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},
 }  # fmt: skip
 READ: dict[str, Callable[[Path], Any]] = {
     "model": load,
@@ -165,6 +165,7 @@ def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("specs", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))  # what readers save beside it
     monkeypatch.syspath_prepend(str(tmp_path))
     document = Document.parse(str(page), *PARSERS)
     for example in document.examples():

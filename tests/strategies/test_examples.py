@@ -1,8 +1,7 @@
-"""Strategies of one file outside the package, by `python:` in a spec: FedProx and FedRolex."""
+"""Strategies of one file outside the package, named by `python:` in a spec: the examples."""
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.verdicts import verdicts
-from archgraph.federation import Train, configure, seeded
+from archgraph.federation import Outcome, Train, configure, seeded
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("fedprox", "fedrolex")
+NAMES = ("fedavgm", "fedprox", "fedrolex")
 
 
 @pytest.fixture
@@ -62,6 +61,24 @@ def test_fedprox_pulls_towards_what_was_sent(folder: Path, tiny) -> None:
         torch.testing.assert_close(value.grad, expected, rtol=1e-5, atol=1e-7)
 
 
+def test_fedavgm_has_momentum_on_weights_alone(folder: Path, lab) -> None:
+    """Clients move everything by one: weights then move by 1, by 1.5, by 1.75; statistics by 1."""
+    world = lab.make_world(lab.graph, lab.state, {"whole": ag.take(lab.graph, 1.0)}, ["whole"])
+    strategy = configure("fedavgm:FedAvgM", {"beta": 0.5})
+    state = strategy.init(world)
+    trained = {p.name for p in lab.graph.params if p.trainable}
+    assert trained < set(lab.state)  # the rest are running statistics
+    for round, step in enumerate((1.0, 1.5, 1.75), 1):
+        old = state.group("global")
+        task = strategy.send(world, state, 0, round)
+        update = {name: value + 1 for name, value in task.state.items()}
+        results = iter([task.result(Outcome(update), 1)])
+        state = strategy.receive(world, state, results, round)
+        for name, value in state.group("global").items():
+            expected = old[name] + (step if name in trained else 1)
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_fedrolex_rolls_over_all_positions(folder: Path, lab) -> None:
     """In round t the window begins at t; after as many rounds as positions all were trained."""
     half = ag.take(lab.graph, 0.5)
@@ -76,7 +93,7 @@ def test_fedrolex_rolls_over_all_positions(folder: Path, lab) -> None:
         old = state.group("global")[name]
         assert torch.equal(task.state[name], old[rows][:, inputs])
         update = {k: v + 1 if v.is_floating_point() else v for k, v in task.state.items()}
-        result = task.result(importlib.import_module("archgraph.federation").Outcome(update), 1)
+        result = task.result(Outcome(update), 1)
         state = strategy.receive(world, state, iter([result]), round)
         changed = state.group("global")[name] - old
         assert changed.abs().sum((1, 2, 3)).nonzero().flatten().tolist() == rows
