@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import importlib.metadata
 import inspect
 import json
 import pkgutil
@@ -29,7 +30,7 @@ import archgraph.language.help as language
 from archgraph import federation
 from archgraph.cli import app
 from archgraph.engine.data.source import DATASETS, source
-from archgraph.federation import find_strategy, strategy_names
+from archgraph.federation import find_strategy
 from archgraph.rewrite.registry import rewrite_table
 
 HERE = Path(__file__).parent
@@ -121,7 +122,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
 def strategies() -> str:
     """Every shipped strategy: what it is, and a table of its options as a file gives them."""
     lines = []
-    for name in strategy_names():
+    names = {entry.name for entry in importlib.metadata.entry_points(group="archgraph.strategies")}
+    for name in sorted(names):
         cls = find_strategy(name)
         about = (inspect.getmodule(cls).__doc__ or "").split("\n\n")[0]
         lines += [f"## `{name}`", "", " ".join(about.split()), ""]

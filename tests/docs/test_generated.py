@@ -1,0 +1,60 @@
+"""The pages that are written from the code have an entry for everything that they describe."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from archgraph.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def generated() -> Any:
+    """The extension of Sphinx that writes the pages."""
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def headings(text: str) -> set[str]:
+    return set(re.findall(r"^#+ `([^`]+)`$", text, re.M))
+
+
+def test_every_command_has_an_entry(generated: Any) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    assert headings(generated.commands()) == set(group.commands)
+
+
+def test_every_strategy_has_an_entry_and_every_option_a_sentence(generated: Any) -> None:
+    text = generated.strategies()
+    names = {e.name for e in importlib.metadata.entry_points(group="archgraph.strategies")}
+    assert headings(text) == names
+    assert not re.findall(r"^\| `.*\|  \|$", text, re.M)
+
+
+def test_every_field_of_a_strategys_types_has_a_sentence(generated: Any) -> None:
+    names = (*generated.STRATEGY_TYPES, *generated.CLIENT_TYPES)
+    text = generated.fields(names)
+    assert headings(text) == set(names)
+    assert not re.findall(r"^\| `.*\|  \|$", text, re.M)
+
+
+def test_a_value_is_described_on_one_page(generated: Any) -> None:
+    pages = generated.reference()
+    described = [n for p in pages.values() for n in re.findall(r"^\.\. auto\w+:: (.*)$", p, re.M)]
+    modules = [name for name in described if name in {page[:-3] for page in pages}]
+    assert len(described) == len(set(described))
+    assert len(modules) == len(pages)
+    assert "archgraph.take" in described and "archgraph.federation.Task" in described
