@@ -1,4 +1,4 @@
-"""The network up to a section, with a head of its own (DepthFL, ScaleFL, InclusiveFL)."""
+"""The network up to a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archgraph.states import Rewritten
 def ends_after(
     graph: ArchGraph, section: str, head: GraphLike | int, *, verify: bool = False
 ) -> Rewritten:
-    """Keep the network up to a section or block and answer there.
+    """Keep the network up to a section or block, with a new classifier behind it.
 
     The transfer pulls the weights of what stays; the head starts as a fresh one. Its leaves are
     named ``end.…`` (``end_1.…`` where there is an ``end``).
@@ -26,14 +26,14 @@ def ends_after(
     Args:
         graph: The architecture.
         section: The last section or block that stays.
-        head: What answers: an architecture with one input and one output, or a number of classes
+        head: The classifier: an architecture with one input and one output, or a number of classes
             for a mean over positions and a linear layer.
-        verify: Check that the answer is the head's to what the section of the original makes (two
-            forwards in float64).
+        verify: Check that it computes what the original does with the same head behind the section
+            (two forwards in float64).
 
     Raises:
         GraphError: For a section or block that does not exist; names the nearest.
-        RewriteError: For a head that does not take what the section makes.
+        RewriteError: For a head that does not fit the section's result.
 
     Example:
         >>> import torch

@@ -90,7 +90,7 @@ ROWS: tuple[RewriteRow, ...] = (
     RewriteRow(
         "graft", "graft", "NumberBySection",
         "Lengthen a section by copies of its last block.",
-        "{layer2: 4}", "skipping the copies gives the graph back",
+        "{layer2: 4}", "skipping the copies restores the graph",
     ),
     RewriteRow(
         "deepen", "deepen", "NumberBySection",
@@ -99,22 +99,22 @@ ROWS: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "ends_after", "ends_after", "EndsAfter",
-        "Keep the network up to a section and answer there with a head of its own.",
-        "{section: layer1, head: 10}", "the head of what the section of the original makes",
+        "Cut the network off behind a section and add a new classifier there.",
+        "{section: layer1, head: 10}", "equals the classifier on that section's result",
     ),
     RewriteRow(
         "take", "take", "Take",
-        "Keep a share, a number or chosen positions of axes; every other size follows.",
-        "0.5", "mask ≡ take: equals the original with the other positions at zero",
+        "Keep part of some axes: a share, a number of positions, or chosen positions.",
+        "0.5", "mask ≡ take: equals the original with all other positions masked to zero",
     ),
     RewriteRow(
         "narrow", "narrow", "Narrow",
-        "Keep first positions of axes and give the part of the others to them.",
-        "0.5", "the graph of take; what is summed over keeps its sum",
+        "Keep the first positions of axes and add to them the share of the others.",
+        "0.5", "the graph of take; sums over the axes keep their total",
     ),
     RewriteRow(
         "widen", "widen", "Widen",
-        "Widen axes by copies of their positions.",
+        "Widen axes by copying positions.",
         "1.5", "same function",
     ),
     RewriteRow(
@@ -124,18 +124,18 @@ ROWS: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "add_adapters", "adapters", "Count",
-        "Give every residual branch an adapter of some width, zero at the start.",
+        "Give every residual branch an adapter of a given width that starts at zero.",
         "8", "same function",
     ),
     RewriteRow(
         "add_exits", "exits", "NumberBySection",
-        "Answer behind sections or blocks as well, in some number of classes.",
+        "Add classifiers behind sections or blocks, each with its number of classes.",
         "{layer1: 10}", "main output unchanged",
     ),
     # Last, so that what was added can be named.
     RewriteRow(
         "train_only", "train_only", "SomeNames",
-        "Train parameters of some names or patterns; all others stay as they are.",
+        "Train only the parameters that match these names or patterns.",
         "[layer2.*]", "same function, same state",
     ),
 )  # fmt: skip
