@@ -7,7 +7,7 @@ Computing Environments*, 2023, §5.1): what the weak reach alone, at the price o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import archgraph as ag
@@ -17,6 +17,7 @@ from archgraph.federation import (
     Model,
     Result,
     ServerState,
+    Share,
     Strategy,
     Task,
     Tier,
@@ -24,7 +25,7 @@ from archgraph.federation import (
     Weights,
     World,
     by_tier,
-    covered_mean,
+    group_means,
     part,
 )
 
@@ -72,12 +73,11 @@ class AllSmall(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The small model, whatever the client could run."""
-        small = self.small(world)
         return part(
             world,
             state,
             client,
-            tier=replace(small, transfer=ag.Transfer.identity(small.graph)),
+            tier=self.small(world).alone,
             program=Train(CrossEntropy(mask_absent=self.mask_absent)),
             norm=self.norm,
         )
@@ -86,8 +86,8 @@ class AllSmall(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """The mean over all clients."""
-        into = "global", self.small(world).graph
-        return covered_mean(world, state, results, weights=self.weights, into=lambda _: into)
+        graph = self.small(world).graph
+        return group_means(state, (Share.of(r, graph, self.weights) for r in results))
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The small model, once for each kind of client: strong and weak are compared."""

@@ -8,16 +8,16 @@ own training.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import archgraph as ag
 from archgraph.federation import (
     CrossEntropy,
     Evaluated,
     Model,
     Result,
     ServerState,
+    Share,
     Strategy,
     Task,
     Tier,
@@ -25,7 +25,7 @@ from archgraph.federation import (
     Weights,
     World,
     by_tier,
-    covered_mean,
+    group_means,
     part,
 )
 
@@ -69,7 +69,7 @@ class ExclusiveFL(Strategy):
             world,
             state,
             client,
-            tier=replace(tier, transfer=ag.Transfer.identity(tier.graph)),
+            tier=tier.alone,
             program=Train(CrossEntropy(mask_absent=self.mask_absent)),
             norm=self.norm,
             weights=state.group(tier.graph.digest),
@@ -79,12 +79,12 @@ class ExclusiveFL(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """In each group the mean over its clients; a group without results stays as it is."""
-
-        def into(result: Result) -> tuple[str, ag.ArchGraph]:
-            graph = world.tier(result.tier).graph
-            return graph.digest, graph
-
-        return covered_mean(world, state, results, weights=self.weights, into=into)
+        shares = (
+            Share.of(result, graph, self.weights, group=graph.digest)
+            for result in results
+            for graph in [world.tier(result.tier).graph]
+        )
+        return group_means(state, shares)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier's model: that of its group."""

@@ -196,14 +196,7 @@ class FedADP(Strategy):
         try:
             return fit(world.graph, tier.graph, tier.transfer, self.narrow, seed, self.approximate)
         except ag.ArchGraphError as error:
-            where = f"tier {tier.name}"
-            raise ag.RunError(
-                error.message,
-                where=f"{where}: {error.where}" if error.where else where,
-                found=error.found,
-                expected=error.expected,
-                hint=error.hint,
-            ) from error
+            raise error.within(f"tier {tier.name}", kind=ag.RunError) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -465,16 +458,13 @@ def _deepened(
     return deep, left
 
 
-def _advised(error: ag.ArchGraphError) -> ag.RewriteError:
+def _advised(error: ag.ArchGraphError) -> ag.ArchGraphError:
     """The error with what to do about it."""
-    return ag.RewriteError(
-        error.message,
-        where=error.where,
-        found=error.found,
-        expected=error.expected,
-        hint="with approximate: true the model is grown all the same; blocks that cannot start as "
-        "the identity then come from the old global model",
+    hint = (
+        "with approximate: true the model is grown all the same; blocks that cannot start as the "
+        "identity then come from the old global model"
     )
+    return error.within("", kind=ag.RewriteError, hint=hint)
 
 
 def _plain(transfer: ag.Transfer) -> bool:

@@ -15,7 +15,7 @@ personal layers        outside all runs: ``Task.kept``
 =====================  =====================================================================
 
 What a client shares is a transfer from each of its runs to its own entries that renames and does
-nothing else, so that averaging is :class:`archgraph.Merger` as everywhere. Every layer of every
+nothing else, so that averaging is ``group_means`` as everywhere. Every layer of every
 client is looked at once, in setting up and in each round.
 """
 
@@ -39,6 +39,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Share,
     State,
     Strategy,
     Task,
@@ -47,6 +48,7 @@ from archgraph.federation import (
     Weights,
     World,
     by_tier,
+    group_means,
     part,
 )
 
@@ -106,7 +108,7 @@ class FlexiFed(Strategy):
         tensors: dict[str, Tensor] = {}
         for own, (first, *_) in zip(bounds, alike.values(), strict=True):
             weights = first.state
-            for number, transfer in self._shares(first.graph, own):
+            for number, transfer in self._runs(first.graph, own):
                 for name, entry in transfer.entries.items():
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
         shared = {t.name: own for own, ts in zip(bounds, alike.values(), strict=True) for t in ts}
@@ -124,29 +126,18 @@ class FlexiFed(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """Every run: the mean over the clients that have it."""
-        mergers: dict[int, ag.Merger] = {}
-        for result in results:
-            client = world.clients[result.client]
-            graph = world.tier(client.name).graph
-            skip = result.skip | ag.frozen(graph)
-            for number, transfer in self._shares(graph, state.values["runs"][client.name]):
-                if number not in mergers:
-                    mergers[number] = ag.Merger(
-                        transfer.source, _of_run(state.tensors, number, transfer)
-                    )
-                mergers[number].add(
-                    transfer,
-                    {name: result.state[name] for name in transfer.entries},
-                    weight=result.weight(self.weights),
-                    skip=skip & transfer.entries.keys(),
-                    trusted=True,
-                )
-        merged = {
-            f"trie/{number}/{place}": value
-            for number, merger in mergers.items()
-            for place, value in merger.result()[0].items()
-        }
-        return ServerState({**state.tensors, **merged}, state.values)
+
+        def shares() -> Iterator[Share]:
+            for result in results:
+                client = world.clients[result.client]
+                graph = world.tier(client.name).graph
+                skip, weight = result.skip | ag.frozen(graph), result.weight(self.weights)
+                for number, transfer in self._runs(graph, state.values["runs"][client.name]):
+                    shared = {name: result.state[name] for name in transfer.entries}
+                    out = skip & transfer.entries.keys()
+                    yield Share(f"trie/{number}", transfer.source, transfer, shared, weight, out)
+
+        return group_means(state, shares())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each architecture's model, with what its clients have for themselves."""
@@ -158,7 +149,7 @@ class FlexiFed(Strategy):
             own = self._weights(state, world.tier(tested.name))[1]
             yield dataclasses.replace(tested, kept=bool(own))
 
-    def _shares(
+    def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
         """The runs of an architecture, each with its map to the architecture's entries."""
@@ -170,10 +161,12 @@ class FlexiFed(Strategy):
     def _weights(self, state: ServerState, tier: Tier) -> tuple[State, frozenset[str]]:
         """Weights of an architecture, and the entries of it that each client has for itself."""
         weights: dict[str, Tensor] = {}
-        for number, transfer in self._shares(tier.graph, state.values["runs"][tier.name]):
+        for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
             # The map renames and nothing else: no copy is needed.
-            by_place = _of_run(state.tensors, number, transfer)
-            weights |= {name: by_place[str(e.source)] for name, e in transfer.entries.items()}
+            weights |= {
+                name: state.tensors[f"trie/{number}/{entry.source}"]
+                for name, entry in transfer.entries.items()
+            }
         own = frozenset(tier.graph.state_names) - weights.keys()
         if own:
             weights = {**tier.state, **weights}
@@ -293,8 +286,3 @@ def renamed(
             )
         )
     return tuple(transfers)
-
-
-def _of_run(tensors: State, number: int, transfer: ag.Transfer) -> dict[str, Tensor]:
-    """The server's tensors of one run, by place."""
-    return {slot.name: tensors[f"trie/{number}/{slot.name}"] for slot in transfer.source}

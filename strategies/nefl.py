@@ -12,8 +12,8 @@ symbol                     here
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
 ``s_j`` step size          ``ag.add_step_sizes``: a scalar on the branch of every residual region
 ``M_k``                    the results of a round whose client drew submodel k
-NeFedAvg                   ``covered_mean`` of what is consistent
-InconsistentParamAvg       one ``ag.Merger`` per submodel of what is its own
+NeFedAvg                   ``group_means``: the global group, of what is consistent
+InconsistentParamAvg       ``group_means``: a group per submodel, of what is its own
 =========================  ==============================================================
 
 NeFL-W, -D and -WD differ in their families alone.
@@ -35,13 +35,14 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Share,
     State,
     Strategy,
     Task,
     Tier,
     Weights,
     World,
-    covered_mean,
+    group_means,
     identity_of,
     part,
     seeded,
@@ -153,25 +154,18 @@ class NeFL(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
-        within: dict[str, ag.Merger] = {}
 
-        def inconsistent() -> Iterator[Result]:
-            """Results as they pass, after their own entries were added up."""
+        def shares() -> Iterator[Share]:
             for result in results:
+                consistent = Share.of(result, world.graph, self.weights)
                 group = f"submodel/{result.tier}"
-                old = state.group(group)
-                submodel = self._submodel(world, world.tier(result.tier))
-                same = identity_of(submodel.graph, tuple(old))
-                if group not in within:
-                    within[group] = ag.Merger(same.source, old)
-                own = {name: result.state[name] for name in old}
-                within[group].add(same, own, result.weight(self.weights), trusted=True)
-                yield result
+                names = tuple(state.group(group))
+                same = identity_of(self._submodel(world, world.tier(result.tier)).graph, names)
+                own = {name: result.state[name] for name in names}
+                yield Share(group, same.source, same, own, consistent.weight)
+                yield consistent
 
-        merged = covered_mean(world, state, inconsistent(), weights=self.weights)
-        for group, merger in within.items():
-            merged = merged.with_group(group, merger.result()[0])
-        return merged
+        return group_means(state, shares())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""

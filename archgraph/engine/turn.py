@@ -16,8 +16,7 @@ from archgraph.engine.progress import Bars
 from archgraph.engine.returned import returned
 from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, State, Task, seeded
-from archgraph.graph.ir import ArchGraph
+from archgraph.federation import Outcome, Result, Task, seeded
 from archgraph.plain import Json
 from archgraph.states import check_update
 
@@ -175,7 +174,10 @@ class Turn:
                 expected=", ".join(task.others) or "none",
             )
         for name, state in outcome.others.items():
-            _check_other(name, task.others[name].graph, state)
+            try:
+                check_update(task.others[name].graph, state)
+            except RejectedUpdate as error:
+                raise error.within(name) from None
         for name, tensor in outcome.extras.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
@@ -186,17 +188,3 @@ class Turn:
         if own or outcome.keep or task.client in self.kept:
             self.kept[task.client] = KeptByClient(own, outcome.keep)
         return result
-
-
-def _check_other(name: str, graph: ArchGraph, state: State) -> None:
-    """Check one of a client's further models; an error names it."""
-    try:
-        check_update(graph, state)
-    except RejectedUpdate as error:
-        raise RejectedUpdate(
-            error.message,
-            where=f"{name}: {error.where}",
-            found=error.found,
-            expected=error.expected,
-            hint=error.hint,
-        ) from None

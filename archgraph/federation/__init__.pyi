@@ -1,5 +1,7 @@
+from .average import Share as Share
 from .average import by_tier as by_tier
 from .average import covered_mean as covered_mean
+from .average import group_means as group_means
 from .average import identity_of as identity_of
 from .average import part as part
 from .family import Family as Family

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from archgraph.federation.tasks import Model, Program, Result, Task, Weights
 from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Merger, State, Transfer, signature
+from archgraph.states import Merger, Signature, State, Transfer, signature
 
 TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
 
@@ -76,7 +77,6 @@ def covered_mean(
     weights: Weights = "examples",
     rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
     sizes: Callable[[Result], Mapping[str, float]] | None = None,
-    into: Callable[[Result], tuple[str, ArchGraph]] | None = None,
 ) -> ServerState:
     """The state with global weights that are the mean of all results, entry by entry.
 
@@ -92,38 +92,94 @@ def covered_mean(
             client gives.
         sizes: Of a result, the size of some entries: they are divided by it, and their mean is
             multiplied by the mean size (FedFA's α).
-        into: Of a result, what it is averaged into: a group of the state, and its architecture;
-            None: ``global``, and that of the world.
     """
-    mergers: dict[str, Merger] = {}
     totals: dict[str, list[float]] = {}  # by global entry: sum of its sizes, their number
-    for result in results:
+
+    def shares() -> Iterator[Share]:
+        for result in results:
+            share = Share.of(result, world.graph, weights)
+            scales = {}
+            for name, size in (sizes(result) if sizes else {}).items():
+                total = totals.setdefault(str(share.transfer.entries[name].source), [0.0, 0])
+                total[0], total[1] = total[0] + size, total[1] + 1
+                scales[name] = 1.0 / size if size > TINY else 1.0
+            yield share._replace(scales=scales, rows=rows(result) if rows else None)
+
+    return group_means(
+        state, shares(), lambda: {name: total / count for name, (total, count) in totals.items()}
+    )
+
+
+class Share(NamedTuple):
+    """What a client adds to the mean of a group of the server's state.
+
+    Attributes:
+        group: Name of the group.
+        whole: Architecture of the group's weights, or the signature of the group.
+        transfer: Linear map from the group to what the client has of it.
+        state: That.
+        weight: Weight of the client.
+        skip: Entries that are left out.
+        scales: Factors of entries.
+        rows: As for :func:`covered_mean`.
+    """
+
+    group: str
+    whole: ArchGraph | Signature
+    transfer: Transfer
+    state: State
+    weight: float
+    skip: frozenset[str] = frozenset()
+    scales: Mapping[str, float] | None = None
+    rows: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
+    ) -> Share:
+        """A client's whole result.
+
+        Raises:
+            RunError: If the task did not say where its weights belong.
+        """
         if result.transfer is None:
             raise RunError(
                 "a result does not say where its weights belong",
                 where=f"client {result.client}",
                 hint="make the task with part(), or set Task.transfer",
             )
-        group, graph = (GLOBAL, world.graph) if into is None else into(result)
-        if group not in mergers:
-            mergers[group] = Merger(graph, state.group(group))
-        scales = {}
-        for name, size in (sizes(result) if sizes else {}).items():
-            total = totals.setdefault(str(result.transfer.entries[name].source), [0.0, 0])
-            total[0], total[1] = total[0] + size, total[1] + 1
-            scales[name] = 1.0 / size if size > TINY else 1.0
-        mergers[group].add(
-            result.transfer,
-            result.state,
-            result.weight(weights),
-            scales=scales,
-            rows=rows(result) if rows else None,
-            skip=result.skip,
+        weight = result.weight(weights)
+        return cls(group, whole, result.transfer, result.state, weight, result.skip)
+
+
+def group_means(
+    state: ServerState,
+    shares: Iterable[Share],
+    multiply: Callable[[], Mapping[str, float]] | None = None,
+) -> ServerState:
+    """The state with groups that are means of what clients add to them; the others stay.
+
+    Args:
+        state: Holds the groups.
+        shares: What clients add, one at a time.
+        multiply: Asked after the last one: factors of the means, by entry.
+    """
+    mergers: dict[str, Merger] = {}
+    for share in shares:
+        if share.group not in mergers:
+            mergers[share.group] = Merger(share.whole, state.group(share.group))
+        mergers[share.group].add(
+            share.transfer,
+            share.state,
+            share.weight,
+            scales=share.scales,
+            rows=share.rows,
+            skip=share.skip,
             trusted=True,
         )
-    means = {name: total / count for name, (total, count) in totals.items()}
+    factors = multiply() if multiply else None
     for group, merger in mergers.items():
-        state = state.with_group(group, merger.result(multiply=means)[0])
+        state = state.with_group(group, merger.result(multiply=factors)[0])
     return state
 
 
@@ -155,13 +211,13 @@ def by_tier(
     for tier in world.tiers:
         clients = tuple(client for client, name in enumerate(names) if name == tier.name)
         if clients or idle:
-            graph, own = (
-                model(tier) if model else (tier.graph, tier.transfer.pull(weights, copy=False))
+            tested = (
+                model(tier) if model else Model(tier.graph, tier.transfer.pull(weights, copy=False))
             )
             yield Evaluated(
                 name=tier.name,
-                graph=graph,
-                state=own,
+                graph=tested.graph,
+                state=tested.state,
                 clients=clients,
                 statistics=policy.evaluation,
                 kept=policy.personal,

@@ -134,11 +134,5 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     try:
         return cls(**values)
     except SpecError as error:
-        inside = f".{error.where}" if error.where else ""
-        raise SpecError(
-            error.message,
-            where=f"{place}{inside}",
-            found=error.found,
-            expected=error.expected,
-            hint=error.hint,
-        ) from None
+        error.where = f"{place}.{error.where}" if error.where else place
+        raise

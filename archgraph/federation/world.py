@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Tier:
     source: State = field(default_factory=dict, repr=False, compare=False)
     own: bool = False
     count: int = 1
+
+    @property
+    def alone(self) -> Tier:
+        """The tier with weights that are its own, not a part of the global ones."""
+        return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
     def state(self) -> State:
