@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.errors import ArchGraphError
+from archgraph.federation.state import GLOBAL
 from archgraph.federation.world import Tier
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
@@ -21,7 +23,7 @@ from archgraph.language.yaml import read_document
 from archgraph.relate.align import align
 from archgraph.relate.join import join
 from archgraph.rewrite.insert import initialised
-from archgraph.rewrite.registry import ROWS, RewriteRow
+from archgraph.rewrite.registry import ROWS
 from archgraph.states import Rewritten, State
 from archgraph.tables import Table, count
 
@@ -47,7 +49,7 @@ class Family:
     def _repr_html_(self) -> str:
         rows = [(kind.name, str(kind.count), kind.graph) for kind in self.clients]
         if self.has_global:
-            rows.insert(0, ("global", "", self.graph))
+            rows.insert(0, (GLOBAL, "", self.graph))
         cells = tuple((name, many, *sizes(graph)) for name, many, graph in rows)
         columns = ("model", "clients", "parameters", "MACs")
         return Table("Family", columns, cells, frozenset({1, 2, 3}))._repr_html_()
@@ -67,13 +69,20 @@ def sizes(graph: ArchGraph) -> tuple[str, str]:
 _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 
-def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> Rewritten:
+def rewritten(
+    graph: ArchGraph,
+    rewrites: Rewrites,
+    *,
+    verify: bool = False,
+    inside: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Rewritten:
     """An architecture after the rewrites that a file or a command line asks for.
 
     Args:
         graph: The architecture.
         rewrites: What to do; the order is that of its keys.
         verify: Run the law of each rewrite that has one.
+        inside: Context in which the rewrite of a key is applied.
 
     Raises:
         RewriteError: If a rewrite cannot be applied.
@@ -87,17 +96,12 @@ def rewritten(graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False) -> 
         (2, 3)
     """
     done = Rewritten.identity(graph)
-    for row, value in _asked(rewrites):
-        done = done >> row.apply(done.graph, value, verify=verify)
-    return done
-
-
-def _asked(rewrites: Rewrites) -> Iterator[tuple[RewriteRow, Any]]:
-    """The rewrites that are asked for, in order, each with its value."""
     for row in ROWS:
         value = getattr(rewrites, row.name)
         if value not in (None, False, (), {}):
-            yield row, value
+            with inside(row.name):
+                done = done >> row.apply(done.graph, value, verify=verify)
+    return done
 
 
 def resolve(spec: FamilySpec) -> Family:
@@ -122,28 +126,28 @@ class _Resolver:
         self.models: dict[str, tuple[ArchGraph, State | None]] = {}  # of members, by source
 
     def family(self) -> Family:
-        given = self.spec.model
-        model = None if given in (None, "join") else self.source(given, ("model",))
+        source, model = self.spec.model, None
         graph: ArchGraph = _NOTHING
         state: State | None = None
-        if given == "join":
-            graph = self.located(("model",), self.joined)
-        elif model is not None:
+        if source == "join":
+            with self.located(("model",)):
+                graph = self.joined()
+        elif source is not None:
+            model = self.source(source, ("model",))
             graph, state = self.changed(*load_model(model, self.choices(model)))
         made: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
-            place: Place = ("clients", index)
             # Equal recipes give equal architectures: align and rewrite once.
             recipe = repr(member.model_copy(update={"name": "", "count": 1}))
             if recipe not in made:
-                made[recipe] = self.member(member, graph, model, place)
-            rewritten, weights = made[recipe]
+                made[recipe] = self.member(member, graph, model, ("clients", index))
+            part, weights = made[recipe]
             tiers.append(
                 Tier(
                     name=member.name,
-                    graph=rewritten.graph,
-                    transfer=rewritten.transfer,
+                    graph=part.graph,
+                    transfer=part.transfer,
                     source=weights or {},
                     own=weights is not None,
                     count=member.count,
@@ -155,16 +159,16 @@ class _Resolver:
         self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place
     ) -> tuple[Rewritten, State | None]:
         """A member's architecture from the global one, and the weights that its model brings."""
-        start, own = self.start(member, model, place)
+        start, weights = self.start(member, model, place)
         if start is None:
             lead = Rewritten.identity(graph)
         elif self.spec.model is None:
             lead = initialised(graph, start)
         else:
-            transfer = self.located(place, lambda: align(start, graph).transfer)
-            lead = Rewritten(start, transfer)
+            with self.located(place):
+                lead = Rewritten(start, align(start, graph).transfer)
         change = self.chain(member, lead.graph, place)
-        return lead >> change, None if own is None else change.transfer.pull(own)
+        return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:
         """The least architecture that contains every member's model."""
@@ -176,17 +180,17 @@ class _Resolver:
 
     def source(self, source: str | dict[str, Any], place: Place) -> Document:
         """A model file, or a model written in place."""
-        if isinstance(source, str):
-            if source not in self.read:
-                self.read[source] = read_document(source)
-            return self.read[source]
-        return self.document.sub(place)
+        if not isinstance(source, str):
+            return self.document.sub(place)
+        if source not in self.read:
+            self.read[source] = read_document(source)
+        return self.read[source]
 
     def choices(self, model: Document) -> dict[str, int]:
-        """Choices of the global model: those given, else the largest that any client makes."""
+        """Choices of the global model: the file's, else the largest that any client makes."""
         if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
             return {}
-        # Who says nothing runs what is written, or more.
+        # A client that says nothing runs what is written, or more.
         choosers = [m.choose or {} for m in self.spec.clients if m.model is None]
         written = written_choices(model, model.validate(AuthoredModel))
         keys = dict.fromkeys(k for c in choosers for k in c)
@@ -200,12 +204,12 @@ class _Resolver:
         if member.model is not None:
             source = repr(member.model)
             if source not in self.models:
-                document = self.source(member.model, (*place, "model"))
-                self.models[source] = load_model(document)
+                self.models[source] = load_model(self.source(member.model, (*place, "model")))
             return self.models[source]
         if member.choose is None or model is None:
             return None, None
-        chosen = self.located((*place, "choose"), lambda: load_model(model, member.choose)[0])
+        with self.located((*place, "choose")):
+            chosen, _ = load_model(model, member.choose)
         return self.changed(chosen, None)
 
     def changed(self, graph: ArchGraph, state: State | None) -> tuple[ArchGraph, State | None]:
@@ -214,18 +218,14 @@ class _Resolver:
         return change.graph, None if state is None else change.transfer.pull(state)
 
     def chain(self, rewrites: Rewrites, graph: ArchGraph, place: Place) -> Rewritten:
-        """Rewrites, one after the other."""
-        done = Rewritten.identity(graph)
-        for row, value in _asked(rewrites):
-            change = functools.partial(row.apply, done.graph, value)
-            done = done >> self.located((*place, row.name), change)
-        return done
+        """Rewrites, whose errors point at their keys."""
+        return rewritten(graph, rewrites, inside=lambda key: self.located((*place, key)))
 
-    def located(self, place: Place, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives; its errors point at the line of the family that asked for it."""
+    @contextlib.contextmanager
+    def located(self, place: Place) -> Iterator[None]:
+        """Errors inside point at the line of the family that asked for it."""
         try:
-            return make()
+            yield
         except ArchGraphError as error:
-            where = self.document.where(place)
-            error.where = f"{where}: {error.where}" if error.where else where
+            error.where = ": ".join(filter(None, (self.document.where(place), error.where)))
             raise
