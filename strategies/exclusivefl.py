@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from archgraph.federation import (
+    Contribution,
     CrossEntropy,
     Evaluated,
     Model,
     Result,
     ServerState,
-    Share,
     Strategy,
     Task,
     Tier,
@@ -79,12 +79,12 @@ class ExclusiveFL(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """In each group the mean over its clients; a group without results stays as it is."""
-        shares = (
-            Share.of(result, graph, self.weights, group=graph.digest)
+        contributions = (
+            Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results
             for graph in [world.tier(result.tier).graph]
         )
-        return group_means(state, shares)
+        return group_means(state, contributions)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier's model: that of its group."""

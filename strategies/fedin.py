@@ -7,7 +7,7 @@ Chan, Jiang, Deng, Ngai: *FedIN: Federated Intermediate Layers Learning for Mode
 symbol                         here
 =============================  ================================================================
 ``w_e``, ``w_c``               group ``shared`` of the server state, by the first tier's names
-``w_in,k``                     ``Cut.own``: entries that client k keeps
+``w_in,k``                     ``Cut.middle``: entries that client k keeps
 ``(s_in^k, s_out^k)``          ``Result.extras``: ``in/0``, ``out/0``, one row per example
 server dataset                 groups ``store/k``, bounded (``reservoir``)
 ``S``                          group ``sample``, from ``begin`` to ``receive``
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation import (
+    Contribution,
     CrossEntropy,
     Evaluated,
     Examples,
@@ -49,6 +50,7 @@ from archgraph.federation import (
     Work,
     World,
     descend,
+    group_means,
     identity_of,
     module_of,
     reservoir,
@@ -173,7 +175,7 @@ class FedIN(Strategy):
                 for name, tensor in tier.state.items()
                 if not state.values["started"][client] or name in ag.frozen(tier.graph)
             }
-            | {own: weights[name] for name, own in shared.items()},
+            | {name: weights[first] for first, name in shared.items()},
             program=InTraining(
                 *self._places(tier),
                 self.step,
@@ -188,36 +190,32 @@ class FedIN(Strategy):
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
-        shared = state.group("shared")
-        same = identity_of(world.tiers[0].graph, tuple(shared))
-        merger = ag.Merger(same.source, shared)
+        same = identity_of(world.tiers[0].graph, tuple(state.group("shared")))
         seen, started = list(state.values["seen"]), list(state.values["started"])
-        tensors = {k: v for k, v in state.tensors.items() if not k.startswith("sample/")}
-        for result in results:
-            client = world.clients[result.client]
-            cut = self._cut(world.tier(client.name))
-            new = {name: result.extras[name] for name in cut.features} if self.in_training else {}
-            names = self._mapped(world, cut)
-            fixed = ag.frozen(cut.graph)
-            merger.add(
-                same,
-                {n: result.state[o] for n, o in names.items()},
-                result.weight(self.weights),
-                skip={n for n, o in names.items() if o in fixed},
-                trusted=True,
-            )
-            started[client.id] = True
-            if new:
-                draw = seeded(world.seed, "fedin store", round, client.id)
-                old, count = state.group(f"store/{client.id}"), len(next(iter(new.values())))
-                stored = reservoir(old, new, seen[client.id], self.capacity, draw)
-                tensors |= {f"store/{client.id}/{name}": v for name, v in stored.items()}
-                seen[client.id] += count
-        merged, _ = merger.result()
-        return (
-            ServerState(tensors, state.values)
-            .with_group("shared", merged)
-            .with_values(seen=seen, started=started)
+        stores: dict[str, Tensor] = {}
+
+        def contributions() -> Iterator[Contribution]:
+            for result in results:
+                client = result.client
+                cut = self._cut(world.tier_of(client))
+                names, fixed = self._mapped(world, cut), ag.frozen(cut.graph)
+                ends = {first: result.state[name] for first, name in names.items()}
+                skip = frozenset(first for first, name in names.items() if name in fixed)
+                yield Contribution(
+                    "shared", same.source, same, ends, result.weight(self.weights), skip
+                )
+                started[client] = True
+                if self.in_training:
+                    new = {name: result.extras[name] for name in cut.features}
+                    draw = seeded(world.seed, "fedin store", round, client)
+                    old = state.group(f"store/{client}")
+                    stored = reservoir(old, new, seen[client], self.capacity, draw)
+                    stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
+                    seen[client] += _rows(new)
+
+        merged = group_means(state, contributions()).with_group("sample", {})
+        return ServerState({**merged.tensors, **stores}, merged.values).with_values(
+            seen=seen, started=started
         )
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
@@ -228,7 +226,7 @@ class FedIN(Strategy):
             yield Evaluated(
                 name=tier.name,
                 graph=tier.graph,
-                state=dict(tier.state) | {own: weights[name] for name, own in names.items()},
+                state=dict(tier.state) | {name: weights[first] for first, name in names.items()},
                 clients=tuple(c.id for c in world.clients if c.name == tier.name),
                 kept=True,
             )
@@ -246,14 +244,8 @@ class FedIN(Strategy):
         try:
             return cut(tier.graph, *self._places(tier))
         except ag.ArchGraphError as error:
-            inside = f": {error.where}" if error.where else ""
-            raise ag.RunError(
-                error.message,
-                where=f"tier {tier.name}{inside}",
-                found=error.found,
-                expected=error.expected,
-                hint=error.hint or "say where extractor and classifier end: after, before",
-            ) from error
+            hint = error.hint or "say where extractor and classifier end: after, before"
+            raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
 
     def _shared(self, cut: Cut) -> tuple[str, ...]:
         """Entries that the server averages, by a tier's own names."""
@@ -314,7 +306,7 @@ class Cut:
     features: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = field(repr=False)
 
     @property
-    def own(self) -> frozenset[str]:
+    def middle(self) -> frozenset[str]:
         """Entries of the intermediate layers that neither end has."""
         return frozenset(self.graph.state_names) - set(self.ends)
 
@@ -360,17 +352,15 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
             "both cuts are one", found=f"after {after}, before {before}", expected="two cuts"
         )
     extractor, middle, classifier = parts
-    states = [p for part in (extractor, classifier) for p in ag.outline(part).leaves]
-    ends = tuple(dict.fromkeys(name for name in states if graph.param[name].role != "constant"))
-    trained = [p.name for p in middle.params if p.trainable and p.name not in ends]
-    if not trained:
+    leaves = [leaf for part in (extractor, classifier) for leaf in ag.outline(part).leaves]
+    ends = tuple(dict.fromkeys(name for name in leaves if graph.param[name].role != "constant"))
+    if not any(p.trainable and p.name not in ends for p in middle.params):
         raise ag.RewriteError(
             "nothing between the cuts can be trained", found=f"after {after}, before {before}"
         )
     batch = {node.shape[:1] for node in graph.nodes if node.op == "input"}
     features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    names = [key for key, _ in middle.inputs]
-    for side, crossing in (("in", names), ("out", _made(middle, classifier))):
+    for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier))):
         for place, name in enumerate(crossing):
             node = graph.node.get(name)
             if node is None or node.shape[:1] not in batch or len(node.types) != 1:
@@ -391,41 +381,44 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
 
 
-def _made(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
+def _inputs(part: ag.ArchGraph) -> list[str]:
+    return [key for key, _ in part.inputs]
+
+
+def _results(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
     """Names under which a part's results enter the next one."""
     count = len(part.outputs) if isinstance(part.outputs, tuple) else 1
-    return [key for key, _ in following.inputs[:count]]
+    return _inputs(following)[:count]
 
 
 def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
     """Refuse tiers that differ in more than their intermediate layers."""
+    pairs: list[tuple[str, str]] = []  # leaves of the ends, of the first tier and of the other
+    hint = "cut elsewhere; now " + ", ".join(
+        f"{name} after {tier.after} and before {tier.before}"
+        for name, tier in ((other, cut), (one, first))
+    )
     for place in (0, 2):
         a, b = ag.outline(first.parts[place]), ag.outline(cut.parts[place])
-        for expected, found in itertools.zip_longest(a.lines, b.lines):
-            if expected != found:
+        for expected, actual in itertools.zip_longest(a.lines, b.lines):
+            if expected != actual:
                 raise ag.RunError(
                     f"the {PARTS[place]} differs from that of tier {one}",
                     where=f"tier {other}",
-                    found="nothing more" if found is None else found[:200],
-                    expected="nothing more" if expected is None else expected[:200],
-                    hint=f"cut elsewhere; now {_told(other, cut)}, {_told(one, first)}",
+                    found=(actual or "nothing more")[:200],
+                    expected=(expected or "nothing more")[:200],
+                    hint=hint,
                 )
+        pairs += zip(a.leaves, b.leaves, strict=True)
     if first.features != cut.features:
         raise ag.RunError(
             f"other features enter or leave the {PARTS[1]} than in tier {one}",
             where=f"tier {other}",
             found=dict(cut.features),
             expected=dict(first.features),
-            hint=f"cut elsewhere; now {_told(other, cut)}, {_told(one, first)}",
+            hint=hint,
         )
     # Leaves that one tier ties and the other does not are not the same leaves.
-    pairs = [
-        pair
-        for place in (0, 2)
-        for pair in zip(
-            ag.outline(first.parts[place]).leaves, ag.outline(cut.parts[place]).leaves, strict=True
-        )
-    ]
     for side in (0, 1):
         partner: dict[str, tuple[str, str]] = {}
         for pair in pairs:
@@ -436,10 +429,6 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
                     found=pair[1],
                     expected=pair[0],
                 )
-
-
-def _told(tier: str, cut: Cut) -> str:
-    return f"{tier} after {cut.after} and before {cut.before}"
 
 
 # ---------------------------------------------------------------- both gradients
@@ -515,9 +504,9 @@ class InTraining:
     def __call__(self, work: Work) -> Outcome:
         """Train, and return the state and the latest features."""
         chain = Chain.of(cut(work.graph, self.after, self.before), work)
-        own = {name: p for name, p in chain.own.items() if p.requires_grad}
+        middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
         received = {k: v.to(work.device) for k, v in work.extras.items()}
-        count = len(next(iter(received.values()), ()))
+        count = _rows(received)
         wanted = work.local.batch if self.upload is None else self.upload
         latest: collections.deque[Mapping[str, Tensor]] = collections.deque()
         distances: list[Tensor] = []
@@ -540,7 +529,7 @@ class InTraining:
         def revise(parameters: Mapping[str, nn.Parameter]) -> None:
             nonlocal conflicts
             rows = torch.randperm(count, generator=work.generator)[: work.local.batch]
-            leaves = list(own.values())
+            leaves = list(middle.values())
             g_in = torch.autograd.grad(distance(rows), leaves, materialize_grads=True)
             g_local = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
             if self.step == "projection":
@@ -554,13 +543,9 @@ class InTraining:
         together = count > 0 and self.step != "sequential"
         metrics = descend(work, chain.parameters, local, revise=revise if together else None)
         if count > 0 and self.step == "sequential":
-            pairs = Pairs(count)
-            options = work.local.model_copy(update={"fraction": 1.0})
-            descend(
-                dataclasses.replace(work, data=pairs, local=options),
-                own,
-                lambda examples: distance(examples.ids),
-            )
+            every = work.local.model_copy(update={"fraction": 1.0})
+            pairs = dataclasses.replace(work, data=Pairs(count), local=every)
+            descend(pairs, middle, lambda examples: distance(examples.ids))
         if distances:
             metrics["in_loss"] = float(torch.stack(distances).mean())
         if together and self.step == "projection":
@@ -571,7 +556,7 @@ class InTraining:
 
 
 def _rows(features: Mapping[str, Tensor]) -> int:
-    return len(next(iter(features.values())))
+    return len(next(iter(features.values()), ()))
 
 
 def _latest(batches: Iterable[Mapping[str, Tensor]], wanted: int) -> dict[str, Tensor]:
@@ -637,27 +622,25 @@ class Chain:
         )
 
     @property
-    def own(self) -> dict[str, nn.Parameter]:
+    def middle(self) -> dict[str, nn.Parameter]:
         """Parameters ``w_in`` of the intermediate layers."""
-        return {k: p for k, p in self.parameters.items() if k in self.cut.own}
+        return {k: p for k, p in self.parameters.items() if k in self.cut.middle}
 
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
         """What enters and leaves the intermediate layers, detached, and the outputs (Eqs. 7-9)."""
-        extractor, middle, classifier = self.cut.parts
-        values = dict(zip((key for key, _ in self.cut.graph.inputs), inputs, strict=True))
-        values |= self._run(0, values, _made(extractor, middle))
-        entered = [values[key] for key, _ in middle.inputs]
-        results = self._run(1, values, _made(middle, classifier))
-        features = {f"in/{i}": x.detach() for i, x in enumerate(entered)}
+        _, middle, classifier = self.cut.parts
+        values = dict(zip(_inputs(self.cut.graph), inputs, strict=True))
+        values |= self._run(0, values)
+        results = self._run(1, values)
+        features = {f"in/{i}": values[key].detach() for i, key in enumerate(_inputs(middle))}
         features |= {f"out/{i}": x.detach() for i, x in enumerate(results.values())}
         values |= results
-        return features, self.modules[2](**{key: values[key] for key, _ in classifier.inputs})
+        return features, self.modules[2](**{key: values[key] for key in _inputs(classifier)})
 
     def distance(self, features: Mapping[str, Tensor]) -> Tensor:
         """``l_IN``: mean square of what leaves the intermediate layers against ``s_out``."""
-        _, middle, classifier = self.cut.parts
-        values = {key: features[f"in/{i}"] for i, (key, _) in enumerate(middle.inputs)}
-        results = self._run(1, values, _made(middle, classifier)).values()
+        values = {key: features[f"in/{i}"] for i, key in enumerate(_inputs(self.cut.parts[1]))}
+        results = self._run(1, values).values()
         pairs = [
             (x.flatten(), features[f"out/{i}"].flatten())
             for i, x in enumerate(results)
@@ -673,12 +656,9 @@ class Chain:
             values |= state_of(module)
         return {name: values[name] for name in self.cut.graph.state_names}
 
-    def _run(
-        self, place: int, inputs: Mapping[str, Tensor], names: Sequence[str]
-    ) -> dict[str, Tensor]:
+    def _run(self, place: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Results of a part by the names under which the next one takes them."""
-        outputs = self.modules[place](
-            **{key: inputs[key] for key, _ in self.cut.parts[place].inputs}
-        )
+        part, following = self.cut.parts[place : place + 2]
+        outputs = self.modules[place](**{key: inputs[key] for key in _inputs(part)})
         values = cast("tuple[Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
-        return dict(zip(names, values, strict=True))
+        return dict(zip(_results(part, following), values, strict=True))

@@ -32,6 +32,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation import (
+    Contribution,
     CrossEntropy,
     Evaluated,
     Json,
@@ -39,7 +40,6 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
-    Share,
     State,
     Strategy,
     Task,
@@ -127,7 +127,7 @@ class FlexiFed(Strategy):
     ) -> ServerState:
         """Every run: the mean over the clients that have it."""
 
-        def shares() -> Iterator[Share]:
+        def contributions() -> Iterator[Contribution]:
             for result in results:
                 client = world.clients[result.client]
                 graph = world.tier(client.name).graph
@@ -135,9 +135,11 @@ class FlexiFed(Strategy):
                 for number, transfer in self._runs(graph, state.values["runs"][client.name]):
                     shared = {name: result.state[name] for name in transfer.entries}
                     out = skip & transfer.entries.keys()
-                    yield Share(f"trie/{number}", transfer.source, transfer, shared, weight, out)
+                    yield Contribution(
+                        f"trie/{number}", transfer.source, transfer, shared, weight, out
+                    )
 
-        return group_means(state, shares())
+        return group_means(state, contributions())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each architecture's model, with what its clients have for themselves."""

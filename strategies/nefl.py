@@ -30,12 +30,12 @@ import torch
 
 import archgraph as ag
 from archgraph.federation import (
+    Contribution,
     Evaluated,
     Json,
     NormPolicy,
     Result,
     ServerState,
-    Share,
     State,
     Strategy,
     Task,
@@ -155,17 +155,17 @@ class NeFL(Strategy):
     ) -> ServerState:
         """NeFedAvg of what is consistent, means within submodels of the rest (Algorithm 2)."""
 
-        def shares() -> Iterator[Share]:
+        def contributions() -> Iterator[Contribution]:
             for result in results:
-                consistent = Share.of(result, world.graph, self.weights)
+                consistent = Contribution.of(result, world.graph, self.weights)
                 group = f"submodel/{result.tier}"
                 names = tuple(state.group(group))
                 same = identity_of(self._submodel(world, world.tier(result.tier)).graph, names)
                 own = {name: result.state[name] for name in names}
-                yield Share(group, same.source, same, own, consistent.weight)
+                yield Contribution(group, same.source, same, own, consistent.weight)
                 yield consistent
 
-        return group_means(state, shares())
+        return group_means(state, contributions())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""

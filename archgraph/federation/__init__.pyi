@@ -1,4 +1,4 @@
-from .average import Share as Share
+from .average import Contribution as Contribution
 from .average import by_tier as by_tier
 from .average import covered_mean as covered_mean
 from .average import group_means as group_means

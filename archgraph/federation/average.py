@@ -38,7 +38,7 @@ def part(
     """The task of a client: its part of the global model, to be trained.
 
     Args:
-        world: Who takes part.
+        world: Who takes one.
         state: Holds the global weights.
         client: To whom.
         tier: What it is to train; None: the tier that the family gives it.
@@ -84,7 +84,7 @@ def covered_mean(
     stays with clients (``Result.skip``) is left out. One update is in memory at a time.
 
     Args:
-        world: Who takes part.
+        world: Who takes one.
         state: Holds the global weights.
         results: What clients returned for tasks of :func:`part`.
         weights: Weight of a client: its number of examples, or 1.
@@ -95,22 +95,24 @@ def covered_mean(
     """
     totals: dict[str, list[float]] = {}  # by global entry: sum of its sizes, their number
 
-    def shares() -> Iterator[Share]:
+    def contributions() -> Iterator[Contribution]:
         for result in results:
-            share = Share.of(result, world.graph, weights)
+            one = Contribution.of(result, world.graph, weights)
             scales = {}
             for name, size in (sizes(result) if sizes else {}).items():
-                total = totals.setdefault(str(share.transfer.entries[name].source), [0.0, 0])
+                total = totals.setdefault(str(one.transfer.entries[name].source), [0.0, 0])
                 total[0], total[1] = total[0] + size, total[1] + 1
                 scales[name] = 1.0 / size if size > TINY else 1.0
-            yield share._replace(scales=scales, rows=rows(result) if rows else None)
+            yield one._replace(scales=scales, rows=rows(result) if rows else None)
 
     return group_means(
-        state, shares(), lambda: {name: total / count for name, (total, count) in totals.items()}
+        state,
+        contributions(),
+        lambda: {name: total / count for name, (total, count) in totals.items()},
     )
 
 
-class Share(NamedTuple):
+class Contribution(NamedTuple):
     """What a client adds to the mean of a group of the server's state.
 
     Attributes:
@@ -136,7 +138,7 @@ class Share(NamedTuple):
     @classmethod
     def of(
         cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
-    ) -> Share:
+    ) -> Contribution:
         """A client's whole result.
 
         Raises:
@@ -154,27 +156,27 @@ class Share(NamedTuple):
 
 def group_means(
     state: ServerState,
-    shares: Iterable[Share],
+    contributions: Iterable[Contribution],
     multiply: Callable[[], Mapping[str, float]] | None = None,
 ) -> ServerState:
     """The state with groups that are means of what clients add to them; the others stay.
 
     Args:
         state: Holds the groups.
-        shares: What clients add, one at a time.
+        contributions: What clients add, one at a time.
         multiply: Asked after the last one: factors of the means, by entry.
     """
     mergers: dict[str, Merger] = {}
-    for share in shares:
-        if share.group not in mergers:
-            mergers[share.group] = Merger(share.whole, state.group(share.group))
-        mergers[share.group].add(
-            share.transfer,
-            share.state,
-            share.weight,
-            scales=share.scales,
-            rows=share.rows,
-            skip=share.skip,
+    for one in contributions:
+        if one.group not in mergers:
+            mergers[one.group] = Merger(one.whole, state.group(one.group))
+        mergers[one.group].add(
+            one.transfer,
+            one.state,
+            one.weight,
+            scales=one.scales,
+            rows=one.rows,
+            skip=one.skip,
             trusted=True,
         )
     factors = multiply() if multiply else None
@@ -196,7 +198,7 @@ def by_tier(
     """What is tested: the global model, and each tier's on the data of the clients that run it.
 
     Args:
-        world: Who takes part.
+        world: Who takes one.
         state: Holds the global weights.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.

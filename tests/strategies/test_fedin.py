@@ -167,7 +167,7 @@ def experiment(world: World, strategy: FedIN, **local: object) -> Experiment:
 def own_of(task: Task) -> frozenset[str]:
     program = task.program
     assert isinstance(program, InTraining)
-    return cut(task.graph, program.after, program.before).own
+    return cut(task.graph, program.after, program.before).middle
 
 
 # ---------------------------------------------------------------- both gradients
@@ -273,7 +273,7 @@ def test_one_step_is_equation_16_or_15_and_the_ends_follow_the_local_loss(
     named = dict(module.named_parameters())
     loss = nn.functional.cross_entropy(module(data.inputs), data.targets)
     g_local = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
-    inside = {k: p for k, p in middle.named_parameters() if k in split.own}
+    inside = {k: p for k, p in middle.named_parameters() if k in split.middle}
     error = nn.functional.mse_loss(middle(pairs["in/0"]), pairs["out/0"])
     g_in = dict(zip(inside, torch.autograd.grad(error, list(inside.values())), strict=True))
     a = sum(float((g_local[k] ** 2).sum()) for k in inside)
@@ -306,7 +306,7 @@ def test_a_step_against_the_local_gradient_is_projected_away(lab, nets):
         extras = {"in/0": entered, "out/0": left.detach() + sign * left.grad}
         outcome = program(lab.work_of(Task(0, graph, state, program, extras=extras), data, local))
         assert outcome.metrics["conflicts"] == conflicts
-        moved = max(float((outcome.state[k] - state[k]).abs().max()) for k in split.own)
+        moved = max(float((outcome.state[k] - state[k]).abs().max()) for k in split.middle)
         assert (moved < 1e-5) == (sign > 0)
 
 
@@ -342,7 +342,7 @@ def test_sequential_is_local_training_then_in_training(lab, nets, pairs):
 
     alone, both = run("sequential", {}), run("sequential", pairs)
     for name, value in both.items():
-        assert torch.equal(value, alone[name]) == (name not in split.own)
+        assert torch.equal(value, alone[name]) == (name not in split.middle)
     middle = split.parts[1]
 
     def error(state: Mapping[str, Tensor]) -> float:
@@ -399,7 +399,7 @@ def test_in_training_moves_the_running_statistics_between_the_cuts_only(lab, net
     )
     counters = [k for k in state if k.endswith("num_batches_tracked")]
     assert {int(alone[k]) for k in counters} == {1}
-    assert {k: int(both[k]) for k in counters} == {k: 1 + (k in split.own) for k in counters}
+    assert {k: int(both[k]) for k in counters} == {k: 1 + (k in split.middle) for k in counters}
     assert not torch.equal(both["middle.1.running_mean"], alone["middle.1.running_mean"])
     assert torch.equal(both["stem.1.running_mean"], alone["stem.1.running_mean"])
 
@@ -792,7 +792,7 @@ def test_default_cuts_are_the_first_section_and_the_last_block_with_parameters(n
         "in/0": ((6, 8, 8), torch.float32),
         "out/0": ((6, 8, 8), torch.float32),  # pooling belongs to the classifier
     }
-    assert split.own == {f"middle.{i}.{k}" for i in (0, 2, 4, 6) for k in ("weight", "bias")}
+    assert split.middle == {f"middle.{i}.{k}" for i in (0, 2, 4, 6) for k in ("weight", "bias")}
 
 
 def test_cuts_can_be_named_for_all_tiers_or_by_tier(nets):
@@ -869,7 +869,7 @@ def test_a_single_section_is_cut_behind_its_first_block():
         assert len(ag.structure(graph).sections) == 2
         assert cut(graph, "conv0", "fc").parts == cut(graph).parts
         assert cut(graph).ends == ("conv0.weight", "conv0.bias", "fc.weight", "fc.bias")
-        assert len(cut(graph).own) == 2 * (int(depth) - 1)
+        assert len(cut(graph).middle) == 2 * (int(depth) - 1)
     assert FedIN().init(world_of(nets, ["2", "4"])).group("shared")
 
 
@@ -1018,7 +1018,7 @@ def test_a_weight_that_both_ends_use_stays_one_weight(lab):
     nets = {str(d): traced(Tied(d)) for d in (1, 2)}
     graph, state = nets["2"]
     split = cut(graph, "encode", "decode")
-    assert split.ends == ("encode.weight",) and len(split.own) == 4
+    assert split.ends == ("encode.weight",) and len(split.middle) == 4
     program = InTraining("encode", "decode")
     data, local = lab.toy(1), LocalOptions(lr=0.05, batch=4)
     mine = program(lab.work_of(Task(0, graph, state, program), data, local)).state
@@ -1106,7 +1106,7 @@ def test_modules_of_a_chain_share_tensors_and_compute_the_whole(lab, nets):
     assert features.keys() == {"in/0", "out/0"}
     assert not any(v.requires_grad for v in features.values())
     assert tuple(chain.parameters) == tuple(k for k, _ in whole.named_parameters())
-    assert chain.own.keys() == {k for k in chain.parameters if k in split.own}
+    assert chain.middle.keys() == {k for k in chain.parameters if k in split.middle}
     assert float(chain.distance({k: copy.copy(v) for k, v in features.items()}).detach()) < 1e-10
 
 
