@@ -201,29 +201,25 @@ class FedADP(Strategy):
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How an architecture relates to the global one.
+    """How an architecture is reached from the global one, and back.
 
     Attributes:
         graph: What the client runs.
-        down: Global state → the client's, by Algorithm 3; None: widening is undone instead.
-        shorter: ``g`` → the client's state.
-        deepened: The client's state → ``g``, or as much of it as can be filled with identities.
-        widened: That → as much of the global state (Algorithm 2).
-        reached: Global state → as much of it.
+        frame: What of it does not depend on the copies.
+        widened: What is filled → as much of the global state as can be reached (Algorithm 2).
+        undo: Whether narrowing undoes that, instead of following Algorithm 3.
     """
 
     graph: ag.ArchGraph
-    down: ag.Transfer | None
-    shorter: ag.Transfer
-    deepened: ag.Transfer
+    frame: Frame
     widened: ag.Transfer
-    reached: ag.Transfer
+    undo: bool
 
     def sent(self, whole: State) -> State:
         """The client's state from the global one."""
-        if self.down is not None:
-            return self.down.pull(whole)
-        wide = self.reached.pull(whole, copy=False)
+        if not self.undo:
+            return self.frame.down.pull(whole)
+        wide = self.frame.reached.transfer.pull(whole, copy=False)
         sums, covered = self.widened.push(wide)
         for name, entry in self.widened.entries.items():
             origin = str(entry.source)
@@ -232,14 +228,16 @@ class Fit:
             else:  # ΣA y / ΣA² of a replica is what was replicated
                 mean = sums[origin].div_(covered[origin].to(sums[origin]))
                 sums[origin] = mean.to(wide[name].dtype)
-        return self.shorter.pull(sums)
+        return self.frame.shorter.pull(sums)
 
     def grown(self, own: State, old: State) -> State:
         """The global state from the client's; what cannot be made of it is the old global's."""
         grown = self.up.pull(own, copy=False)
-        if _plain(self.reached) and len(grown) == len(old):
+        reached = self.frame.reached.transfer
+        only_renamed = all(entry.unchanged for entry in reached.entries.values())
+        if only_renamed and len(grown) == len(old):
             return grown
-        values, covered = self.reached.push(grown)
+        values, covered = reached.push(grown)
         return {
             name: torch.where(covered[name].to(value.device) > 0, values[name].to(value), value)
             for name, value in old.items()
@@ -248,7 +246,7 @@ class Fit:
     @functools.cached_property
     def up(self) -> ag.Transfer:
         """The client's state → what is reached of the global one."""
-        return self.deepened >> self.widened
+        return self.frame.deepened >> self.widened
 
     @functools.cached_property
     def same(self) -> ag.Transfer:
@@ -309,14 +307,7 @@ def fit(
             found="an axis with a single position, which cannot be widened again",
             expected="two positions or more",
         )
-    return Fit(
-        graph=own,
-        down=frame.down if mode == "paper" else None,
-        shorter=frame.shorter,
-        deepened=frame.deepened,
-        widened=widened,
-        reached=frame.reached.transfer,
-    )
+    return Fit(own, frame, widened, undo=mode == "net2net")
 
 
 def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
@@ -343,7 +334,7 @@ def copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """What of a fit does not depend on the copies.
 
     Attributes:
@@ -362,7 +353,7 @@ class _Frame:
 
 
 @functools.lru_cache(maxsize=64)
-def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximate: bool) -> _Frame:
+def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximate: bool) -> Frame:
     names = {name: str(e.source) for name, e in down.entries.items() if e.source is not None}
     for name in down.entries:
         if name not in names:
@@ -389,7 +380,7 @@ def _frame(whole: ag.ArchGraph, own: ag.ArchGraph, down: ag.Transfer, approximat
     to_own = ag.Transfer(shape, same.target, own_of)
     from_own = ag.Transfer(same.source, shape, {names[k]: e for k, e in same.entries.items()})
     missing = {name: blocks for name, blocks in lacks.items() if name not in left}
-    return _Frame(
+    return Frame(
         down=narrowed.transfer >> short.transfer >> to_own,
         shorter=_without(filled.graph, missing, bodies).transfer >> to_own,
         deepened=from_own >> filled.transfer,
@@ -421,10 +412,9 @@ def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.R
     """The architecture without blocks, or without all of them but the projection."""
     names = [name for blocks in lacks.values() for name in blocks]
     shorter = ag.Rewritten.identity(graph)
-    if gone := [name for name in names if name not in bodies]:
-        shorter >>= ag.skip(graph, gone)
-    if gone := [name for name in names if name in bodies]:
-        shorter >>= ag.skip(shorter.graph, gone, keep_projection=True)
+    for projection in (False, True):
+        if chosen := [name for name in names if (name in bodies) == projection]:
+            shorter >>= ag.skip(shorter.graph, chosen, keep_projection=projection)
     return shorter
 
 
@@ -465,8 +455,3 @@ def _advised(error: ag.ArchGraphError) -> ag.ArchGraphError:
         "identity then come from the old global model"
     )
     return error.within("", kind=ag.RewriteError, hint=hint)
-
-
-def _plain(transfer: ag.Transfer) -> bool:
-    """Whether entries are only renamed or left out."""
-    return all(entry.unchanged for entry in transfer.entries.values())

@@ -54,6 +54,7 @@ from archgraph.federation import (
     by_tier,
     covered_mean,
     module_of,
+    option,
     part,
     seeded,
 )
@@ -88,9 +89,9 @@ class FedFA(Strategy):
 
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico"] = "family"
-    limited: float = 0.5
+    limited: float = option(0.5, least=0, most=1)
     scale: bool = True
-    percentile: float = 0.95
+    percentile: float = option(0.95, above=0, most=1)
     inner: Literal["abs", "central"] = "abs"
     rms: bool = False
     scale_vectors: bool = False
@@ -102,17 +103,6 @@ class FedFA(Strategy):
         "paper": {"choice": "zico"},
         "appendix_e": {"choice": "zico", "inner": "central"},
     }
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not 0 < self.percentile <= 1:
-            raise ag.SpecError(
-                "out of range", where="percentile", found=self.percentile, expected="0 < … ≤ 1"
-            )
-        if not 0 <= self.limited <= 1:
-            raise ag.SpecError(
-                "out of range", where="limited", found=self.limited, expected="0 ≤ … ≤ 1"
-            )
 
     def init(self, world: World) -> ServerState:
         """``M_G^0`` (Algorithm 1, line 3), and architectures that do not need a score (1-2)."""

@@ -53,6 +53,7 @@ from archgraph.federation import (
     group_means,
     identity_of,
     module_of,
+    option,
     reservoir,
     seeded,
     state_of,
@@ -93,29 +94,16 @@ class FedIN(Strategy):
     after: Place = None
     before: Place = None
     step: Step = "sum"
-    multiplier: float = 2.0
+    multiplier: float = option(2.0, least=0)
     aggregate: bool = True
     in_training: bool = True
-    upload: int | None = None
-    capacity: int = 64
-    sample: int = 64
+    upload: int | None = option(None, least=1)
+    capacity: int = option(64, least=1)
+    sample: int = option(64, least=2)
     weights: Weights = "uniform"
     norm: Literal["averaged", "local"] = "averaged"
 
     needs_global: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        for option, least in (("upload", 1), ("capacity", 1), ("sample", 2)):
-            value = getattr(self, option)
-            if value is not None and value < least:
-                raise ag.SpecError(
-                    "too few pairs", where=option, found=value, expected=f"{least} or more"
-                )
-        if not self.multiplier >= 0:
-            raise ag.SpecError(
-                "out of range", where="multiplier", found=self.multiplier, expected="0 or more"
-            )
 
     def init(self, world: World) -> ServerState:
         """``w_e`` and ``w_c`` of the first tier; an empty server dataset.

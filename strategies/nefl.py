@@ -44,6 +44,7 @@ from archgraph.federation import (
     World,
     group_means,
     identity_of,
+    option,
     part,
     seeded,
 )
@@ -78,7 +79,7 @@ class NeFL(Strategy):
     steps: Steps = "learnable"
     initial: Initial = "ones"
     inconsistent: Inconsistent = "auto"
-    spread: int = 2
+    spread: int = option(2, least=0)
     weights: Weights = "uniform"
     norm: Norm = "per_submodel"
 
@@ -95,10 +96,7 @@ class NeFL(Strategy):
 
     def __post_init__(self) -> None:
         """Check the range, and that the options go together."""
-        if self.spread < 0:
-            raise ag.SpecError(
-                "out of range", where="spread", found=self.spread, expected="0 or more"
-            )
+        super().__post_init__()
         if self.initial == "ode" and self.steps == "off":
             raise ag.SpecError(
                 "needs step sizes",

@@ -48,13 +48,18 @@ from archgraph.federation import (
     World,
     descend,
     module_of,
+    option,
     state_of,
 )
 from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
 
 OWN, SMALL = "own", "small"
 LOGITS = Logits()
-SIZES = ("embedding", "steps", "reach", "bins", "piece", "width", "hidden", "tile", "rank")
+# Options that are the hypernetwork's own, by the same names.
+NETWORK = (
+    *("width", "hidden", "steps", "reach", "bins", "piece", "decoders", "tile", "rank"),
+    *("mixing", "described", "shifts"),
+)
 MEBI = 1 << 20
 # Of trained states that wait for the server's step: they are pulled back together.
 TOGETHER = 256 * MEBI
@@ -102,29 +107,29 @@ class RecipFL(Strategy):
         'sum'
     """
 
-    lr: float = 0.001
-    clip: float = 50.0
+    lr: float = option(0.001, above=0)
+    clip: float = option(50.0, above=0)
     weights: Literal["uniform", "examples"] = "uniform"
     transfer: bool = True
     small: str | None = None
     strong: tuple[str, ...] | None = None
     descriptor: Literal["classes", "id", "none"] = "classes"
-    embedding: int = 32
-    steps: int = 1
-    reach: int = 1
-    bins: int = 128
-    piece: int = 8
-    width: int = 128
-    hidden: int = 256
+    embedding: int = option(32, least=1)
+    steps: int = option(1, least=1)
+    reach: int = option(1, least=1)
+    bins: int = option(128, least=1)
+    piece: int = option(8, least=1)
+    width: int = option(128, least=1)
+    hidden: int = option(256, least=1)
     decoders: Literal["tiled", "low_rank"] = "tiled"
-    tile: int = 64
-    rank: int = 8
+    tile: int = option(64, least=1)
+    rank: int = option(8, least=1)
     mixing: Literal["concat", "sum"] = "concat"
     described: Literal["all", "head"] = "all"
     shifts: Literal["generated", "local"] = "generated"
     mask_absent: bool = False
-    bound: float = 1e6
-    memory: float = 1024.0
+    bound: float = option(1e6, above=0)
+    memory: float = option(1024.0, least=0)
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
         "official": {
@@ -138,27 +143,14 @@ class RecipFL(Strategy):
     needs_global: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for option in SIZES:
-            if getattr(self, option) < 1:
-                raise ag.SpecError(
-                    "out of range", where=option, found=getattr(self, option), expected="1 or more"
-                )
+        """Check the ranges, and that pieces are whole."""
+        super().__post_init__()
         if self.bins % self.piece:
             raise ag.SpecError(
                 "not whole pieces",
                 where="bins",
                 found=self.bins,
                 expected=f"a multiple of piece, {self.piece}",
-            )
-        for option in ("lr", "clip", "bound"):
-            if not getattr(self, option) > 0:
-                raise ag.SpecError(
-                    "not positive", where=option, found=getattr(self, option), expected="above 0"
-                )
-        if not self.memory >= 0:
-            raise ag.SpecError(
-                "negative", where="memory", found=self.memory, expected="0 MiB or more"
             )
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
@@ -287,20 +279,9 @@ class RecipFL(Strategy):
         """Options of the hypernetwork."""
         described = {"classes": world.classes, "id": self.embedding, "none": 0}
         return {
-            "width": self.width,
-            "hidden": self.hidden,
-            "steps": self.steps,
-            "reach": self.reach,
-            "bins": self.bins,
-            "piece": self.piece,
-            "decoders": self.decoders,
-            "tile": self.tile,
-            "rank": self.rank,
+            **{name: getattr(self, name) for name in NETWORK},
             "descriptor": described[self.descriptor],
             "clients": len(world.clients) if self.descriptor == "id" else 0,
-            "mixing": self.mixing,
-            "described": self.described,
-            "shifts": self.shifts,
         }
 
     def weight(self, world: World, client: int) -> float:

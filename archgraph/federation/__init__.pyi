@@ -23,6 +23,7 @@ from .state import ServerState as ServerState
 from .state import State as State
 from .strategy import Evaluated as Evaluated
 from .strategy import Strategy as Strategy
+from .strategy import option as option
 from .tasks import ClientData as ClientData
 from .tasks import Examples as Examples
 from .tasks import LocalOptions as LocalOptions

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
+from archgraph.errors import SpecError
 from archgraph.federation.objectives import Logits, Predict
 from archgraph.federation.state import ServerState
 from archgraph.federation.tasks import Program, Result, Task
@@ -15,6 +17,8 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.states import State
 from archgraph.tables import plural
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,6 +61,39 @@ class Evaluated:
         return self.kept or self.program is not None or self.states is not None
 
 
+def option(
+    default: T, *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> T:
+    """A field of a strategy that is a number in a range; None is in every range.
+
+    Args:
+        default: What it is where nothing is said.
+        least: The smallest value.
+        above: What it has to exceed.
+        most: The largest value.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Mine(Strategy):
+        ...     mu: float = option(0.1, above=0)
+        ...     init = send = receive = evaluated = None
+        >>> Mine(mu=-1)
+        Traceback (most recent call last):
+        archgraph.errors.SpecError: mu: out of range; found -1; expected above 0
+    """
+    bounds: list[tuple[str, Callable[[float], bool]]] = []
+    if least is not None:
+        bounds.append((f"{least} or more", lambda value: value >= least))
+    if above is not None:
+        bounds.append((f"above {above}", lambda value: value > above))
+    if most is not None:
+        bounds.append((f"at most {most}", lambda value: value <= most))
+    words = ", ".join(text for text, _ in bounds)
+    checks = [(words, holds) for _, holds in bounds]
+    made: T = field(default=default, metadata={"range": checks})
+    return made
+
+
 @dataclass(frozen=True)
 class Strategy(ABC):
     """A federated method: pure functions from server state to server state.
@@ -73,6 +110,18 @@ class Strategy(ABC):
 
     needs_global: ClassVar[bool] = True
     """Whether clients' models have to be parts of a global one."""
+
+    def __post_init__(self) -> None:
+        """Check that options are in their ranges.
+
+        Raises:
+            SpecError: If one is not; names it.
+        """
+        for field_ in dataclasses.fields(self):
+            value = getattr(self, field_.name)
+            for words, holds in field_.metadata.get("range", ()) if value is not None else ():
+                if not holds(value):
+                    raise SpecError("out of range", where=field_.name, found=value, expected=words)
 
     @abstractmethod
     def init(self, world: World) -> ServerState:

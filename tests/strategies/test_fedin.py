@@ -989,7 +989,7 @@ def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs
 @pytest.mark.parametrize("value", [{"capacity": 0}, {"upload": 0}, {"sample": 1}])
 def test_ranges_of_options(value):
     (name,) = value
-    with pytest.raises(ag.SpecError, match=rf"strategy\.fedin\.{name}: too few pairs"):
+    with pytest.raises(ag.SpecError, match=rf"strategy\.fedin\.{name}: out of range"):
         configure("fedin", value)
     with pytest.raises(ag.SpecError, match="multiplier: out of range"):
         FedIN(multiplier=-1.0)

@@ -485,11 +485,11 @@ def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 0.0}, "strategy.recipfl.lr: not positive"),
-        ({"clip": math.nan}, "strategy.recipfl.clip: not positive"),
+        ({"lr": 0.0}, "strategy.recipfl.lr: out of range"),
+        ({"clip": math.nan}, "strategy.recipfl.clip: out of range"),
         ({"width": 0}, "strategy.recipfl.width: out of range"),
         ({"piece": 5}, "strategy.recipfl.bins: not whole pieces"),
-        ({"memory": -1.0}, "strategy.recipfl.memory: negative"),
+        ({"memory": -1.0}, "strategy.recipfl.memory: out of range"),
         ({"descriptor": "names"}, "strategy.recipfl.descriptor: wrong value"),
     ],
 )
