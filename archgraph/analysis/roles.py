@@ -25,7 +25,7 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
         >>> [sorted(leaves) for leaves in multiplied(trace(net, zeros(1, 3)).graph).values()]
         [['0.weight'], ['2.weight']]
     """
-    fixed = _fixed(graph)
+    alone = fixed(graph)
     result = {}
     for node in graph.nodes:
         facts = row(node.op)
@@ -36,7 +36,7 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
                     if isinstance(value, Leaf):
                         used.add(value.name)
                     elif isinstance(value, Ref):
-                        used |= fixed.get(value.name, frozenset())
+                        used |= alone.get(value.name, frozenset())
             params = [graph.param[name] for name in used]
             names = {p.name for p in params if p.role == "parameter" and len(p.shape) > 1}
             if names:
@@ -60,16 +60,16 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
         >>> graph.node[last].op, graph.node[features].op
         ('aten.linear', 'aten.relu')
     """
-    fixed = _fixed(graph)
+    alone = fixed(graph)
     for name in reversed(multiplied(graph)):
-        applied = [used for used in graph.node[name].uses() if used not in fixed]
+        applied = [used for used in graph.node[name].uses() if used not in alone]
         if applied:
             return name, applied[0]
     return None
 
 
 @per_graph
-def _fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
+def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
     """Results that do not depend on inputs, with the leaves that they are computed from."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:

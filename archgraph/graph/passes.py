@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.values import Leaf, Ref, Value, in_mode, refs, replace, walk
 
 
-def reached(names: Iterable[str], onward: Callable[[str], Iterable[str]]) -> set[str]:
-    """What a walk through a graph comes to: the names that it starts from, and all onward ones."""
+def reached(
+    names: Iterable[str],
+    onward: Callable[[str], Iterable[str]],
+    inside: Container[str] | None = None,
+) -> set[str]:
+    """What a walk comes to: names that it starts from, and all onward ones; never those outside."""
     seen: set[str] = set()
     pending = list(names)
     while pending:
         name = pending.pop()
-        if name not in seen:
+        if name not in seen and (inside is None or name in inside):
             seen.add(name)
             pending.extend(onward(name))
     return seen

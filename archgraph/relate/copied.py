@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,14 +11,15 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
 from archgraph.analysis.widths import Equation, axes_of, side_by_side, solve
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, replace, walk
-from archgraph.graph.passes import renumber
+from archgraph.graph.ir import ArchGraph, Node, Value, refs
+from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
 from archgraph.relate.sides import inputs_of
 from archgraph.rewrite.cut import cut
 from archgraph.rewrite.insert import last_leaf, with_leaves
+from archgraph.rewrite.splice import Renaming, behind, names_in_use
 
 
 def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
@@ -39,59 +39,23 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
         RewriteError: If the block has no place in the whole, does not fit, or cannot stand alone.
         GraphError: If what follows does not work on its result.
     """
-    spot, behind = _spot(whole, graph, alignment, block)
+    spot, place = _spot(whole, graph, alignment, block)
     source = _fitted(whole, graph, block, spot)
     module = _free_names(whole, source, block)
     nodes, updates = _computation(source, block)
-    leaves = _own_leaves(source, nodes, block)
 
-    def leaf_name(leaf: str) -> str:
+    def renamed(leaf: str) -> str:
         prefix, _, last = leaf.rpartition(".")
         path = module(prefix) if prefix else ""
         return f"{path}.{last}" if path else module(last)
 
+    leaves = {leaf: renamed(leaf) for leaf in _own_leaves(source, nodes, block)}
     names = {n.name: f"{n.name}~new" for n in nodes} | {block.entry: spot}
-    renamed = {leaf: leaf_name(leaf) for leaf in leaves}
-
-    def change(value: Value) -> Value:
-        match value:
-            case Ref(name):
-                return Ref(names[name])
-            case Leaf(name):
-                return Leaf(renamed[name])
-            case _:
-                return value
-
-    copies = [
-        dataclasses.replace(
-            n,
-            name=names[n.name],
-            args=tuple((k, replace(v, change)) for k, v in n.args),
-            scope=module(n.scope),
-        )
-        for n in nodes
-    ]
-    end = Ref(names[block.exit])
-
-    def follow(value: Value) -> Value:
-        return end if value == Ref(spot) else value
-
-    after = [
-        dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
-        for n in whole.nodes
-    ]
-    at = next(i for i, n in enumerate(after) if n.name == spot) + 1
-    place = last_leaf(whole, behind) if behind is not None else ""
-    params = [
-        (place, dataclasses.replace(p, name=renamed[p.name], aliases=()))
-        for p in source.params
-        if p.name in renamed
-    ]
-    new = whole.replace(
-        nodes=(*after[:at], *copies, *after[at:]),
-        params=with_leaves(whole, params),
-        outputs=replace(whole.outputs, follow),
-        updates=(*whole.updates, *((renamed[k], replace(v, change)) for k, v in updates)),
+    renaming = Renaming(leaves, lambda node: module(node.scope))
+    copies, params, changes = renaming.copy(source, nodes, updates, names)
+    new = behind(whole, spot, copies, names[block.exit]).replace(
+        params=with_leaves(whole, ((place, p) for p in params)),
+        updates=(*whole.updates, *changes),
         sections=(),
     )
     new = renumber(infer(new))
@@ -101,8 +65,8 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
 
 def _spot(
     whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block
-) -> tuple[str, Block | None]:
-    """The result behind which the block goes, and the block that makes it.
+) -> tuple[str, str]:
+    """The result behind which the block goes, and the leaf behind which its leaves go.
 
     Raises:
         RewriteError: If the other graph has something of its own there.
@@ -127,11 +91,11 @@ def _spot(
         inputs = inputs_of(graph), inputs_of(whole)
         if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
             raise RewriteError("takes a result that no block makes", where=block.name)
-        return inputs[1][inputs[0].index(block.entry)], None
+        return inputs[1][inputs[0].index(block.entry)], ""
     if previous.name not in pairs:
         raise RewriteError("what comes before it has no counterpart", where=block.name)
-    behind = theirs[place[pairs[previous.name]]]
-    return behind.exit, behind
+    before_it = theirs[place[pairs[previous.name]]]
+    return before_it.exit, last_leaf(whole, before_it)
 
 
 def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:
@@ -171,23 +135,15 @@ def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tupl
     """
     inside = set(block.nodes) - {block.entry}
     updates = [
-        (k, v)
-        for k, v in source.updates
-        if inside.issuperset(i.name for i in walk(v) if isinstance(i, Ref))
-        and inside.issuperset(source.leaf_users[k])
+        (k, v) for k, v in source.updates if inside.issuperset([*refs(v), *source.leaf_users[k]])
     ]
-    needed: set[str] = set()
-    pending = [block.exit]
-    pending += [i.name for _, v in updates for i in walk(v) if isinstance(i, Ref)]
-    while pending:
-        name = pending.pop()
-        if name in needed or name == block.entry:
-            continue
-        if name not in inside:
-            raise RewriteError(f"takes %{name} from elsewhere", where=block.name)
-        needed.add(name)
-        pending += source.node[name].uses()
-    return [n for n in source.nodes if n.name in needed], updates
+    ends = [block.exit, *(name for _, v in updates for name in refs(v))]
+    needed = reached(ends, lambda name: source.node[name].uses(), inside)
+    nodes = [n for n in source.nodes if n.name in needed]
+    elsewhere = [u for n in nodes for u in n.uses() if u not in needed and u != block.entry]
+    if elsewhere:
+        raise RewriteError(f"takes %{elsewhere[0]} from elsewhere", where=block.name)
+    return nodes, updates
 
 
 def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[str]:
@@ -213,8 +169,7 @@ def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[s
 
 def _free_names(whole: ArchGraph, source: ArchGraph, block: Block) -> Callable[[str], str]:
     """New names of the block's modules: their own where those are free."""
-    unavailable = {n for p in whole.params for n in (p.name, *p.aliases)}
-    unavailable |= {n.scope for n in whole.nodes}
+    unavailable = names_in_use(whole)
     nodes = [source.node[n] for n in block.nodes]
     used = {leaf for n in nodes for leaf in n.leaves()}
     wanted = {n.scope for n in nodes} | used | {leaf.rpartition(".")[0] for leaf in used}

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from archgraph.analysis.after import node_after, param_after
-from archgraph.analysis.axes import axes
+from archgraph.analysis.axes import Axes, axes
 from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
-from archgraph.states import DimMap, Entry, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Entry, Rewritten
 
 
-def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
+def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
     """The architecture with only these positions of its axes, in this order.
 
     Args:
         graph: The architecture.
         kept: Positions by axis name, which may repeat; an axis that is not named stays whole.
+        solved: The axes of a graph with the same operators, wired otherwise; by default its own.
 
     Returns:
         The graph with every size and constant recomputed, and the transfer that selects.
     """
-    solved = axes(graph)
+    solved = axes(graph) if solved is None else solved
     maps: dict[Layout, DimMap | None] = {}
 
     def map_of(layout: Layout) -> DimMap | None:
@@ -40,4 +41,4 @@ def cut(graph: ArchGraph, kept: Kept) -> Rewritten:
         params=tuple(param_after(solved, p, kept) for p in graph.params),
         nodes=tuple(node_after(solved, n, kept) for n in graph.nodes),
     )
-    return Rewritten(new, Transfer(signature(graph), signature(new), entries))
+    return Rewritten.between(graph, new, entries)

@@ -14,6 +14,7 @@ from archgraph.ops.operator import Start
 from archgraph.ops.table import growth, multiplied, offset
 from archgraph.rewrite.graft import grafted
 from archgraph.rewrite.insert import initialised
+from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.sections import whole
 from archgraph.rewrite.skip import skip
 from archgraph.states import Entry, Rewritten, Transfer
@@ -79,8 +80,6 @@ def deepen(
     transfer = Transfer(deep.transfer.source, deep.transfer.target, entries)
     rewritten = dataclasses.replace(deep, transfer=transfer)
     if verify:
-        from archgraph.rewrite.laws import same_function
-
         same_function(graph, rewritten)
     return rewritten
 

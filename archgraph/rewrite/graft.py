@@ -9,6 +9,8 @@ from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
+from archgraph.module.build import build
+from archgraph.rewrite import laws
 from archgraph.rewrite.lengthen import extend
 from archgraph.rewrite.line_up import line_up
 from archgraph.rewrite.sections import section_names, whole, with_sections
@@ -109,9 +111,6 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     Raises:
         RewriteError: If it is not.
     """
-    from archgraph.module.build import build
-    from archgraph.rewrite import laws
-
     before, after = laws.in_float64(graph), laws.in_float64(rewritten.graph)
     state, inputs = laws.random_state(before), laws.random_inputs(before)
     expected = laws.outputs(build(before, state).eval(), inputs)

@@ -11,7 +11,7 @@ from archgraph.graph.ir import ArchGraph, Node, Param
 from archgraph.graph.passes import renumber
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
-from archgraph.states import Entry, Rewritten, Slot, Transfer, signature
+from archgraph.states import Entry, Rewritten, Slot, signature
 
 
 def fresh(taken: set[str], stem: str) -> str:
@@ -56,7 +56,7 @@ def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) ->
         else _start(after, slot, slot.name in zero)
         for slot in signature(after)
     }
-    return Rewritten(after, Transfer(signature(graph), signature(after), entries))
+    return Rewritten.between(graph, after, entries)
 
 
 def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:

@@ -200,18 +200,41 @@ def mask_equals_take(
         rewritten = cut(graph, kept)
     wide = in_float64(graph)
     state = random_state(wide, seed)
-    wide_graph, wide_state = masked(wide, state, kept)
-    small = in_float64(rewritten.graph)
-    expected = outputs(build(wide_graph, wide_state).eval(), inputs)
-    results = outputs(build(small, rewritten.transfer.pull(state)).eval(), inputs)
+    return compare(
+        masked(wide, state, kept),
+        (in_float64(rewritten.graph), rewritten.transfer.pull(state)),
+        inputs,
+        "mask ≡ take does not hold: a rule of the operator table is wrong",
+        tolerance=tolerance,
+        hint="please report the model",
+    )
+
+
+def compare(
+    before: tuple[ArchGraph, State],
+    after: tuple[ArchGraph, State],
+    inputs: Mapping[str, Any],
+    message: str,
+    *,
+    tolerance: float = 1e-10,
+    hint: str | None = None,
+) -> float:
+    """Largest relative difference between what two networks compute in evaluation.
+
+    Raises:
+        RewriteError: If it exceeds the tolerance.
+    """
+    expected, results = (
+        outputs(build(graph, state).eval(), inputs) for graph, state in (before, after)
+    )
     gap = difference(results, expected)
     if not gap <= tolerance:
         raise RewriteError(
-            "mask ≡ take does not hold: a rule of the operator table is wrong",
-            where=graph.name or "graph",
+            message,
+            where=before[0].name or "graph",
             found=f"relative difference {gap:.3g}",
             expected=f"≤ {tolerance:g}",
-            hint="please report the model",
+            hint=hint,
         )
     return gap
 
@@ -236,16 +259,8 @@ def same_function(
     Raises:
         RewriteError: If it exceeds the tolerance.
     """
-    before, after = in_float64(graph), in_float64(rewritten.graph)
+    before = in_float64(graph)
     state, inputs = random_state(before, seed), random_inputs(before, seed=seed)
-    expected = outputs(build(before, state).eval(), inputs)
-    results = outputs(build(after, to_float64(rewritten.transfer).pull(state)).eval(), inputs)
-    gap = difference(results, expected)
-    if not gap <= tolerance:
-        raise RewriteError(
-            "the rewrite changed the function",
-            where=graph.name or "graph",
-            found=f"relative difference {gap:.3g}",
-            expected=f"≤ {tolerance:g}",
-        )
-    return gap
+    after = in_float64(rewritten.graph), to_float64(rewritten.transfer).pull(state)
+    message = "the rewrite changed the function"
+    return compare((before, state), after, inputs, message, tolerance=tolerance)

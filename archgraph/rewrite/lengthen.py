@@ -11,7 +11,7 @@ from archgraph.analysis.structure import Block, Section
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.ops.table import row
-from archgraph.rewrite.splice import Renaming, Splice
+from archgraph.rewrite.splice import Renaming, Splice, names_in_use
 
 
 def sources(graph: ArchGraph, section: Section, end: str) -> list[Block]:
@@ -54,16 +54,16 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
     for k in range(depth - len(section.blocks)):
         block = repeatable[count - period + k % period]
         old = splice.plan(block).leaves
-        names_in_use = splice.taken()
+        in_use = names_in_use(splice.whole)
         own = block.name.partition("~")[0]
         for steps in itertools.count(1):
             path = _shift(graph, own, old, steps)
             leaf = {name: ".".join(path(name.split("."))) for name in old}
             modules = {name.rpartition(".")[0] for name in leaf.values()} - {""}
-            free = not names_in_use & {*leaf.values(), *modules}
+            free = not in_use & {*leaf.values(), *modules}
             if free and all(name.startswith(f"{own}.") for name in old):
                 module = ".".join(path(own.split(".")))
-                free = not any(_under(name, module) for name in names_in_use)
+                free = not any(_under(name, module) for name in in_use)
             if free:
                 break
 

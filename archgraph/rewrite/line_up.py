@@ -9,7 +9,7 @@ from archgraph.analysis.structure import Block, Section, Structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, same
 from archgraph.rewrite.lengthen import sources
-from archgraph.rewrite.splice import Renaming, Splice
+from archgraph.rewrite.splice import Renaming, Splice, names_in_use
 
 
 def line_up(
@@ -64,68 +64,67 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
     Raises:
         RewriteError: If the two blocks do not compute the same but for sizes.
     """
-    graph = splice.graph
-    inside, there = set(block.nodes), set(wish.nodes)
-    pairs: dict[str, str] = {}
-    named: dict[str, str] = {}
-    pending = [(block.exit, wish.exit)]
-
-    def refuse(a: object, b: object) -> NoReturn:
-        raise RewriteError("bodies differ", where=block.name, found=a, expected=b)
-
-    while pending:
-        a, b = pending.pop()
-        if (a == block.entry) != (b == wish.entry):
-            refuse(f"%{a}", f"%{b}")
-        if pairs.get(a, b) != b:
-            refuse(f"%{a}", f"%{b}")
-        if a == block.entry or a in pairs or a not in inside or b not in there:
-            continue
-        pairs[a] = b
-        x, y = graph.node[a], like.node[b]
-        if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
-            refuse(x.op, y.op)
-        for (_, v), (_, w) in zip(x.args, y.args, strict=True):
-            for i, j in _parallel(v, w):
-                match i, j:
-                    case Ref(p), Ref(q):
-                        pending.append((p, q))
-                    case Leaf(p), Leaf(q):
-                        if named.setdefault(p, q) != q:
-                            refuse(p, q)
-                    case (int() | Batch() | float(), int() | Batch() | float()):
-                        pass
-                    case _ if not same(i, j):
-                        refuse(f"{x.op} with {i}", f"{y.op} with {j}")
-    plan = splice.plan(block)
+    graph, plan = splice.graph, splice.plan(block)
+    pairs, named = _side_by_side(graph, block, like, wish)
     modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
     modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
-    leaf: dict[str, str] = {}
+    leaves: dict[str, str] = {}
     for name in plan.leaves:
         prefix, _, last = name.rpartition(".")
-        new = named.get(name)
-        if new is None and prefix in modules:
-            new = f"{modules[prefix]}.{last}" if modules[prefix] else last
-        if new is None or new not in like.param:
-            refuse(name, f"a leaf of {wish.name}")
-        leaf[name] = new
-    names_in_use = splice.taken()
-    clash = sorted(names_in_use & set(leaf.values()))
+        path = modules.get(prefix)
+        new = named.get(name) or (last if path == "" else f"{path}.{last}")
+        if (name not in named and path is None) or new not in like.param:
+            _refuse(block, name, f"a leaf of {wish.name}")
+        leaves[name] = new
+    clash = sorted(names_in_use(splice.whole) & set(leaves.values()))
     if clash:
         raise RewriteError("leaf exists already", where=wish.name, found=clash[0])
-    constants = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()}
-    leaf |= {
-        p: named[p]
-        for p in sorted(constants)
-        if p in named and graph.param[p].role == "constant" and named[p] != p
-    }
+    used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & named.keys()
+    constants = (p for p in sorted(used) if graph.param[p].role == "constant")
+    leaves |= {p: named[p] for p in constants if named[p] != p}
 
     def scope(node: Node) -> str:
         if node.name in pairs:
             return like.node[pairs[node.name]].scope
         return modules.get(node.scope, node.scope)
 
-    return Renaming(leaf, scope)
+    return Renaming(leaves, scope)
+
+
+def _side_by_side(
+    graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Operators and leaves in the same places of two blocks, walked from their ends backwards."""
+    pairs: dict[str, str] = {}
+    named: dict[str, str] = {}
+    inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
+    pending = [(block.exit, wish.exit)]
+    while pending:
+        a, b = pending.pop()
+        if (a == block.entry) != (b == wish.entry) or pairs.get(a, b) != b:
+            _refuse(block, f"%{a}", f"%{b}")
+        if a in pairs or a not in inside or b not in there:
+            continue
+        pairs[a] = b
+        x, y = graph.node[a], like.node[b]
+        if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
+            _refuse(block, x.op, y.op)
+        for i, j in _parallel(tuple(v for _, v in x.args), tuple(v for _, v in y.args)):
+            match i, j:
+                case Ref(p), Ref(q):
+                    pending.append((p, q))
+                case Leaf(p), Leaf(q):
+                    if named.setdefault(p, q) != q:
+                        _refuse(block, p, q)
+                case (int() | Batch() | float(), int() | Batch() | float()):
+                    pass
+                case _ if not same(i, j):
+                    _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
+    return pairs, named
+
+
+def _refuse(block: Block, found: object, expected: object) -> NoReturn:
+    raise RewriteError("bodies differ", where=block.name, found=found, expected=expected)
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:

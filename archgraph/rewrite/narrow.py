@@ -17,7 +17,7 @@ from archgraph.layout.layouts import Layout
 from archgraph.rewrite.compensation import compensation
 from archgraph.rewrite.copies import Copies, drawn
 from archgraph.rewrite.cut import cut
-from archgraph.states import DimMap, Rewritten, Transfer, signature
+from archgraph.states import DimMap, Rewritten
 from archgraph.states.dimension_map import Vector
 
 NarrowMode: TypeAlias = Literal["paper", "net2net"]
@@ -84,8 +84,7 @@ def narrow(
             elif mode == "paper" and factor is not None and touched(layout, index):
                 dims[dim] = _spread(solved.of(leaf)[dim], kept)
         entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
-    target = signature(narrowed.graph)
-    return Rewritten(narrowed.graph, Transfer(signature(graph), target, entries))
+    return Rewritten.between(graph, narrowed.graph, entries)
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:

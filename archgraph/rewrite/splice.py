@@ -3,18 +3,70 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
+from archgraph.analysis.roles import fixed
 from archgraph.analysis.structure import Block
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_graph, replace, walk
-from archgraph.graph.passes import renumber
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, refs, replace
+from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
 from archgraph.rewrite.leaves import silent
-from archgraph.states import Entry, Rewritten, Transfer, signature
+from archgraph.states import Entry, Rewritten
+
+Updates = Sequence[tuple[str, Value]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """Names of a copy: its leaves, and the module paths of its operators."""
+
+    leaves: Mapping[str, str]
+    scope: Callable[[Node], str]
+
+    def copy(
+        self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
+    ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
+        """Operators of a graph, the leaves and the updates, under their new names."""
+
+        def change(value: Value) -> Value:
+            match value:
+                case Ref(name):
+                    return Ref(names.get(name, name))
+                case Leaf(name):
+                    return Leaf(self.leaves.get(name, name))
+                case _:
+                    return value
+
+        return (
+            [
+                dataclasses.replace(n.mapped(change), name=names[n.name], scope=self.scope(n))
+                for n in nodes
+            ],
+            [
+                dataclasses.replace(p, name=self.leaves[p.name], aliases=())
+                for p in graph.params
+                if p.name in self.leaves
+            ],
+            [(self.leaves[buffer], replace(value, change)) for buffer, value in updates],
+        )
+
+
+def names_in_use(graph: ArchGraph) -> set[str]:
+    """Names that new leaves and modules cannot have."""
+    return {n for p in graph.params for n in (p.name, *p.aliases)} | {n.scope for n in graph.nodes}
+
+
+def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
+    """A graph with operators behind a result; whatever read the result reads theirs, ``end``."""
+    new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
+    at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
+    return new.replace(nodes=(*new.nodes[:at], *nodes, *new.nodes[at:]), updates=graph.updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +83,27 @@ class _Plan:
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
-    updates: tuple[tuple[str, Value], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """Names of a copy: its leaves, and the module paths of its operators."""
-
-    leaves: Mapping[str, str]
-    scope: Callable[[Node], str]
+    updates: Updates
 
 
 @dataclass
 class Splice:
-    """A graph while blocks are inserted."""
+    """A graph while blocks are inserted.
+
+    Attributes:
+        graph: The graph before.
+        whole: The graph with the copies so far.
+        source: The leaf that each new leaf starts from.
+        made: The new blocks.
+    """
 
     graph: ArchGraph
-    nodes: list[Node] = field(default_factory=list)
-    params: list[Param] = field(default_factory=list)
-    updates: list[tuple[str, Value]] = field(default_factory=list)
-    outputs: Value = None
-    source: dict[str, str] = field(default_factory=dict)  # new leaf → the one it starts from
-    copies: int = 0
+    source: dict[str, str] = field(default_factory=dict)
+    made: list[Block] = field(default_factory=list)
+    plans: dict[str, _Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nodes, self.params = list(self.graph.nodes), list(self.graph.params)
-        self.updates, self.outputs = list(self.graph.updates), self.graph.outputs
-        self.plans: dict[str, _Plan] = {}
-        self.made: list[Block] = []
-
-    def taken(self) -> set[str]:
-        """Names that are in use, which new leaves and modules cannot have."""
-        names = {n for p in self.params for n in (p.name, *p.aliases)}
-        return names | {n.scope for n in self.nodes}
+        self.whole = self.graph
 
     def spot(self, block: Block) -> _Spot:
         """Place behind a block of the original graph."""
@@ -78,158 +118,107 @@ class Splice:
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
-        plan = self.plan(block)
-        self.copies += 1
-        name = {n: f"{n}~{self.copies}" for n in plan.nodes}
-        name[block.entry] = spot.exit
-        leaf = renaming.leaves
-
-        def change(value: Value) -> Value:
-            match value:
-                case Ref(used):
-                    return Ref(name.get(used, used))
-                case Leaf(used):
-                    return Leaf(leaf.get(used, used))
-                case _:
-                    return value
-
-        copies = []
-        for n in (self.graph.node[n] for n in plan.nodes):
-            args = tuple((k, replace(v, change)) for k, v in n.args)
-            copies.append(
-                dataclasses.replace(n, name=name[n.name], args=args, scope=renaming.scope(n))
-            )
-        end = name[block.exit]
-        self.made.append(
-            dataclasses.replace(
-                block,
-                name=called,
-                nodes=tuple(name[n] for n in plan.nodes),
-                entry=spot.exit,
-                exit=end,
-                merge=name.get(block.merge, ""),
-                shortcut=name.get(block.shortcut, block.shortcut),
-                sums=tuple((name[m], name.get(s, s)) for m, s in block.sums),
-            )
+        plan, leaf = self.plan(block), renaming.leaves
+        names = {n: f"{n}~{len(self.made) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
+        nodes, params, updates = renaming.copy(
+            self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
         )
-
-        def follow(value: Value) -> Value:
-            return Ref(end) if value == Ref(spot.exit) else value
-
-        self.nodes = [
-            dataclasses.replace(n, args=tuple((k, replace(v, follow)) for k, v in n.args))
-            for n in self.nodes
-        ]
-        self.outputs = replace(self.outputs, follow)
-        at = next(i for i, n in enumerate(self.nodes) if n.name == spot.exit)
-        self.nodes[at + 1 : at + 1] = copies
-        known = {p.name for p in self.params}
-        fresh = [
-            dataclasses.replace(p, name=leaf[p.name], aliases=())
-            for p in self.graph.params
-            if p.name in leaf and leaf[p.name] not in known
-        ]
+        whole = behind(self.whole, spot.exit, nodes, names[block.exit])
+        fresh = [p for p in params if p.name not in whole.param]
+        self.whole = whole.replace(
+            params=_after(whole.params, fresh, lambda p: p.name in spot.leaves),
+            updates=_after(whole.updates, updates, lambda u: u[0] in spot.leaves),
+        )
+        copied = dataclasses.replace(block, name=called, nodes=plan.nodes)
+        self.made.append(_renamed(copied, names))
         self.source |= {leaf[old]: old for old in plan.leaves}
-        at = max(
-            (i for i, p in enumerate(self.params) if p.name in spot.leaves),
-            default=len(self.params) - 1,
-        )
-        self.params[at + 1 : at + 1] = fresh
-        at = max(
-            (i for i, (k, _) in enumerate(self.updates) if k in spot.leaves),
-            default=len(self.updates) - 1,
-        )
-        self.updates[at + 1 : at + 1] = [(leaf[k], replace(v, change)) for k, v in plan.updates]
-        return _Spot(end, frozenset(leaf[old] for old in plan.leaves))
+        return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
         """The finished graph and its new blocks, in ``like``'s order where that has all leaves."""
-        params, updates = self.params, self.updates
-        if like is not None and all(p.name in like.param for p in params):
+        whole = self.whole
+        if like is not None and all(p.name in like.param for p in whole.params):
             place = {p.name: i for i, p in enumerate(like.params)}
-            params = sorted(params, key=lambda p: place[p.name])
             turn = {k: i for i, (k, _) in enumerate(like.updates)}
-            updates = sorted(updates, key=lambda u: turn.get(u[0], len(turn)))
-        new = renumber(
-            self.graph.replace(
-                nodes=tuple(self.nodes),
-                params=tuple(params),
-                updates=tuple(updates),
-                outputs=self.outputs,
+            whole = whole.replace(
+                params=tuple(sorted(whole.params, key=lambda p: place[p.name])),
+                updates=tuple(sorted(whole.updates, key=lambda u: turn.get(u[0], len(turn)))),
             )
-        )
+        new = renumber(whole)
         check(new)
         entries = {
             p.name: Entry(self.source.get(p.name, p.name), (None,) * len(p.shape))
             for p in new.params
             if p.role != "constant"
         }
-        called = {a.name: b.name for a, b in zip(self.nodes, new.nodes, strict=True)}
-        blocks = tuple(
-            dataclasses.replace(
-                b,
-                nodes=tuple(called[n] for n in b.nodes),
-                entry=called[b.entry],
-                exit=called[b.exit],
-                merge=called.get(b.merge, ""),
-                shortcut=called.get(b.shortcut, ""),
-                sums=tuple((called[m], called[s]) for m, s in b.sums),
-            )
-            for b in self.made
-        )
-        return Rewritten(new, Transfer(signature(self.graph), signature(new), entries)), blocks
+        called = {a.name: b.name for a, b in zip(whole.nodes, new.nodes, strict=True)}
+        blocks = tuple(_renamed(block, called) for block in self.made)
+        return Rewritten.between(self.graph, new, entries), blocks
+
+
+def _after(items: tuple[T, ...], new: Iterable[T], here: Callable[[T], bool]) -> tuple[T, ...]:
+    """Items with new ones behind the last of some of them, or at the end."""
+    at = max((i for i, item in enumerate(items) if here(item)), default=len(items) - 1) + 1
+    return (*items[:at], *new, *items[at:])
+
+
+def _renamed(block: Block, names: Mapping[str, str]) -> Block:
+    """A block whose operators have other names."""
+    return dataclasses.replace(
+        block,
+        nodes=tuple(names[n] for n in block.nodes),
+        entry=names[block.entry],
+        exit=names[block.exit],
+        merge=names.get(block.merge, ""),
+        shortcut=names.get(block.shortcut, block.shortcut),
+        sums=tuple((names[m], names.get(s, s)) for m, s in block.sums),
+    )
 
 
 def _plan(graph: ArchGraph, block: Block) -> _Plan:
+    """What of a block is copied.
+
+    First what leads from the entry to the exit. Then, of what serves nothing else, the operators
+    with weights, random numbers or an operand that is copied: masks are shared, tables and noise
+    are not. Last what updates the block's buffers.
+    """
     members = [n for n in block.nodes if graph.node[n].op != "input"]
     inside = set(members)
+    within = inside - {block.entry}
+
+    def uses(name: str) -> Iterable[str]:
+        return graph.node[name].uses()
+
     below = {block.entry}
     for name in members:
-        if any(u in below for u in graph.node[name].uses()):
+        if any(used in below for used in uses(name)):
             below.add(name)
-    below.discard(block.entry)
-    needed: set[str] = set()
-    pending = [block.exit]
-    while pending:
-        name = pending.pop()
-        if name in inside and name not in needed and name != block.entry:
-            needed.add(name)
-            pending.extend(graph.node[name].uses())
-    copied = needed & below
-    own = set(copied)  # what serves nothing but this block
+    needed = reached([block.exit], uses, within)
+    copied = needed & below - {block.entry}
+    own = set(copied)
     for name in reversed(members):
         if name in needed and graph.users[name] and own.issuperset(graph.users[name]):
             own.add(name)
-    fed = _fed(graph)
+    learned = {n for n in own if any(graph.param[k].role != "constant" for k in _leaves(graph, n))}
+    drawn = {n for n in own if _random(graph.node[n])}
     for name in members:
-        node = graph.node[name]
-        if name in own and (
-            any(graph.param[leaf].role != "constant" for leaf in node.leaves())
-            or _random(node)
-            or any(u in copied for u in node.uses())
-        ):
+        if name in learned | drawn or (name in own and any(u in copied for u in uses(name))):
             copied.add(name)
-    noise = {name for name in copied - below if _random(graph.node[name])}
-    for name in reversed(members):  # masks are shared, tables and noise are not
-        if name in own and name not in fed and any(u in noise for u in graph.users[name]):
+    noise = drawn - below
+    for name in reversed(members):
+        if name in own and name in fixed(graph) and any(u in noise for u in graph.users[name]):
             noise.add(name)
     copied |= noise
-    updates = []
-    for buffer, value in graph.updates:
-        roots = [i.name for i in walk(value) if isinstance(i, Ref)]
-        if roots and inside.issuperset(roots) and inside.issuperset(graph.leaf_users[buffer]):
-            updates.append((buffer, value))
-            pending = roots
-            while pending:
-                name = pending.pop()
-                if name in inside and name not in copied and name != block.entry:
-                    copied.add(name)
-                    pending.extend(graph.node[name].uses())
+    updates = [
+        (buffer, value)
+        for buffer, value in graph.updates
+        if refs(value) and inside.issuperset([*refs(value), *graph.leaf_users[buffer]])
+    ]
+    copied |= reached((n for _, v in updates for n in refs(v)), uses, within - copied)
     nodes = tuple(n for n in members if n in copied)
-    used = dict.fromkeys(leaf for n in nodes for leaf in graph.node[n].leaves())
     mine = tuple(
         leaf
-        for leaf in used
+        for leaf in dict.fromkeys(leaf for n in nodes for leaf in _leaves(graph, n))
         if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
     )
     unused = silent(graph).items()
@@ -237,14 +226,8 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
     return _Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
 
-@per_graph
-def _fed(graph: ArchGraph) -> frozenset[str]:
-    """Operators that depend on an input."""
-    fed: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "input" or any(u in fed for u in node.uses()):
-            fed.add(node.name)
-    return frozenset(fed)
+def _leaves(graph: ArchGraph, name: str) -> Iterable[str]:
+    return graph.node[name].leaves()
 
 
 def _random(node: Node) -> bool:

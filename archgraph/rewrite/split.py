@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from archgraph.analysis.structure import Structure, structure
+from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import (
@@ -22,7 +23,8 @@ from archgraph.graph.ir import (
     walk,
 )
 from archgraph.ops.check import check
-from archgraph.states import Entry, Rewritten, Transfer, signature
+from archgraph.rewrite.insert import fresh
+from archgraph.states import Entry, Rewritten, signature
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,25 +36,15 @@ class Parts(Sequence[Rewritten]):
 
     Attributes:
         parts: Each part's graph, and the transfer from the whole state to its own.
-        leaves: Names of the whole architecture's leaves, in its order.
-        inputs: Its arguments, in its order.
-        heads: The nodes that stand for them, in its order.
-        updates: Names of the buffers that the whole architecture assigns, in its order.
-        name: Of the whole architecture.
-        sections: The whole architecture's own sections.
+        whole: The whole architecture, whose order :func:`chain` restores.
     """
 
     parts: tuple[Rewritten, ...]
-    leaves: tuple[str, ...]
-    inputs: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    updates: tuple[str, ...] = ()
-    name: str = ""
-    sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    whole: ArchGraph
 
     def __repr__(self) -> str:
         operators = ", ".join(str(len(part.graph.nodes)) for part in self.parts)
-        return f"<Parts of {self.name or 'graph'}: {operators} operators>"
+        return f"<Parts of {self.whole.name or 'graph'}: {operators} operators>"
 
     @overload
     def __getitem__(self, index: int) -> Rewritten: ...
@@ -63,9 +55,6 @@ class Parts(Sequence[Rewritten]):
 
     def __len__(self) -> int:
         return len(self.parts)
-
-    def __iter__(self) -> Iterator[Rewritten]:
-        return iter(self.parts)
 
 
 @takes_graph
@@ -103,8 +92,8 @@ def split(
     """
     blocks = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    ends = {_end(blocks, name, order) for name in _listed(after)}
-    ends |= {_start(blocks, name, order) for name in _listed(before)}
+    ends = {max(order[n] for n in blocks.nodes(name)) for name in _listed(after)}
+    ends |= {min(order[n] for n in blocks.nodes(name)) - 1 for name in _listed(before)}
     bounds = sorted(ends)
     first = next((i for i, n in enumerate(graph.nodes) if n.op != "input"), len(order))
     for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
@@ -115,125 +104,109 @@ def split(
                 found=", ".join([*_listed(after), *_listed(before)]),
                 expected="cuts with operators before and behind them",
             )
-    part_of = _assigned(graph, bounds)
-    return Parts(
-        tuple(_part(graph, part_of, k, len(bounds)) for k in range(len(bounds) + 1)),
-        tuple(p.name for p in graph.params),
-        tuple(k for k, _ in graph.inputs),
-        tuple(n.name for n in graph.nodes if n.op == "input"),
-        tuple(k for k, _ in graph.updates),
-        graph.name,
-        graph.sections,
-    )
+    cut = _Cut(graph, bounds)
+    return Parts(tuple(cut.part(k) for k in range(len(bounds) + 1)), graph)
 
 
 def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _end(blocks: Structure, name: str, order: Mapping[str, int]) -> int:
-    return max(order[n] for n in blocks.nodes(name))
+class _Cut:
+    """A graph that is cut behind some of its operators.
 
+    Attributes:
+        last: Number of the last part.
+        part_of: The part that each operator belongs to; results stay with what makes them.
+        needed: The last part that needs a result.
+    """
 
-def _start(blocks: Structure, name: str, order: Mapping[str, int]) -> int:
-    return min(order[n] for n in blocks.nodes(name)) - 1
+    def __init__(self, graph: ArchGraph, bounds: Sequence[int]) -> None:
+        self.graph, self.last = graph, len(bounds)
+        self.part_of: dict[str, int] = {}
+        self.needed: dict[str, int] = {}
+        for index, node in enumerate(graph.nodes):
+            part = sum(index > bound for bound in bounds)
+            if node.op == "getitem":
+                part = self.part_of[next(node.uses())]
+            self.part_of[node.name] = part
+            self._need(node.uses(), part)
+        self._need(refs(graph.outputs), self.last)
+        for _, value in graph.updates:
+            self._need(refs(value), self._home(value))
 
+    def _need(self, names: Iterable[str], part: int) -> None:
+        self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
 
-def _assigned(graph: ArchGraph, bounds: Sequence[int]) -> dict[str, int]:
-    """Number of the part that each operator belongs to; results stay with what makes them."""
-    part_of: dict[str, int] = {}
-    for index, node in enumerate(graph.nodes):
-        part_of[node.name] = sum(index > bound for bound in bounds)
-        if node.op == "getitem":
-            part_of[node.name] = part_of[next(node.uses())]
-    return part_of
+    def _home(self, update: Value) -> int:
+        """The part that an update goes with: that of the last operator that it needs."""
+        return max((self.part_of[name] for name in refs(update)), default=0)
 
-
-def _part(graph: ArchGraph, part_of: Mapping[str, int], k: int, last: int) -> Rewritten:
-    """One part: its operators, what it takes from earlier ones, what later ones take from it."""
-    mine = [n for n in graph.nodes if n.op != "input" and part_of[n.name] == k]
-    inputs = {n.name for n in graph.nodes if n.op == "input"}
-    # An update goes with the last operator that it needs.
-    updates = tuple(
-        (key, value)
-        for key, value in graph.updates
-        if max((part_of[r] for r in refs(value) if r not in inputs), default=0) == k
-    )
-    used = {u for n in mine for u in n.uses()} | {r for _, v in updates for r in refs(v)}
-    if k == last:
-        used |= set(refs(graph.outputs))
-    arriving = _crossing(graph, part_of, k - 1)
-    leaving = _crossing(graph, part_of, k)
-    somewhere = {u for n in graph.nodes for u in n.uses()} | set(refs(graph.outputs))
-    somewhere |= {r for _, v in graph.updates for r in refs(v)}
-    arguments = tuple(  # one that nothing uses goes with the last part
-        (key, v)
-        for key, v in graph.inputs
-        if used & set(refs(v)) or (k == last and not somewhere & set(refs(v)))
-    )
-    entering = {r for _, v in arguments for r in refs(v)}
-    nodes: list[Node] = [n for n in graph.nodes if n.name in entering]
-    for name in arriving:
-        source = graph.node[name]
-        nodes.append(Node(name, "input", (), source.types[0], "", source.source))
-    outputs: Value = graph.outputs
-    if k < last:
-        results = tuple(Ref(name) for name in leaving)
-        outputs = results[0] if len(results) == 1 else results
-    leaves = {leaf for n in mine for leaf in n.leaves()}
-    for value in (outputs, *(v for _, v in updates)):
-        leaves |= {i.name for i in walk(value) if isinstance(i, Leaf)}
-    leaves |= {key for key, _ in updates}
-    everywhere = {leaf for n in graph.nodes for leaf in n.leaves()} | {u for u, _ in graph.updates}
-    modules = {leaf.rpartition(".")[0] for leaf in leaves}
-    params = tuple(  # counters that nothing uses go with their module
-        p
-        for p in graph.params
-        if p.name in leaves
-        or (p.name not in everywhere and (p.name.rpartition(".")[0] in modules or k == last))
-    )
-    taken_inputs = tuple((name, Ref(name)) for name in arriving)
-    part = graph.replace(
-        inputs=(*taken_inputs, *arguments),
-        params=params,
-        nodes=(*nodes, *mine),
-        outputs=outputs,
-        updates=updates,
-        sections=(),
-        name=f"{graph.name} part {k + 1}" if graph.name else "",
-    )
-    if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
-        raise RewriteError(
-            "cut through values whose first size is not the batch",
-            where=", ".join(f"%{name}" for name in arriving),
-            found=", ".join(str(graph.node[name].type) for name in arriving),
-            hint="cut at another block",
+    def _crossing(self, k: int) -> tuple[str, ...]:
+        """Values made up to part k that later parts need, in order; without inputs."""
+        return tuple(
+            n.name
+            for n in self.graph.nodes
+            if n.op != "input" and self.part_of[n.name] <= k < self.needed.get(n.name, -1)
         )
-    check(part)
-    entries = {
-        p.name: Entry(p.name, (None,) * len(p.shape)) for p in params if p.role != "constant"
-    }
-    return Rewritten(part, Transfer(signature(graph), signature(part), entries))
+
+    def part(self, k: int) -> Rewritten:
+        """One part: its operators, what it takes from earlier ones, what later ones take from it.
+
+        What nothing uses goes with the last part, or with the first one that has its module.
+        """
+        graph = self.graph
+        mine = [n for n in graph.nodes if n.op != "input" and self.part_of[n.name] == k]
+        updates = tuple((key, v) for key, v in graph.updates if self._home(v) == k)
+        arriving, leaving = self._crossing(k - 1), tuple(map(Ref, self._crossing(k)))
+        outputs: Value = leaving[0] if len(leaving) == 1 else leaving
+        if k == self.last:
+            outputs = graph.outputs
+        results = (outputs, *(v for _, v in updates))
+        used = {u for n in mine for u in n.uses()}.union(*map(refs, results))
+        arguments = tuple(
+            (key, v)
+            for key, v in graph.inputs
+            if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
+        )
+        entering = {r for _, v in arguments for r in refs(v)}
+        leaves = {leaf for n in mine for leaf in n.leaves()} | {key for key, _ in updates}
+        leaves |= {i.name for v in results for i in walk(v) if isinstance(i, Leaf)}
+        params = tuple(p for p in graph.params if p.name in leaves or self._idle(p, leaves, k))
+        part = graph.replace(
+            inputs=(*((name, Ref(name)) for name in arriving), *arguments),
+            params=params,
+            nodes=(
+                *(n for n in graph.nodes if n.name in entering),
+                *(_input(graph.node[name]) for name in arriving),
+                *mine,
+            ),
+            outputs=outputs,
+            updates=updates,
+            sections=(),
+            name=f"{graph.name} part {k + 1}" if graph.name else "",
+        )
+        if not any(n.shape[:1] == (Batch(),) for n in part.nodes if n.op == "input"):
+            raise RewriteError(
+                "cut through values whose first size is not the batch",
+                where=", ".join(f"%{name}" for name in arriving),
+                found=", ".join(str(graph.node[name].type) for name in arriving),
+                hint="cut at another block",
+            )
+        check(part)
+        return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
+
+    def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
+        """Whether a leaf that nothing uses (a counter) goes with part k, whose leaves these are."""
+        updated = any(param.name == key for key, _ in self.graph.updates)
+        if updated or self.graph.leaf_users[param.name]:
+            return False
+        modules = {leaf.rpartition(".")[0] for leaf in leaves}
+        return k == self.last or param.name.rpartition(".")[0] in modules
 
 
-def _crossing(graph: ArchGraph, part_of: Mapping[str, int], k: int) -> tuple[str, ...]:
-    """Values made up to part k that later parts need, in order; without inputs."""
-    if k < 0:
-        return ()
-    later: set[str] = set()
-    for node in graph.nodes:
-        if node.op != "input" and part_of[node.name] > k:
-            later.update(node.uses())
-    last = max(part_of.values())
-    if last > k:
-        later.update(refs(graph.outputs))
-    for _, value in graph.updates:
-        used = refs(value)
-        if any(part_of[r] > k for r in used):
-            later.update(used)
-    return tuple(
-        n.name for n in graph.nodes if n.op != "input" and part_of[n.name] <= k and n.name in later
-    )
+def _input(node: Node) -> Node:
+    return Node(node.name, "input", (), node.types[0], "", node.source)
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
@@ -265,116 +238,85 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
         )
     if not graphs:
         raise RewriteError("nothing to chain", found=0, expected="at least one part")
-    inputs: dict[str, Value] = {}
-    heads: dict[str, Node] = {}
-    nodes: list[Node] = []
-    params: dict[str, Param] = {}
-    updates: list[tuple[str, Value]] = []
-    names: set[str] = set()
-    before: Value = ()
-    for number, graph in enumerate(graphs):
-        rename = _joined(graph, before, names, number, heads, nodes)
-
-        def follow(value: Value, rename: Mapping[str, str] = rename) -> Value:
-            return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
-
-        for key, value in graph.inputs:
-            if number and all(r in rename and rename[r] not in heads for r in refs(value)):
-                continue
-            renamed = replace(value, follow)
-            if inputs.setdefault(key, renamed) != renamed:
-                raise RewriteError("two parts take different values under one name", where=key)
-        for node in graph.nodes:
-            new = Node(
-                rename.get(node.name, node.name),
-                node.op,
-                tuple((a, replace(v, follow)) for a, v in node.args),
-                node.type,
-                node.scope,
-                node.source,
-            )
-            if node.op == "input":
-                if new.name not in names and new.name not in heads:
-                    heads[new.name] = new
-            else:
-                nodes.append(new)
-                names.add(new.name)
-        for param in graph.params:
-            if params.setdefault(param.name, param) != param:
-                raise RewriteError(
-                    "two parts have different leaves of one name",
-                    where=param.name,
-                    found=param,
-                    expected=params[param.name],
-                )
-        updates += [(key, replace(value, follow)) for key, value in graph.updates]
-        before = replace(graph.outputs, follow)
-    ordered, changed, label = list(params.values()), updates, graphs[-1].name
-    arguments, inputs_of_all = list(inputs.items()), list(heads.values())
-    sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    whole = graphs[0]
+    for number, graph in enumerate(graphs[1:], 2):
+        whole = _chained(whole, graph, f"part {number}")
+    whole = whole.replace(name=graphs[-1].name, sections=())
     if isinstance(parts, Parts):
-        turn = {name: i for i, name in enumerate(parts.leaves)}
-        ordered.sort(key=lambda p: turn[p.name])
-        arguments.sort(key=lambda a: parts.inputs.index(a[0]))
-        inputs_of_all.sort(key=lambda n: parts.heads.index(n.name))
-        place = {name: i for i, name in enumerate(parts.updates)}
-        changed.sort(key=lambda u: place[u[0]])
-        label, sections = parts.name, parts.sections
-    whole = ArchGraph(
-        tuple(arguments),
-        tuple(ordered),
-        (*inputs_of_all, *nodes),
-        before,
-        tuple(changed),
-        sections,
-        label,
-    )
+        whole = _in_order(whole, parts.whole)
     check(whole)
     return whole
 
 
-def _joined(
-    graph: ArchGraph,
-    before: Value,
-    names: set[str],
-    number: int,
-    heads: Mapping[str, Node],
-    operators: Sequence[Node],
-) -> dict[str, str]:
-    """New names of a part's nodes: its first inputs are what the part before returned."""
+def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
+    """Two architectures as one: the second takes first what the first returns."""
+    values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
+    first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
-    if number:
-        values = before if isinstance(before, tuple) else (before,)
-        first = [v for _, v in graph.inputs][: len(values)]
-        types = {n.name: n.type for n in (*heads.values(), *operators)}
-        for value, wanted in zip(values, first, strict=False):
-            actual = types.get(value.name) if isinstance(value, Ref) else None
-            expected = graph.node[wanted.name].type if isinstance(wanted, Ref) else None
-            if actual is None or actual != expected:
-                raise RewriteError(
-                    "a part does not take what the one before it returns",
-                    where=f"part {number + 1}",
-                    found=actual,
-                    expected=expected,
-                )
-            assert isinstance(value, Ref) and isinstance(wanted, Ref)
-            rename[wanted.name] = value.name
-        if len(first) < len(values):
+    problem = "a part does not take what the one before it returns"
+    for value, wanted in zip(values, first, strict=False):
+        actual = one.node[value.name].type if isinstance(value, Ref) else None
+        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
+        if actual is None or actual != expected:
+            raise RewriteError(problem, where=where, found=actual, expected=expected)
+        assert isinstance(value, Ref) and isinstance(wanted, Ref)
+        rename[wanted.name] = value.name
+    if len(first) < len(values):
+        found, takes = f"{len(values)} values", f"{len(first)}"
+        raise RewriteError(problem, where=where, found=found, expected=takes)
+    heads = {n.name: n for n in one.nodes if n.op == "input"}
+    supplied = {name for name, value in rename.items() if value not in heads}
+    in_use = set(one.node)
+    for node in two.nodes:
+        if node.name not in rename and not (node.op == "input" and node.name in heads):
+            rename[node.name] = fresh(in_use, node.name)
+
+    def follow(value: Value) -> Value:
+        return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    inputs = dict(one.inputs)
+    for key, value in two.inputs:
+        renamed = replace(value, follow)
+        if not supplied.issuperset(refs(value)) and inputs.setdefault(key, renamed) != renamed:
+            raise RewriteError("two parts take different values under one name", where=key)
+    params = dict(one.param)
+    for param in two.params:
+        if params.setdefault(param.name, param) != param:
             raise RewriteError(
-                "a part does not take what the one before it returns",
-                where=f"part {number + 1}",
-                found=f"{len(values)} values",
-                expected=f"{len(first)}",
+                "two parts have different leaves of one name",
+                where=param.name,
+                found=param,
+                expected=params[param.name],
             )
-    in_use = names | set(heads)
-    for node in graph.nodes:
-        if node.name in rename or (node.op == "input" and node.name in heads):
-            continue
-        new, count = node.name, 0
-        while new in in_use:
-            count += 1
-            new = f"{node.name}_{count}"
-        in_use.add(new)
-        if new != node.name:
-            rename[node.name] = new
-    return rename
+    after = two.mapped(follow)
+    operators = [n for n in one.nodes if n.op != "input"]
+    for node in after.nodes:
+        new = dataclasses.replace(node, name=rename.get(node.name, node.name))
+        if node.op != "input":
+            operators.append(new)
+        elif new.name not in one.node:
+            heads[new.name] = new
+    return ArchGraph(
+        tuple(inputs.items()),
+        tuple(params.values()),
+        (*heads.values(), *operators),
+        after.outputs,
+        (*one.updates, *after.updates),
+    )
+
+
+def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
+    """A graph with all that it lists in another one's order, under the other's name."""
+    arguments, leaves, nodes, buffers = (
+        {name: i for i, name in enumerate(names)}
+        for names in (dict(like.inputs), like.param, like.node, dict(like.updates))
+    )
+    heads = sorted((n for n in graph.nodes if n.op == "input"), key=lambda n: nodes[n.name])
+    return graph.replace(
+        inputs=tuple(sorted(graph.inputs, key=lambda item: arguments[item[0]])),
+        params=tuple(sorted(graph.params, key=lambda p: leaves[p.name])),
+        nodes=(*heads, *(n for n in graph.nodes if n.op != "input")),
+        updates=tuple(sorted(graph.updates, key=lambda item: buffers[item[0]])),
+        sections=like.sections,
+        name=like.name,
+    )

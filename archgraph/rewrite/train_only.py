@@ -13,7 +13,7 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
-from archgraph.states import Rewritten
+from archgraph.states import Rewritten, Transfer
 
 
 @takes_graph
@@ -62,7 +62,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     )
     new = graph.replace(params=params)
     check(new)
-    return Rewritten(new, Rewritten.identity(graph).transfer)
+    return Rewritten(new, Transfer.identity(graph))
 
 
 def _real(param: Param) -> bool:

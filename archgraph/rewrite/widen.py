@@ -17,7 +17,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.compensation import compensation
 from archgraph.rewrite.copies import Copies, copied_positions
 from archgraph.rewrite.laws import same_function
-from archgraph.states import DimMap, Entry, Rewritten, Transfer
+from archgraph.states import DimMap, Entry, Rewritten
 
 
 @takes_graph
@@ -86,8 +86,7 @@ def widen(
         dims = list(entries[leaf].dims)
         dims[dim] = DimMap.of(copies.positions(layout), layout.size, part)
         entries[leaf] = Entry(leaf, tuple(dims))
-    transfer = Transfer(wide.transfer.source, wide.transfer.target, entries)
-    rewritten = Rewritten(wide.graph, transfer)
+    rewritten = Rewritten.between(graph, wide.graph, entries)
     if verify and not refused:
         same_function(graph, rewritten)
     return rewritten

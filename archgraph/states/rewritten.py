@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
+from archgraph.states.entry import Entry
 from archgraph.states.state import first_difference, signature
 from archgraph.states.transfer import Transfer
 
@@ -38,6 +39,11 @@ class Rewritten:
     def identity(graph: ArchGraph) -> Rewritten:
         """The rewrite that changes nothing, the start of a chain."""
         return Rewritten(graph, Transfer.identity(graph))
+
+    @staticmethod
+    def between(before: ArchGraph, after: ArchGraph, entries: Mapping[str, Entry]) -> Rewritten:
+        """The rewrite of a graph to another, whose state's entries come from the first one's."""
+        return Rewritten(after, Transfer(signature(before), signature(after), entries))
 
     def __repr__(self) -> str:
         graph = self.graph
