@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from archgraph.ops.equations import StatedSizes
 Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
 
 
-def size_after(layout: Layout, kept: Kept) -> Size:
+def size_after(layout: Layout, kept: Mapping[str, Sized]) -> Size:
     """Size of a layout when some axes keep only some positions."""
     match layout:
         case AxisRef(name, size):

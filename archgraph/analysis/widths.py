@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import size_after
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Value
@@ -37,15 +38,11 @@ def alike(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
             yield mine, theirs
 
 
-def side_by_side(whole: Layout, client: Layout) -> Iterator[tuple[Layout, int]]:
+def sized(place: str, whole: Layout, client: Layout) -> Iterator[Equation]:
     """What a dimension's size in the smaller graph tells: of each factor or term, if alike."""
-    match whole, client:
-        case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
-            for x, y in zip(a, b, strict=True):
-                yield from side_by_side(x, y)
-        case _:
-            assert isinstance(client.size, int)
-            yield whole, client.size
+    for part, other in alike(whole, client):
+        assert isinstance(other.size, int)
+        yield place, part, other.size
 
 
 def stated(
@@ -82,20 +79,6 @@ def flat(sizes: StatedSizes) -> Sequence[Layout]:
     return [Fixed(sizes) if isinstance(sizes, (int, Batch)) else sizes]
 
 
-def _size(layout: Layout, counts: Mapping[str, int]) -> int:
-    """Size of a layout when axes have other sizes."""
-    match layout:
-        case AxisRef(name, size):
-            return counts.get(name, size)
-        case Prod(factors):
-            return math.prod(_size(f, counts) for f in factors)
-        case Sum(terms):
-            return sum(_size(t, counts) for t in terms)
-        case _:
-            assert isinstance(layout.size, int)
-            return layout.size
-
-
 class Widths:
     """The sizes that a client gives the axes of a whole with which it shares leaves.
 
@@ -125,8 +108,7 @@ class Widths:
         for a, b in shared:
             if client.param[a].role != "constant":
                 for layout, other in zip(self.solved.of(b), own.of(a), strict=True):
-                    parts = side_by_side(layout, other)
-                    self.equations += [(a, part, size) for part, size in parts]
+                    self.equations += sized(a, layout, other)
         for a, b in nodes:
             for key, mine, theirs in stated(client, a, whole, b):
                 for x, y in alike(mine, theirs):
@@ -146,6 +128,7 @@ class Widths:
         """
         self.decided(place)
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
+        after = {name: range(count) for name, count in counts.items()}
         kept = {}
         for axis in self.solved.all:
             count = counts.get(axis.name, axis.size)
@@ -164,12 +147,12 @@ class Widths:
                 )
             kept[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
-            if _size(layout, counts) != size:
+            if size_after(layout, after) != size:
                 raise RewriteError(
                     "shape that no cut of the larger graph gives",
                     where=f"{place}: {name}",
                     found=size,
-                    expected=f"{_size(layout, counts)} of {layout}",
+                    expected=f"{size_after(layout, after)} of {layout}",
                 )
         return kept
 
@@ -216,22 +199,12 @@ def solve(
         elif axes_of(layout):
             pending.append((name, layout, size))
     while pending:
-        known = {name: sizes[0] for name, sizes in claims.items()}
         left: list[Equation] = []
-        for name, layout, size in pending:
-            unknown = list(dict.fromkeys(a for a in axes_of(layout) if a.name not in known))
-            if not unknown:
-                continue
-            count = _root(layout, size, unknown[0].name, known) if len(unknown) == 1 else None
-            if count is not None:
-                solved = {unknown[0].name: count}
-            elif size in (1, layout.size):  # one way to keep nothing more, or everything
-                solved = {a.name: 1 if size == 1 else a.size for a in unknown}
-            else:
-                left.append((name, layout, size))
-                continue
-            known |= solved
-            for axis, value in solved.items():
+        for equation in pending:
+            solved = _solved(*equation[1:], {name: range(n[0]) for name, n in claims.items()})
+            if solved is None:
+                left.append(equation)
+            for axis, value in (solved or {}).items():
                 claim(axis, value)
         if len(left) == len(pending):
             return claims, left
@@ -239,16 +212,29 @@ def solve(
     return claims, []
 
 
-def _root(layout: Layout, size: int, axis: str, known: Mapping[str, int]) -> int | None:
-    """Size of the one unknown axis for which a layout has the given size."""
-    low, high = 1, size
-    while low < high:
-        middle = (low + high) // 2
-        if _size(layout, {**known, axis: middle}) < size:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low > 0 and _size(layout, {**known, axis: low}) == size else None
+def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, int] | None:
+    """Sizes of a layout's unknown axes; None where several would do."""
+    unknown = {a.name: a.size for a in axes_of(layout) if a.name not in known}
+    if len(unknown) == 1:
+        (axis,) = unknown
+        count = _root(layout, size, axis, known)
+        if count is not None:
+            return {axis: count}
+    if unknown and size not in (1, layout.size):
+        return None
+    return unknown if size != 1 else dict.fromkeys(unknown, 1)  # the least, or everything
+
+
+def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> int | None:
+    """Size of the one unknown axis for which a layout has the given size, which grows with it."""
+
+    def total(count: int) -> int:
+        whole = size_after(layout, {**known, axis: range(count)})
+        assert isinstance(whole, int)
+        return whole
+
+    count = bisect.bisect_left(range(1, size), size, key=total) + 1
+    return count if total(count) == size else None
 
 
 def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:

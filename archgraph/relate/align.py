@@ -7,8 +7,6 @@ names and widths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.relate.alignment import Alignment
@@ -16,7 +14,7 @@ from archgraph.relate.blocks import matching_blocks, same_operators
 from archgraph.relate.counterparts import Counterparts
 from archgraph.relate.likeness import Likeness
 from archgraph.relate.reasons import unmatched
-from archgraph.relate.sides import Match, Sides
+from archgraph.relate.sides import Match, side_by_side
 
 
 @takes_graph
@@ -57,22 +55,25 @@ def align(client: ArchGraph, whole: GraphLike) -> Alignment:
         '4.weight[:, :4]'
     """
     whole = graph_of(whole)
-    sides = Sides(client, whole)
+    sides = side_by_side(client, whole)
     likeness, counterparts = Likeness(sides), Counterparts(sides)
-    mine, theirs = (forms.whole for forms in sides.forms)
+    mine, theirs = (side.forms.whole for side in sides)
+    matches: list[Match] = []
     if mine.lines == theirs.lines and not likeness.obstacle(mine, theirs):
         counterparts.pair(mine, theirs)
         matches = same_operators(sides, counterparts.nodes)
     else:
-        matches = []
         for match in matching_blocks(sides, likeness):
             if reason := counterparts.accept(match):
                 likeness.refused[match[0][0], match[1][0]] = reason
             else:
                 matches.append(match)
     counterparts.pair_unused()
+    # The last block of the shorter of two runs has several counterparts.
     pairs = [
-        (sides.blocks[0][i], sides.blocks[1][j]) for match in matches for i, j in _pairs(match)
+        (sides[0].blocks[a[min(k, len(a) - 1)]], sides[1].blocks[b[min(k, len(b) - 1)]])
+        for a, b in matches
+        for k in range(max(len(a), len(b)))
     ]
     return Alignment(
         client,
@@ -83,10 +84,3 @@ def align(client: ArchGraph, whole: GraphLike) -> Alignment:
         tuple(counterparts.leaves.items()),
         tuple(unmatched(sides, matches, likeness.refused, counterparts.leaves)),
     )
-
-
-def _pairs(match: Match) -> Iterator[tuple[int, int]]:
-    """Pairs of blocks of two runs; the last block of the shorter run has several counterparts."""
-    a, b = match
-    for k in range(max(len(a), len(b))):
-        yield a[min(k, len(a) - 1)], b[min(k, len(b) - 1)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from archgraph.analysis.structure import Block
 from archgraph.relate.likeness import OPERATOR, Likeness
-from archgraph.relate.sequence import best_matches
-from archgraph.relate.sides import Index, Match, Sides, agree, covered
+from archgraph.relate.sides import Match, SideGraph, Sides, level
 
 # What a pair of blocks has in common, most important first: operators at one resolution (PLACE),
 # operators (OPERATOR), the name (NAME), shapes of leaves (1 each).
@@ -17,32 +16,89 @@ PLACE, NAME = 10**14, 10**4
 MERGED = 8
 
 
+class MatchedPair(NamedTuple):
+    """Items of two sequences that are matched: ``m`` from ``i`` on, ``n`` from ``j`` on."""
+
+    i: int
+    j: int
+    m: int
+    n: int
+
+
+def best_matches(
+    m: int, n: int, options: Callable[[int, int], Iterable[tuple[int, int, int]]]
+) -> tuple[int, list[MatchedPair]]:
+    """Align two sequences: the largest total value, and the matches; of equal ones the first.
+
+    ``best[i][j]`` is the largest value of what follows positions i and j: skip an item of either
+    sequence, or match some items of both and go on behind them. Reading forwards from (0, 0) gives
+    the matches.
+
+    Args:
+        m: Length of the first.
+        n: Length of the second.
+        options: By position in both: value of a match, and how many items of each it takes.
+
+    >>> same = lambda i, j: [(1, 1, 1)] if "abcd"[i] == "xbd"[j] else []
+    >>> [(piece.i, piece.j) for piece in best_matches(4, 3, same)[1]]
+    [(1, 1), (3, 2)]
+
+    Source: Needleman and Wunsch, *A general method applicable to the search for similarities*,
+    Journal of Molecular Biology 48, 1970.
+    """
+    best = [[0] * (n + 1) for _ in range(m + 1)]
+    step: dict[tuple[int, int], tuple[int, int]] = {}
+    for i in reversed(range(m)):
+        for j in reversed(range(n)):
+            top = max(best[i + 1][j], best[i][j + 1])
+            for value, p, q in options(i, j):
+                total = value + best[i + p][j + q]
+                if value and total >= top:
+                    top = total
+                    step[i, j] = p, q
+            best[i][j] = top
+    matches = []
+    i = j = 0
+    while i < m and j < n:
+        p, q = step.get((i, j), (0, 0))
+        if p:
+            matches.append(MatchedPair(i, j, p, q))
+            i, j = i + p, j + q
+        elif best[i][j + 1] == best[i][j]:
+            j += 1
+        else:
+            i += 1
+    return best[0][0], matches
+
+
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
     """The blocks that belong together: by sections, or as one run where that matches more.
 
     Two sections are worth what the best sequence of matches of their blocks is worth; the best
     sequence of sections wins, unless all blocks as one run are worth more and leave fewer blocks
-    over.
+    over, of the client's or of those that cannot be left out.
     """
-    left, right = sides.sections(0), sides.sections(1)
-    names, others = ([s.name for s in f.structure.sections] for f in sides.forms)
+    mine, theirs = sides
     inner = [
-        [_run(sides, likeness, a, b, names[i] == others[j]) for j, b in enumerate(right)]
-        for i, a in enumerate(left)
-    ]
-    total, chosen = best_matches(len(left), len(right), lambda i, j: ((inner[i][j][0], 1, 1),))
+        [_run(sides, likeness, a, b, s.name == t.name)
+         for b, t in zip(theirs.runs, theirs.sections, strict=True)]
+        for a, s in zip(mine.runs, mine.sections, strict=True)
+    ]  # fmt: skip
+    total, chosen = best_matches(
+        len(mine.runs), len(theirs.runs), lambda i, j: ((inner[i][j][0], 1, 1),)
+    )
     by_sections = [match for piece in chosen for match in inner[piece.i][piece.j][1]]
-    every = range(len(sides.blocks[0])), range(len(sides.blocks[1]))
+    every = range(len(mine.blocks)), range(len(theirs.blocks))
     flat, run = _run(sides, likeness, *every, False)
-    better = any(left_over(sides, run) < left_over(sides, by_sections) for left_over in _LEFT_OVER)
-    return run if flat > total and better else by_sections
+    left_over = zip(_left_over(sides, run), _left_over(sides, by_sections), strict=True)
+    return run if flat > total and any(a < b for a, b in left_over) else by_sections
 
 
 def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
     """Blocks of two graphs of one form: those that have the same operators."""
-    at = {n: j for j, b in enumerate(sides.blocks[1]) for n in b.nodes}
+    at = {n: j for j, b in enumerate(sides[1].blocks) for n in b.nodes}
     matches = []
-    for i, block in enumerate(sides.blocks[0]):
+    for i, block in enumerate(sides[0].blocks):
         places = Counter(at[nodes[n]] for n in block.nodes if n in nodes)
         if places:
             j = places.most_common(1)[0][0]
@@ -50,43 +106,37 @@ def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
     return matches
 
 
-def _lacking(sides: Sides, matches: Sequence[Match]) -> int:
-    """Number of the client's blocks without a counterpart."""
-    matched = covered(matches, 0)
-    return sum(i not in matched and sides.works(0, b) for i, b in enumerate(sides.blocks[0]))
-
-
-def _fixed(sides: Sides, matches: Sequence[Match]) -> int:
-    """Number of blocks without a counterpart that cannot be left out either."""
-    indices: tuple[Index, Index] = (0, 1)
-    matched = [covered(matches, side) for side in indices]
-    return sum(
-        not block.removable and i not in matched[side]
-        for side in indices
-        for i, block in enumerate(sides.blocks[side])
-    )
-
-
-_LEFT_OVER = (_fixed, _lacking)
+def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
+    """Blocks without a counterpart: those that cannot be left out either, and the client's."""
+    fixed = 0
+    for side, runs in zip(sides, zip(*matches, strict=True) if matches else ((), ()), strict=True):
+        matched = {i for run in runs for i in run}
+        fixed += sum(not b.removable and i not in matched for i, b in enumerate(side.blocks))
+    return fixed, len(sides[0].unmatched(run for run, _ in matches))
 
 
 def _run(
     sides: Sides, likeness: Likeness, a: range, b: range, named: bool
 ) -> tuple[int, list[Match]]:
     """Align two runs of blocks: what they have in common, and the matches."""
+    mine, theirs = sides
+    kinds = [[s.graph.node[n].types for n in s.inputs] for s in sides]
 
     def options(i: int, j: int) -> Iterator[tuple[int, int, int]]:
         pieces = _pieces(sides, range(a[i], a.stop), range(b[j], b.stop))
         if pieces is None:
             return
-        m, n = pieces
-        value = likeness.value(range(a[i], a[i] + m), range(b[j], b[j] + n))
+        left, right = (
+            range(run[0], run[0] + n) for run, n in zip((a[i:], b[j:]), pieces, strict=True)
+        )
+        value = likeness.value(left, right)
         if value:
-            if _same_resolution(sides, a[i] + m - 1, b[j] + n - 1):
+            ends = mine.blocks[left[-1]].exit, theirs.blocks[right[-1]].exit
+            if kinds[0] == kinds[1] and level(sides, ends):
                 value += value // OPERATOR * PLACE
-            if named and sides.blocks[0][a[i]].name == sides.blocks[1][b[j]].name:
+            if named and mine.blocks[a[i]].name == theirs.blocks[b[j]].name:
                 value += NAME
-            yield value, m, n
+            yield value, *pieces
 
     total, chosen = best_matches(len(a), len(b), options)
     return total, [(range(a[i], a[i] + m), range(b[j], b[j] + n)) for i, j, m, n in chosen]
@@ -97,28 +147,17 @@ def _pieces(sides: Sides, a: range, b: range) -> tuple[int, int] | None:
 
     One and one, unless the graphs are cut into blocks at other places.
     """
-    m = n = 1
-    size, other = sides.sizes[0][a[0]], sides.sizes[1][b[0]]
-    while size != other:
-        if max(m, n) > MERGED:
+    counts, totals = [1, 1], [side.sizes[run[0]] for side, run in zip(sides, (a, b), strict=True)]
+    while totals[0] != totals[1]:
+        shorter = int(totals[0] > totals[1])
+        side, run, count = sides[shorter], (a, b)[shorter], counts[shorter]
+        if max(counts) > MERGED or count == len(run) or not _follows(side, run[count]):
             return None
-        if size < other:
-            if m == len(a) or not _follows(sides.blocks[0], a[m]):
-                return None
-            size, m = size + sides.sizes[0][a[m]], m + 1
-        else:
-            if n == len(b) or not _follows(sides.blocks[1], b[n]):
-                return None
-            other, n = other + sides.sizes[1][b[n]], n + 1
-    return m, n
+        totals[shorter] += side.sizes[run[count]]
+        counts[shorter] += 1
+    return counts[0], counts[1]
 
 
-def _follows(blocks: Sequence[Block], index: int) -> bool:
+def _follows(side: SideGraph, index: int) -> bool:
     """Whether a block takes the result of the one before it."""
-    return blocks[index].entry == blocks[index - 1].exit
-
-
-def _same_resolution(sides: Sides, i: int, j: int) -> bool:
-    """Whether the results of two blocks have one resolution."""
-    known = sides.resolutions
-    return known is not None and agree(known[0][i], known[1][j])
+    return side.blocks[index].entry == side.blocks[index - 1].exit

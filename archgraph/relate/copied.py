@@ -9,14 +9,13 @@ import numpy as np
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block, structure
-from archgraph.analysis.widths import Equation, axes_of, side_by_side, solve
+from archgraph.analysis.widths import Equation, axes_of, sized, solve
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node, Value, refs
 from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer
 from archgraph.relate.alignment import Alignment
-from archgraph.relate.sides import inputs_of
 from archgraph.rewrite.cut import cut
 from archgraph.rewrite.insert import last_leaf, with_leaves
 from archgraph.rewrite.splice import Renaming, behind, names_in_use
@@ -88,7 +87,7 @@ def _spot(
         )
     previous = next((b for b in mine if b.exit == block.entry), None)
     if previous is None:
-        inputs = inputs_of(graph), inputs_of(whole)
+        inputs = [[n.name for n in g.nodes if n.op == "input"] for g in (graph, whole)]
         if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
             raise RewriteError("takes a result that no block makes", where=block.name)
         return inputs[1][inputs[0].index(block.entry)], ""
@@ -119,8 +118,7 @@ def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> Arch
             )
         for mine, theirs, size in zip(layouts, there, shape, strict=True):
             if isinstance(size, int) and axes_of(mine):
-                parts = side_by_side(mine, theirs)
-                equations += [(block.name, part, wanted) for part, wanted in parts]
+                equations += sized(block.name, mine, theirs)
     claims, open_ = solve(equations)
     if open_ or any(len(sizes) > 1 for sizes in claims.values()):
         raise RewriteError("does not fit where it would go", where=block.name)

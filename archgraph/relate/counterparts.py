@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archgraph.analysis.forms import Form
 from archgraph.graph.ir import Param
-from archgraph.relate.sides import Index, Match, Sides, inputs_of
+from archgraph.relate.sides import Match, Sides
 
 
 class Counterparts:
@@ -21,11 +21,7 @@ class Counterparts:
         self.nodes: dict[str, str] = {}
         self.leaves: dict[str, str] = {}
         self.back: dict[str, str] = {}
-        # Entries of the blocks by exit.
-        self._entries = tuple(
-            {forms.through(b.exit): b.entry for b in blocks}
-            for forms, blocks in zip(sides.forms, sides.blocks, strict=True)
-        )
+        self._entries = [{s.forms.through(b.exit): b.entry for b in s.blocks} for s in sides]
 
     def pair(self, mine: Form, theirs: Form) -> None:
         """Pair the operators and leaves of two parts of one form."""
@@ -35,14 +31,13 @@ class Counterparts:
 
     def accept(self, match: Match) -> str:
         """Pair the operators and leaves of a match; the reason where earlier pairs contradict."""
-        mine, theirs = self.sides.form(0, match[0]), self.sides.form(1, match[1])
+        mine, theirs = (side.form(run) for side, run in zip(self.sides, match, strict=True))
         reason = self._contradiction(mine, theirs) or self._other_inputs(match, mine, theirs)
-        if reason:
-            return reason
-        self.pair(mine, theirs)
-        for left, right in zip(*map(inputs_of, self.sides.graphs), strict=False):
-            self.nodes.setdefault(left, right)
-        return ""
+        if not reason:
+            self.pair(mine, theirs)
+            for left, right in zip(*(side.inputs for side in self.sides), strict=False):
+                self.nodes.setdefault(left, right)
+        return reason
 
     def _contradiction(self, mine: Form, theirs: Form) -> str:
         for a, b in zip(mine.leaves, theirs.leaves, strict=True):
@@ -54,21 +49,20 @@ class Counterparts:
 
     def _other_inputs(self, match: Match, mine: Form, theirs: Form) -> str:
         """Why two runs of blocks do not take what belongs together."""
-        a, b = self.sides.blocks[0][match[0][0]], self.sides.blocks[1][match[1][0]]
-        source, target = self._origin(a.entry, 0), self._origin(b.entry, 1)
-        if self.nodes.get(source, target) != target:
-            return f"takes the result of %{source}, its counterpart {b.name} that of %{target}"
+        a, b = (s.blocks[run[0]] for s, run in zip(self.sides, match, strict=True))
+        operands = [(a.entry, b.entry)]
         if len(mine.far) == len(theirs.far):
-            for x, y in zip(mine.far, theirs.far, strict=True):
-                source, target = self._origin(x, 0), self._origin(y, 1)
-                if self.nodes.get(source, target) != target:
-                    return f"takes %{source}, its counterpart {b.name} takes %{target}"
+            operands += zip(mine.far, theirs.far, strict=True)
+        matched = set(self.nodes), set(self.nodes.values())
+        for pair in operands:
+            source, target = (self._origin(i, name, matched[i]) for i, name in enumerate(pair))
+            if self.nodes.get(source, target) != target:
+                return f"takes %{source}, its counterpart {b.name} takes %{target}"
         return ""
 
-    def _origin(self, name: str, side: Index) -> str:
+    def _origin(self, side: int, name: str, matched: set[str]) -> str:
         """What a value is without the blocks that have no counterpart."""
-        forms, entries = self.sides.forms[side], self._entries[side]
-        matched = self.nodes.keys() if side == 0 else set(self.nodes.values())
+        forms, entries = self.sides[side].forms, self._entries[side]
         name = forms.through(name)
         while name in entries and name not in matched and entries[name] != name:
             name = forms.through(entries[name])
@@ -76,14 +70,14 @@ class Counterparts:
 
     def pair_unused(self) -> None:
         """Pair leaves that evaluation does not use (counters) by their modules, then by name."""
-        client, whole = self.sides.graphs
+        client, whole = (side.graph for side in self.sides)
         modules = {
             a.rpartition(".")[0]: b.rpartition(".")[0]
             for a, b in self.leaves.items()
             if client.param[a].role != "constant"
         }
-        used = set(self.sides.forms[0].whole.leaves)
-        unavailable = {*self.back, *self.sides.forms[1].whole.leaves}
+        used = set(self.sides[0].forms.whole.leaves)
+        unavailable = {*self.back, *self.sides[1].forms.whole.leaves}
         for param in client.params:
             if param.name in used or param.name in self.leaves or param.role == "constant":
                 continue

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable
 
 from archgraph.analysis.forms import Form, factor
 from archgraph.analysis.widths import alike, axes_of, flat, stated
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
-from archgraph.relate.sides import Index, Sides, agree, resolution
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.relate.sides import SideGraph, Sides, level
 
 # Value of an operator that two runs of blocks have in common.
 OPERATOR = 10**8
@@ -33,12 +33,13 @@ class Likeness:
 
     def value(self, a: range, b: range) -> int:
         """What two runs of blocks have in common; 0 where they do not match."""
-        x, y = self.sides.form(0, a), self.sides.form(1, b)
-        key = self._look(0, x), self._look(1, y)
+        mine, theirs = self.sides
+        x, y = mine.form(a), theirs.form(b)
+        key = self._look(mine, x), self._look(theirs, y)
         if key not in self._verdicts:
             value, reason = 0, ""
             if x.lines == y.lines and x.lines:
-                shapes = zip(self._shapes(0, x), self._shapes(1, y), strict=True)
+                shapes = zip(_shapes(mine, x), _shapes(theirs, y), strict=True)
                 value = OPERATOR * len(x.lines) + sum(s == t for s, t in shapes)
                 reason = self.obstacle(x, y)
             self._verdicts[key] = value, reason
@@ -59,10 +60,11 @@ class Likeness:
         return next(filter(None, reasons), "")
 
     def _leaf_obstacle(self, a: str, b: str) -> str:
-        one, other = self.sides.graphs[0].param[a], self.sides.graphs[1].param[b]
+        mine, theirs = self.sides
+        one, other = mine.graph.param[a], theirs.graph.param[b]
         if one.dtype != other.dtype:
             return f"{a} is {one.dtype}, not {other.dtype}"
-        layouts = zip(self.sides.axes[0].of(a), self.sides.axes[1].of(b), strict=True)
+        layouts = zip(mine.axes.of(a), theirs.axes.of(b), strict=True)
         for dim, (x, y) in enumerate(layouts):
             if not self._cuts(x, y):
                 return f"dimension {dim} is {x} in {a} and {y} in {b}"
@@ -72,7 +74,7 @@ class Likeness:
         return ""
 
     def _node_obstacle(self, a: str, b: str, mine: Form, theirs: Form) -> str:
-        client, whole = self.sides.graphs
+        client, whole = (side.graph for side in self.sides)
         for key, x, y in stated(client, a, whole, b):
             if not self._cuts(x, y) and self._level(a, b):
                 return f"{key} is {x} in %{a} and {y} in %{b}"
@@ -83,29 +85,24 @@ class Likeness:
 
     def _cuts(self, x: Layout, y: Layout) -> bool:
         """Whether one of two dimensions can be a cut of the other, part by part."""
-        return all(_fit(u, v, *self.sides.free) for u, v in alike(x, y))
+        free = [side.free for side in self.sides]
+        return all(_fit(u, v, *free) for u, v in alike(x, y))
 
     def _level(self, a: str, b: str) -> bool:
         """Whether the inputs of two operators have one resolution."""
-        values = []
-        for graph, solved, name in zip(self.sides.graphs, self.sides.axes, (a, b), strict=True):
-            used = next(graph.node[name].uses(), None)
-            if used is None:
-                return False
-            values.append(resolution(solved.value[used][0]))
-        return agree(*values)
+        used = [next(s.graph.node[n].uses(), "") for s, n in zip(self.sides, (a, b), strict=True)]
+        return all(used) and level(self.sides, (used[0], used[1]))
 
     def _roots(self, mine: Form, theirs: Form, factors: tuple[float | None, float | None]) -> bool:
         """Whether two factors are the roots of a width of each graph's (attention's scale)."""
         f, g = factors
         if f is None or g is None or f <= 0 or g <= 0:
             return False
+        values = [side.axes.value for side in self.sides]
         pairs = (
             (x.size, y.size)
             for a, b in zip(mine.nodes, theirs.nodes, strict=True)
-            for x, y in zip(
-                self.sides.axes[0].value[a][0], self.sides.axes[1].value[b][0], strict=False
-            )
+            for x, y in zip(values[0][a][0], values[1][b][0], strict=False)
         )
         return any(
             math.isclose(f, m**power, rel_tol=1e-6) and math.isclose(g, n**power, rel_tol=1e-6)
@@ -114,33 +111,24 @@ class Likeness:
             if isinstance(m, int) and isinstance(n, int) and m > 0 < n
         )
 
-    def _look(self, side: Index, form: Form) -> int:
+    def _look(self, side: SideGraph, form: Form) -> int:
         """A number for all that :meth:`value` sees of a form; names of axes aside."""
         if id(form) not in self._looks:  # forms are cached, and hashing them takes longer
-            layouts = (self.sides.axes[side].of(leaf) for leaf in form.leaves)
-            looks = tuple(self._without_names(side, dims) for dims in layouts)
-            key = form.lines, self._shapes(side, form), looks, self._facts(side, form)
+            graph, attributes, facts = side.graph, side.axes.attributes, []
+            for name in form.nodes:
+                node = graph.node[name]
+                sizes = [d for key, _ in node.args for d in flat(attributes.get((name, key)))]
+                types = [graph.node[used].types for used in itertools.islice(node.uses(), 1)]
+                facts.append((factor(node), node.types, *types, _nameless(side, sizes)))
+            looks = tuple(_nameless(side, side.axes.of(leaf)) for leaf in form.leaves)
+            constants = tuple(graph.param[leaf].value for leaf in form.leaves)
+            key = form.lines, _shapes(side, form), looks, constants, tuple(facts)
             self._looks[id(form)] = self._numbers.setdefault(key, len(self._numbers))
         return self._looks[id(form)]
 
-    def _facts(self, side: Index, form: Form) -> Hashable:
-        """What else :meth:`obstacle` looks at."""
-        graph, solved = self.sides.graphs[side], self.sides.axes[side]
-        constants = tuple(graph.param[leaf].value for leaf in form.leaves)
-        facts = []
-        for name in form.nodes:
-            node = graph.node[name]
-            sizes = [flat(solved.attributes.get((name, key))) for key, _ in node.args]
-            looks = self._without_names(side, itertools.chain.from_iterable(sizes))
-            types = [graph.node[used].types for used in itertools.islice(node.uses(), 1)]
-            facts.append((factor(node), node.types, *types, looks))
-        return constants, tuple(facts)
 
-    def _shapes(self, side: Index, form: Form) -> tuple[tuple[int, ...], ...]:
-        return tuple(self.sides.graphs[side].param[leaf].shape for leaf in form.leaves)
-
-    def _without_names(self, side: Index, layouts: Iterable[Layout]) -> tuple[object, ...]:
-        return tuple(_nameless(d, self.sides.free[side]) for d in layouts)
+def _shapes(side: SideGraph, form: Form) -> tuple[tuple[int, ...], ...]:
+    return tuple(side.graph.param[leaf].shape for leaf in form.leaves)
 
 
 def _fit(mine: Layout, theirs: Layout, free: frozenset[str], other: frozenset[str]) -> bool:
@@ -153,15 +141,19 @@ def _fit(mine: Layout, theirs: Layout, free: frozenset[str], other: frozenset[st
 
 
 def _cuttable(layout: Layout, free: frozenset[str]) -> bool:
-    return any(isinstance(leaf, AxisRef) and leaf.name in free for leaf in leaves(layout))
+    return any(axis.name in free for axis in axes_of(layout))
 
 
-def _nameless(layout: Layout, free: frozenset[str]) -> object:
-    """A layout without the names of its axes."""
-    match layout:
-        case AxisRef(name, size):
-            return "free" if name in free else size
-        case Prod(parts) | Sum(parts):
-            return (type(layout).__name__, *(_nameless(p, free) for p in parts))
-        case _:
-            return layout.size
+def _nameless(side: SideGraph, layouts: Iterable[Layout]) -> tuple[object, ...]:
+    """Layouts without the names of their axes."""
+
+    def look(layout: Layout) -> object:
+        match layout:
+            case AxisRef(name, size):
+                return "free" if name in side.free else size
+            case Prod(parts) | Sum(parts):
+                return (type(layout).__name__, *map(look, parts))
+            case _:
+                return layout.size
+
+    return tuple(map(look, layouts))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from archgraph.analysis.forms import differ, nearest
-from archgraph.relate.alignment import Side, Unmatched
-from archgraph.relate.sides import Index, Match, Sides, covered
+from archgraph.relate.alignment import Unmatched
+from archgraph.relate.sides import Match, Sides
 
 # Why blocks of one form were not matched, by number in the client and in the whole.
 Refused = Mapping[tuple[int, int], str]
@@ -24,9 +24,14 @@ def unmatched(
         leaves: The client's leaves that have a counterpart.
     """
     yield from _blocks(sides, 0, matches, refused)
-    lost = _leaves_of_lost_blocks(sides, matches)
-    for param in sides.graphs[0].params:
-        if param.role != "constant" and param.name not in leaves and param.name not in lost:
+    graph = sides[0].graph
+    matched = {i for run, _ in matches for i in run}
+    nodes = (n for i, b in enumerate(sides[0].blocks) if i not in matched for n in b.nodes)
+    lost = {leaf for n in nodes for leaf in graph.node[n].leaves()}
+    modules = {leaf.rpartition(".")[0] for leaf in lost}
+    for param in graph.params:
+        gone = param.name in lost or param.name.rpartition(".")[0] in modules
+        if param.role != "constant" and param.name not in leaves and not gone:
             yield Unmatched(
                 param.name,
                 "client",
@@ -36,46 +41,35 @@ def unmatched(
     yield from _blocks(sides, 1, matches, refused)
 
 
-def _leaves_of_lost_blocks(sides: Sides, matches: Sequence[Match]) -> set[str]:
-    """The client's leaves in the modules of blocks that have no counterpart."""
-    graph, matched = sides.graphs[0], covered(matches, 0)
-    nodes = (n for i, b in enumerate(sides.blocks[0]) if i not in matched for n in b.nodes)
-    used = {leaf for n in nodes for leaf in graph.node[n].leaves()}
-    modules = {leaf.rpartition(".")[0] for leaf in used}
-    return used | {p.name for p in graph.params if p.name.rpartition(".")[0] in modules}
-
-
 def _blocks(
-    sides: Sides, side: Index, matches: Sequence[Match], refused: Refused
+    sides: Sides, index: int, matches: Sequence[Match], refused: Refused
 ) -> Iterator[Unmatched]:
     """Blocks of one graph without a counterpart; whole sections as one."""
-    matched, blocks = covered(matches, side), sides.blocks[side]
-    name: Side = "whole" if side else "client"
-    sections = sides.forms[side].structure.sections
-    for section, members in zip(sections, sides.sections(side), strict=True):
-        gone = [i for i in members if i not in matched and sides.works(side, blocks[i])]
-        reasons = {i: _reason(sides, side, i, matches, refused) for i in gone}
-        if len(gone) == len(members) > 1 and len(set(reasons.values())) == 1:
-            yield Unmatched(section.name, name, next(iter(reasons.values())))
-        else:
-            for i, reason in reasons.items():
-                yield Unmatched(blocks[i].name, name, reason)
+    side = sides[index]
+    gone = side.unmatched(match[index] for match in matches)
+    reasons = {i: _reason(sides, index, i, matches, refused) for i in gone}
+    for section, run in zip(side.sections, side.runs, strict=True):
+        inside = {i: reasons[i] for i in run if i in reasons}
+        parts = {side.blocks[i].name: reason for i, reason in inside.items()}
+        if len(inside) == len(run) > 1 and len({*inside.values()}) == 1:
+            parts = {section.name: next(iter(inside.values()))}
+        for part, reason in parts.items():
+            yield Unmatched(part, "whole" if index else "client", reason)
 
 
 def _reason(
-    sides: Sides, side: Index, index: int, matches: Sequence[Match], refused: Refused
+    sides: Sides, index: int, block: int, matches: Sequence[Match], refused: Refused
 ) -> str:
     for pair, reason in refused.items():
-        if pair[side] == index:
+        if pair[index] == block:
             return reason
-    other: Index = 0 if side else 1
-    form = sides.form(side, range(index, index + 1))
-    candidates = [sides.forms[other].part(b.entry, b.exit) for b in sides.blocks[other]]
-    matched = covered(matches, other)
+    form, other = sides[index].form(range(block, block + 1)), sides[1 - index]
+    candidates = [other.form(range(i, i + 1)) for i in range(len(other.blocks))]
+    matched = {i for match in matches for i in match[1 - index]}
     same = [i for i, candidate in enumerate(candidates) if candidate.lines == form.lines]
     free = [i for i in same if i not in matched]
     if free:
-        name = sides.blocks[other][free[0]].name
+        name = other.blocks[free[0]].name
         return f"{name} of the other graph has this form ({form}), but lies elsewhere"
     if same:
         return f"the other graph has fewer blocks of this form ({form})"

@@ -96,5 +96,5 @@ def test_a_block_behind_another_result_is_another_block() -> None:
         for swapped in (False, True)
     ]
     reasons = {u.part: u.reason for u in ag.align(*graphs).unmatched if u.side == "client"}
-    assert reasons["last"] == "takes the result of %relu, its counterpart last that of %x"
+    assert reasons["last"] == "takes %relu, its counterpart last takes %x"
     assert ag.align(graphs[0], graphs[0]).score == 1
