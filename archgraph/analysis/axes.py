@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.naming import Naming
@@ -184,19 +184,14 @@ def axes(graph: ArchGraph) -> Axes:
             eq.values[node.name] = [list(map(Fixed, node.shape))]
             continue
         eq.values[node.name] = [[eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)]
-    for path, ref in _outputs(graph.outputs):
+    for ref in dict.fromkeys(i for i in walk(graph.outputs) if isinstance(i, (Ref, Leaf))):
         for index, layout in enumerate(eq.of(ref)):
-            eq.solver.pin(layout, f"dimension {index} of the model's output{path}")
+            eq.solver.pin(layout, f"dimension {index} of the model's output")
     for buffer, value in graph.updates:
         for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
             for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
                 eq.unify(a, b)
     return _axes(eq)
-
-
-def _outputs(value: Value, path: str = "") -> Iterable[tuple[str, Ref | Leaf]]:
-    for item in dict.fromkeys(i for i in walk(value) if isinstance(i, (Ref, Leaf))):
-        yield path, item
 
 
 def _axes(eq: Equations) -> Axes:

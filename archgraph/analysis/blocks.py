@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from archgraph.analysis.beside import assign
-from archgraph.analysis.draft import BlockDraft, draft
-from archgraph.analysis.looks import describe
+from archgraph.analysis.draft import BlockDraft, describe, draft
 from archgraph.analysis.merging import Merging
 from archgraph.analysis.modules import Modules, Path, common, numbered, siblings, under, unique
 from archgraph.analysis.stream import Piece, Stream

@@ -1,12 +1,15 @@
-"""A block while it is put together."""
+"""A block while it is put together, and what two blocks are compared by."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from archgraph.analysis.modules import Modules, Path, common, path_of, under
-from archgraph.analysis.stream import Piece
+from archgraph.analysis.stream import Piece, Stream
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Ref, Value, refs
+from archgraph.ops.table import base
 
 BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
 
@@ -73,8 +76,70 @@ def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str 
     if last is not None and last.kind in ("residual", "parallel"):
         outer = modules.place(last.exit)
         path = outer if outer and under(path, outer) else path
-    kind: BlockKind = "chain"
-    for candidate in ("dense", "parallel", "residual"):
-        if candidate in kinds:
-            kind = candidate
+    order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
+    kind: BlockKind = next((candidate for candidate in order if candidate in kinds), "chain")
     return BlockDraft(heads, pieces, path_of(given.partition("~")[0]) or path, given, kind=kind)
+
+
+def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
+    """Say what two blocks are compared by: operators and wiring, the way with most work, result."""
+    graph = modules.graph
+    draft.full = _body(graph, sorted([*draft.stream, *draft.extra], key=modules.order.__getitem__))
+    spine = filter(modules.is_layer, _spine(modules.stream, draft))
+    draft.spine = tuple(base(graph.node[n].op) for n in spine)
+    shape: tuple[object, ...] = end.shape
+    if draft.kind in ("dense", "parallel") and draft.last is not None:
+        # What joins branches has a width of its own: only the rest of its shape counts.
+        joins = graph.node[draft.last.exit]
+        lists = [v for _, v in joins.args if isinstance(v, tuple)]
+        parts, whole = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
+        wide = {i for p in parts if len(p) == len(whole) for i, s in enumerate(p) if s != whole[i]}
+        shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
+    draft.out = (draft.kind == "dense", end.dtype, shape)
+
+
+def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
+    """The way through a block with most work on it."""
+    nodes = draft.stream
+    inside: dict[str, tuple[int, str]] = {}
+    for name in nodes:
+        before = [p for p in stream.preds[name] if p in inside]
+        best = max(before, key=lambda p: inside[p][0], default="")
+        most = inside[best][0] if best else 0
+        inside[name] = most + (name in stream.heavy), best
+    way, name = [], nodes[-1] if nodes else ""
+    while name:
+        way.append(name)
+        name = inside[name][1]
+    return way[::-1]
+
+
+def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Operators and wiring of a block, sizes and names aside."""
+    local = {name: i for i, name in enumerate(nodes)}
+    params, node_of = graph.param, graph.node
+
+    def look(value: Value) -> str:
+        match value:
+            case Ref(name):
+                return f"%{local[name]}" if name in local else "%"
+            case Leaf(name):
+                leaf = params[name]
+                return f"{leaf.role}{len(leaf.type.shape)}"
+            case tuple():
+                return f"({','.join(map(look, value))})"
+            case Mode():
+                return f"train({look(value.train)},{look(value.eval)})"
+            case bool() | None | str():
+                return repr(value)
+            case int() | Batch():
+                return "n"
+            case _:
+                return type(value).__name__
+
+    lines = []
+    for name in nodes:
+        node = node_of[name]
+        if node.op != "input":
+            lines.append(f"{node.op} {' '.join(f'{k}={look(v)}' for k, v in node.args)}")
+    return tuple(lines)

@@ -7,10 +7,11 @@ leaves, each in the form's order, belong together.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
@@ -25,8 +26,9 @@ from archgraph.graph.ir import (
     Value,
     in_mode,
     per_graph,
-    walk,
+    refs,
 )
+from archgraph.graph.passes import reached
 from archgraph.ops.schema import schema
 from archgraph.ops.table import base, growth, row
 
@@ -139,15 +141,14 @@ class Forms:
         self.structure: Structure = structure(graph)
         self._sizes = axes(graph).attributes
         self._at = {n.name: i for i, n in enumerate(graph.nodes)}
-        outputs = (i for i in walk(in_mode(graph.outputs, False)) if isinstance(i, Ref))
-        self.outputs = tuple(dict.fromkeys(self.through(i.name) for i in outputs))
+        outputs = map(self.through, refs(in_mode(graph.outputs, False)))
+        self.outputs = tuple(dict.fromkeys(outputs))
         self._inputs = [n.name for n in graph.nodes if n.op == "input"]
         self._behind: set[str] = {b.exit for b in self.structure.blocks} - set(self._inputs)
         for node in graph.nodes:
             if any(used in self._behind for used in node.uses()):
                 self._behind.add(node.name)
         self._known: dict[tuple[str, str], Form] = {}
-        self._whole: Form | None = None
 
     def part(self, entry: str, end: str) -> Form:
         """Form of what lies between two results of the stream."""
@@ -161,12 +162,10 @@ class Forms:
             self._known[entry, end] = _Reading(self, entry, (end,), far).form()
         return self._known[entry, end]
 
-    @property
+    @functools.cached_property
     def whole(self) -> Form:
         """Form of the graph."""
-        if self._whole is None:
-            self._whole = _Reading(self, "", self.outputs, set()).form()
-        return self._whole
+        return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
         """The result behind operators that act in training only (dropout)."""
@@ -211,18 +210,11 @@ class _Reading:
     """A part of a graph while its form is read off."""
 
     def __init__(self, of: Forms, entry: str, ends: Sequence[str], far: set[str]) -> None:
-        self.of, self.graph, self.entry, self.far = of, of.graph, entry, far
+        self.of, self.graph, self.entry = of, of.graph, entry
         self.ends = [of.through(end) for end in ends]
-        region: set[str] = set()
-        pending = list(self.ends)
-        while pending:
-            name = pending.pop()
-            if name != entry and name not in far and name not in region:
-                region.add(name)
-                pending += self._uses(name)
-        self.region = sorted(region, key=of._at.__getitem__)
+        region = reached(self.ends, self._uses, of._at.keys() - far - {entry})
         self.key: dict[str, str] = {}  # of equal keys for equal computations
-        for name in self.region:
+        for name in sorted(region, key=of._at.__getitem__):
             text = self._line(name, self._keyed, lambda leaf: "")
             self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -261,7 +253,7 @@ class _Reading:
         """Operators, each after what it uses, operands in the order of their keys or arguments."""
         seen: set[str] = set()
         for end in self.ends:
-            stack = [(end, iter(self._operands(end)))] if end in self.key else []
+            stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
             seen.update(name for name, _ in stack)
             while stack:
                 name, rest = stack[-1]
@@ -271,16 +263,13 @@ class _Reading:
                     stack.pop()
                 else:
                     seen.add(used)
-                    stack.append((used, iter(self._operands(used))))
+                    stack.append((used, iter(self._results(self._sorted(used)))))
 
     def _uses(self, name: str) -> list[str]:
-        node = self.graph.node[name]
-        results = (i for _, v, _ in self.of._args(node) for i in walk(v) if isinstance(i, Ref))
-        return [self.of.through(i.name) for i in results]
+        return self._results(self.of._args(self.graph.node[name]))
 
-    def _operands(self, name: str) -> list[str]:
-        results = (i for _, v, _ in self._sorted(name) for i in walk(v) if isinstance(i, Ref))
-        return [self.of.through(i.name) for i in results]
+    def _results(self, args: Iterable[tuple[str, Value, bool]]) -> list[str]:
+        return [self.of.through(name) for _, value, _ in args for name in refs(value)]
 
     def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
         """Arguments; those of a sum or product in the order of their keys."""
@@ -320,16 +309,8 @@ class _Reading:
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)
-        leaves: set[str] = set()
-        seen: set[str] = set()
-        pending = [self.of.through(value.name)]
-        while pending:
-            name = pending.pop()
-            if name in self.key and name not in seen:
-                seen.add(name)
-                leaves.update(self.graph.node[name].leaves())
-                pending += self._uses(name)
-        return leaves
+        below = reached([self.of.through(value.name)], self._uses, self.key)
+        return {leaf for name in below for leaf in self.graph.node[name].leaves()}
 
     def _line(self, name: str, ref: Callable[[str], str], leaf: Callable[[str], str]) -> str:
         node = self.graph.node[name]

@@ -1,15 +1,18 @@
-"""What remains of layouts when axes keep some of their positions."""
+"""What remains of layouts, leaves and operators when axes keep some of their positions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+import dataclasses
+from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 
+from archgraph.analysis.axes import Axes
 from archgraph.errors import AxisError
-from archgraph.graph.ir import Size, Value
+from archgraph.graph.ir import Constant, Node, Param, Size, TensorType, Value
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
 from archgraph.ops.equations import StatedSizes
+from archgraph.ops.schema import canonical_args
 
 Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
 
@@ -45,12 +48,7 @@ def touched(layout: Layout, kept: Kept) -> bool:
 
 
 def shares(layout: Layout, kept: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A number for each position that stays: the product of those of its axes.
-
-    Args:
-        layout: A dimension's layout.
-        kept: Positions kept, repeated or not, by axis.
-        share: The number of each kept position, by axis; an axis not named has ones.
+    """A number for each position that stays: the product of those of its axes, by default ones.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
@@ -98,3 +96,58 @@ def positions(layout: Layout, kept: Kept) -> np.ndarray:
         case _:
             assert isinstance(layout.size, int)
             return np.arange(layout.size)
+
+
+def param_after(solved: Axes, param: Param, kept: Kept) -> Param:
+    """A leaf with the positions that stay, in its shape and value; itself where none is cut."""
+    layouts = solved.leaf[param.name]
+    type_ = _type_after(param.type, layouts, kept)
+    if type_ is param.type:
+        return param
+    value = param.value
+    if value is not None:
+        value = _constant_after(value, [positions(layout, kept) for layout in layouts])
+    return dataclasses.replace(param, type=type_, value=value)
+
+
+def node_after(solved: Axes, node: Node, kept: Kept) -> Node:
+    """An operator with the sizes that stay, in its results and in the arguments that state sizes.
+
+    It is one of the graph, or stands in such a one's place under its name.
+    """
+    if node.op == "input":
+        return node
+    stated = {
+        key: sizes_after(solved.attributes[node.name, key], kept)
+        for key, _ in node.args
+        if (node.name, key) in solved.attributes
+    }
+    args = node.args
+    if any(node.arg(key) != value for key, value in stated.items()):
+        by_name = dict(args) | stated
+        aten = node.op.startswith("aten.")
+        args = canonical_args(node.op, by_name) if aten else tuple(by_name.items())
+    types = tuple(
+        _type_after(type_, layouts, kept)
+        for type_, layouts in zip(node.types, solved.value[node.name], strict=True)
+    )
+    if args is node.args and all(a is b for a, b in zip(types, node.types, strict=True)):
+        return node
+    return dataclasses.replace(
+        node, args=args, type=types if isinstance(node.type, tuple) else types[0]
+    )
+
+
+def _type_after(type_: TensorType, layouts: Sequence[Layout], kept: Kept) -> TensorType:
+    if not any(touched(layout, kept) for layout in layouts):
+        return type_
+    shape: tuple[Size, ...] = tuple(size_after(layout, kept) for layout in layouts)
+    return TensorType(shape, type_.dtype)
+
+
+def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:
+    """The numbers at these positions of every dimension."""
+    width = len(value.data) // max(int(np.prod(value.shape)), 1)
+    raw = np.frombuffer(value.data, dtype=np.uint8).reshape(*value.shape, width)
+    part = raw[np.ix_(*index, np.arange(width))]
+    return Constant(value.dtype, part.shape[:-1], part.tobytes())

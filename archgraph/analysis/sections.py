@@ -59,20 +59,19 @@ def _given(blocks: list[BlockDraft], owner: Mapping[str, str]) -> list[Group]:
     return _framed(blocks[: mine[0]], groups, blocks[mine[-1] + 1 :])
 
 
-def _framed(stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft]) -> list[Group]:
-    first = [Group("stem", "stem", stem)] if stem else []
-    last = [Group("head", "head", head)] if head else []
+def _framed(
+    stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft], tower: bool = False
+) -> list[Group]:
+    """A stem, stages and a head; those of a tower have names of their own."""
+    first = [Group(_title(stem) if tower else "stem", "stem", stem)] if stem else []
+    last = [Group(_title(head) if tower else "head", "head", head)] if head else []
     return [*first, *stages, *last]
 
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """A tower's stem and head have names of their own; one without building blocks is a stem."""
-    if not any(d.whole for d in blocks):
-        return [Group(_title(blocks), "stem", blocks)]
-    stem, stages, head = _parts(drafts, blocks)
-    first = [Group(_title(stem), "stem", stem)] if stem else []
-    last = [Group(_title(head), "head", head)] if head else []
-    return [*first, *stages, *last]
+    """Sections of a tower; one without building blocks is a stem."""
+    whole = any(d.whole for d in blocks)
+    return _framed(*(_parts(drafts, blocks) if whole else (blocks, [], [])), tower=True)
 
 
 def _title(blocks: Sequence[BlockDraft]) -> str:
@@ -93,7 +92,7 @@ def _parts(
         stem = [*stem, *stages.pop(0).blocks]
     while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
         head = [*stages.pop().blocks, *head]
-    return stem, _transitions(drafts, stages), head
+    return stem, _transitions(stages), head
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
@@ -112,7 +111,7 @@ def _branched(draft: BlockDraft) -> bool:
     return len(draft.heads) == 1 and draft.kind == "parallel"
 
 
-def _transitions(drafts: Drafts, stages: list[Group]) -> list[Group]:
+def _transitions(stages: list[Group]) -> list[Group]:
     """The sections, where what leads from one stage to the next is a section of its own.
 
     A transition is one block: a plain layer unlike its neighbours, or a block that changes the

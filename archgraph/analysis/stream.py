@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from archgraph.graph.ir import ArchGraph, Node, Ref, Value, show, walk
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs, show
+from archgraph.graph.passes import reached
 from archgraph.ops.table import row
 
 PieceKind = Literal["step", "residual", "dense", "parallel"]
@@ -78,11 +79,12 @@ class Stream:
         self._computed = computed(graph)
         self._weights: dict[str, tuple[str, ...]] = {}
         self.heavy = frozenset(n.name for n in graph.nodes if self._is_heavy(n))
-        self._depth = self._depths()
-        self.outputs = tuple(
-            dict.fromkeys(i.name for i in walk(graph.outputs) if isinstance(i, Ref))
-        )
-        self.output = max(self.outputs, key=lambda name: self._depth[name], default="")
+        depth: dict[str, int] = {}
+        for n in graph.nodes:
+            below = max((depth[p] for p in self.preds[n.name]), default=0)
+            depth[n.name] = below + (n.name in self.heavy)
+        self.outputs = tuple(dict.fromkeys(refs(graph.outputs)))
+        self.output = max(self.outputs, key=depth.__getitem__, default="")
         self.live = self.ancestors((self.output,)) if self.output else set()
         self._learned = self._descendants(n.name for n in graph.nodes if self._has_parameter(n))
         self.source, self.pieces, self.towers = self._choose()
@@ -110,23 +112,9 @@ class Stream:
     def _has_parameter(self, node: Node) -> bool:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
-    def _depths(self) -> dict[str, int]:
-        depth: dict[str, int] = {}
-        for n in self.graph.nodes:
-            below = max((depth[p] for p in self.preds[n.name]), default=0)
-            depth[n.name] = below + (n.name in self.heavy)
-        return depth
-
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
         """Operators that some need, themselves included; within a part of the graph if given."""
-        needed: set[str] = set()
-        pending = list(names)
-        while pending:
-            name = pending.pop()
-            if name not in needed and (inside is None or name in inside):
-                needed.add(name)
-                pending.extend(self.preds[name])
-        return needed
+        return reached(names, self.preds.__getitem__, inside)
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
         reached = set(names)
@@ -146,8 +134,10 @@ class Stream:
             return "", self._chain(ordered, ""), ()
         chains = []
         for source in inputs:
-            nodes = self._downstream(source, self.live, self.output)
-            pieces = self._chain(sorted(nodes, key=self.order.__getitem__), "")
+            below, nodes = self._downstream(source, self.live)
+            if self.output not in nodes:
+                nodes = sorted(below, key=self.order.__getitem__)
+            pieces = self._chain(nodes, "")
             chains.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
 
         def score(item: tuple[str, tuple[Piece, ...], tuple[tuple[Piece, ...], ...]]) -> Any:
@@ -158,16 +148,15 @@ class Stream:
 
         return max(chains, key=score)
 
-    def _downstream(self, source: str, live: set[str], target: str) -> set[str]:
-        """What leads from a source through parameters to the target, and what prepares it."""
-        below = self._descendants((source,)) & live
+    def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
+        """What a source leads to: all, and what is learned with what prepares it, in order."""
+        below = self._descendants((source,)) & among
         core = below & self._learned
-        if target not in core:
-            return below
         starts = [v for v in core if not any(p in core for p in self.preds[v])]
-        return core | self.ancestors(starts, below)
+        ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
+        return below, ordered
 
-    def _towers(self, main: set[str]) -> tuple[tuple[Piece, ...], ...]:
+    def _towers(self, main: Iterable[str]) -> tuple[tuple[Piece, ...], ...]:
         """Chains of two or more layers from other inputs into the stream (encoders, towers).
 
         A tower ends where it first fans out: what then serves one block is that block's.
@@ -177,10 +166,7 @@ class Stream:
         for n in self.graph.nodes:
             if n.op != "input" or n.name in used or n.name not in self.live:
                 continue
-            below = self._descendants((n.name,)) & (self.live - used)
-            core = below & self._learned
-            starts = [v for v in core if not any(p in core for p in self.preds[v])]
-            ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
+            _, ordered = self._downstream(n.name, self.live - used)
             ends = {p for v in self.live.difference(ordered) for p in self.preds[v]}
             cuts = self._cuts(ordered, "", ends)
             while ordered and ordered[-1] not in cuts:
@@ -291,7 +277,8 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         before = dict.fromkeys(n.uses())
-        joined = [(k, v) for k, v in n.args if isinstance(v, tuple) and _references(v)]
+        lists = [(k, v) for k, v in n.args if isinstance(v, tuple)]
+        joined = [(k, v) for k, v in lists if v and all(isinstance(i, Ref) for i in v)]
         if len(joined) == 1:
             argument, operands = joined[0]
             rest = f"{argument} {[(k, show(v)) for k, v in n.args if k != argument]}"
@@ -302,8 +289,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
                     ((seen[n.op, rest, a], b) for a, b in parts if (n.op, rest, a) in seen), None
                 )
                 if match is not None:
-                    others = (i.name for i in match[1] if isinstance(i, Ref))
-                    before = dict.fromkeys((match[0], *others))
+                    before = dict.fromkeys((match[0], *refs(match[1])))
                     break
             seen.setdefault((n.op, rest, operands), n.name)
             known.add(len(operands))
@@ -316,7 +302,3 @@ def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
     if most in sizes:
         yield most
     yield from sorted((s for s in sizes if s < most), reverse=True)
-
-
-def _references(value: tuple[Value, ...]) -> bool:
-    return all(isinstance(i, Ref) for i in value) and len(value) > 0

@@ -20,9 +20,9 @@ from archgraph.analysis.modules import unique
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Node, Ref, TensorType, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, refs, walk
 from archgraph.hints import similar
-from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves, product
+from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 from archgraph.tables import Table
 
 Named = TypeVar("Named", "Block", "Section")
@@ -253,7 +253,7 @@ class _Judge:
         self.order = drafts.order
         self._listed: dict[str, frozenset[str]] = {}
         self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
-        self.outputs = {i.name for i in walk(graph.outputs) if isinstance(i, Ref)}
+        self.outputs = set(refs(graph.outputs))
 
     def block(self, draft: BlockDraft, section: str) -> Block:
         """The finished block."""
@@ -261,7 +261,7 @@ class _Judge:
         entry, end = self.drafts.entry(draft), self.drafts.exit(draft)
         reason = self._obstacle(draft, nodes, entry, end)
         last = draft.last
-        region = last is not None and len(draft.heads) == 1 and last.kind != "step"
+        region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
         return Block(
             draft.name,
             section,
@@ -271,45 +271,55 @@ class _Judge:
             not reason,
             reason,
             draft.kind,
-            last.exit if region and last is not None else "",
-            last.shortcut if region and last is not None else "",
+            region.exit if region else "",
+            region.shortcut if region else "",
             tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
             draft.uses,
         )
 
     def _obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
         """Why a block cannot be left out; empty where it can."""
-        graph = self.graph
         if draft.kind == "head":
             return f"makes the output %{end}"
         if not draft.stream or entry == end:
             return "holds nothing that could be left out"
-        members = set(nodes)
+        members, terms = set(nodes), self._terms(draft)
+        return (
+            self._long_connection(draft, members, entry)
+            or (self._kept_term(terms, members, entry) if terms else self._other(entry, end))
+            or self._leak(draft, nodes, terms)
+        )
+
+    def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
+        """Why what a block takes from further up the stream stands in the way."""
+        near = members | {entry}
         for piece in draft.pieces:
-            used = {u for n in piece.nodes for u in graph.node[n].uses()} if piece.joins else set()
-            if any(u in self.streamed and u not in members and u != entry for u in used):
+            used = {u for n in piece.nodes for u in self.graph.node[n].uses()}
+            if piece.joins and any(u in self.streamed and u not in near for u in used):
                 return f"ends a long connection in %{piece.exit}"
-        terms = self._terms(draft)
-        if terms:
-            reason = self._kept_term(terms, members, entry)
-            if reason:
-                return reason
-        else:
-            a, b = graph.node[entry].type, graph.node[end].type
-            if a != b:
-                return f"changes {_show(a)} to {_show(b)}"
-            solved = axes(graph).value
-            for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
-                if self._frozen(x, y) or self._frozen(y, x):
-                    return f"dimension {i} is {x} before it and {y} after it"
-        inner = {n for n in draft.stream if n not in (entry, end)}
-        leaking = inner - {n for n in inner if graph.node[n].op == "input"}
+        return ""
+
+    def _other(self, entry: str, end: str) -> str:
+        """Why what enters a block cannot stand in for what leaves it."""
+        a, b = self.graph.node[entry], self.graph.node[end]
+        if a.type != b.type:
+            before, after = (", ".join(map(str, node.types)) for node in (a, b))
+            return f"changes {before} to {after}"
+        solved = axes(self.graph).value
+        for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
+            if self._frozen(x, y) or self._frozen(y, x):
+                return f"dimension {i} is {x} before it and {y} after it"
+        return ""
+
+    def _leak(self, draft: BlockDraft, nodes: Sequence[str], terms: Mapping[str, str]) -> str:
+        """Why a result inside a block is needed outside of it, other than the block's own."""
+        graph, members, end = self.graph, set(nodes), self.drafts.exit(draft)
+        ends = (self.drafts.entry(draft), end)
+        leaking = {n for n in draft.stream if n not in ends and graph.node[n].op != "input"}
         for name in nodes:
             if name != end and any(u in leaking for u in graph.node[name].uses()):
                 leaking.add(name)
-        for name in nodes:
-            if name not in leaking:
-                continue
+        for name in filter(leaking.__contains__, nodes):
             if name in self.outputs:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
@@ -321,10 +331,7 @@ class _Judge:
 
     def _frozen(self, data: Layout, other: Layout) -> bool:
         """Whether a dimension that is not a channel axis would stand in for one that can be cut."""
-        if any(isinstance(leaf, AxisRef) for leaf in leaves(data)):
-            return False
-        names = {leaf.name for leaf in leaves(other) if isinstance(leaf, AxisRef)}
-        return not self._free.isdisjoint(names)
+        return not _axes_in(data) and not self._free.isdisjoint(_axes_in(other))
 
     @functools.cached_property
     def _free(self) -> frozenset[str]:
@@ -350,19 +357,17 @@ class _Judge:
     def _kept_term(self, terms: Mapping[str, str], members: set[str], entry: str) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
-        entering = leaves(product(solved.value[entry][0]))
-        stream = {leaf.name for leaf in entering if isinstance(leaf, AxisRef)}
+        stream = _axes_in(*solved.value[entry][0])
         for name in terms:
-            factors = [leaf for d in solved.value[name][0] for leaf in leaves(d)]
-            own = [leaf for leaf in factors if isinstance(leaf, AxisRef)]
+            own = _axes_in(*solved.value[name][0])
             if not own:
                 return f"appends %{name}, whose width is not that of a parameter of its own"
-            for ref in own:
-                if ref.name not in self._free:
-                    return f"appends {ref}, which is pinned: {solved[ref.name].reason}"
-                if ref.name in stream:
+            for axis, ref in own.items():
+                if axis not in self._free:
+                    return f"appends {ref}, which is pinned: {solved[axis].reason}"
+                if axis in stream:
                     return f"appends {ref}, which what it is appended to has, too"
-                for leaf in self._alone.get(ref.name, ()):
+                for leaf in self._alone.get(axis, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"
         return ""
@@ -377,8 +382,10 @@ class _Judge:
         return reached
 
 
-def _show(type_: TensorType | tuple[TensorType, ...]) -> str:
-    return ", ".join(map(str, type_)) if isinstance(type_, tuple) else str(type_)
+def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
+    """The axes that layouts are made of, by name, in order."""
+    parts = (leaf for layout in layouts for leaf in leaves(layout))
+    return {leaf.name: leaf for leaf in parts if isinstance(leaf, AxisRef)}
 
 
 def _only(layout: Layout) -> set[str]:

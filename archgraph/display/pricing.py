@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from archgraph.analysis.after import node_after, param_after
 from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.cost import cost
-from archgraph.analysis.positions import Kept
+from archgraph.analysis.positions import Kept, node_after, param_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, walk

@@ -17,7 +17,8 @@ import numpy as np
 
 from archgraph.analysis.axes import Contraction
 from archgraph.analysis.positions import touched
-from archgraph.graph.ir import Leaf, Node, Ref, walk
+from archgraph.graph.ir import Leaf, Node, Ref
+from archgraph.graph.passes import reached
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
@@ -105,11 +106,10 @@ class _Compensation:
         if self.graph.param[name].role == "constant":
             return False
         for user in self.graph.leaf_users[name]:
-            uses = [i for _, v in self.graph.node[user].args for i in walk(v)].count(Leaf(name))
+            uses = [*self.graph.node[user].operands()].count(Leaf(name))
             sums = [
-                c for c in self.sums.get(user, ()) for operand in c.operands
-                if operand == (Leaf(name), dim)
-            ]  # fmt: skip
+                c for c in self.sums.get(user, ()) for o in c.operands if o == (Leaf(name), dim)
+            ]
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
         part = self.copies.parts(self.copies.solved.of(name)[dim], wanted)
@@ -150,9 +150,8 @@ class _Upstream:
     def __init__(
         self, copies: Copies, contraction: Contraction, sums: Mapping[str, Sequence[Contraction]]
     ) -> None:
-        self.copies, self.graph, self.contraction, self.sums = (
-            copies, copies.graph, contraction, sums,
-        )  # fmt: skip
+        self.copies, self.graph = copies, copies.graph
+        self.contraction, self.sums = contraction, sums
         self.wanted = copies.axes_in(contraction.layout)
         self.inside: set[str] = set()
         self.moved: dict[str, int] = {}
@@ -184,9 +183,7 @@ class _Upstream:
     def _before(self, name: str, at: int | None) -> list[tuple[str, int | None]]:
         """Divide an operator's own leaves, or the results to divide before it.
 
-        Args:
-            name: The operator.
-            at: The dimension of its result that is to be divided; None where it is not known.
+        Of results and ``name``'s own: the dimension to divide; None where it is not known.
         """
         node = self.graph.node[name]
         fact = growth(node.op)
@@ -194,7 +191,7 @@ class _Upstream:
             self.moved[name] = at
             return []
         self.inside.add(name)
-        operands = [i for _, v in node.args for i in walk(v) if isinstance(i, (Ref, Leaf))]
+        operands = list(node.operands())
         if fact.affine and isinstance(fact.weight(node), Leaf):
             self._divide_layer(node, fact.affine)
             self.beside |= {i.name for i in operands if isinstance(i, Ref)}
@@ -282,14 +279,6 @@ class _Upstream:
 
     def _has_weights(self, name: str) -> bool:
         """Whether a result depends on parameters."""
-        seen: set[str] = set()
-        pending = [name]
-        while pending:
-            node = self.graph.node[pending.pop()]
-            if node.name in seen:
-                continue
-            seen.add(node.name)
-            if any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves()):
-                return True
-            pending += node.uses()
-        return False
+        node, param = self.graph.node, self.graph.param
+        before = reached([name], lambda name: node[name].uses())
+        return any(param[leaf].role == "parameter" for n in before for leaf in node[n].leaves())

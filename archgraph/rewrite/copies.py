@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from archgraph.analysis.axes import Axes, Axis, axes
 from archgraph.analysis.positions import positions, shares
-from archgraph.graph.ir import ArchGraph, Leaf, Node, walk
-from archgraph.layout.layouts import AxisRef, Layout, leaves
+from archgraph.analysis.widths import axes_of
+from archgraph.graph.ir import ArchGraph, Leaf, Node
+from archgraph.layout.layouts import Layout
 from archgraph.rewrite.cut import cut
 from archgraph.states import Rewritten
 from archgraph.states.dimension_map import Vector
@@ -84,7 +85,7 @@ class Copies:
 
     def axes_in(self, layout: Layout) -> set[str]:
         """The axes with copies that a layout contains."""
-        return {a.name for a in leaves(layout) if isinstance(a, AxisRef) and a.name in self.index}
+        return {axis.name for axis in axes_of(layout) if axis.name in self.index}
 
     def positions(self, layout: Layout) -> npt.NDArray[np.int64]:
         """Old position of each new one of a layout."""
@@ -99,5 +100,5 @@ class Copies:
 
     def only_user(self, node: Node, leaf: str) -> bool:
         """Whether an operator is the only one that uses a leaf, and uses it once."""
-        uses = [i for _, v in node.args for i in walk(v)].count(Leaf(leaf))
+        uses = [*node.operands()].count(Leaf(leaf))
         return uses == 1 and self.graph.leaf_users[leaf] == (node.name,)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from archgraph.analysis.after import node_after, param_after
 from archgraph.analysis.axes import Axes, axes
-from archgraph.analysis.positions import Kept, positions, touched
+from archgraph.analysis.positions import Kept, node_after, param_after, positions, touched
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
 from archgraph.states import DimMap, Entry, Rewritten

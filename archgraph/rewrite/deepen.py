@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
@@ -17,7 +16,7 @@ from archgraph.rewrite.insert import initialised
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.sections import whole
 from archgraph.rewrite.skip import skip
-from archgraph.states import Entry, Rewritten, Transfer
+from archgraph.states import Entry, Rewritten
 
 
 @takes_graph
@@ -73,12 +72,12 @@ def deepen(
     for block in blocks:
         starts |= _Identity(deep.graph, block).starts()
     _covered(graph, deep.graph, blocks, starts)
-    target = {slot.name: slot for slot in deep.transfer.target}
     entries = dict(deep.transfer.entries)
-    for leaf, (name, args) in starts.items():
-        entries[leaf] = Entry.initialised(target[leaf], name, **args)
-    transfer = Transfer(deep.transfer.source, deep.transfer.target, entries)
-    rewritten = dataclasses.replace(deep, transfer=transfer)
+    for slot in deep.transfer.target:
+        if slot.name in starts:
+            name, args = starts[slot.name]
+            entries[slot.name] = Entry.initialised(slot, name, **args)
+    rewritten = Rewritten.between(graph, deep.graph, entries)
     if verify:
         same_function(graph, rewritten)
     return rewritten
@@ -143,6 +142,12 @@ def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
     return bool(weights) and not any(leaf in graph.param for leaf in weights)
 
 
+def _operands(node: Node) -> list[Ref | Leaf]:
+    """The results and leaves that an operator uses in evaluation."""
+    values = (i for _, v in node.args for i in walk(in_mode(v, False)))
+    return [i for i in values if isinstance(i, (Ref, Leaf))]
+
+
 class _Identity:
     """How the leaves of a block start so that it returns what it takes."""
 
@@ -172,14 +177,9 @@ class _Identity:
             node = self.graph.node[merge]
             if multiplied(node, Ref(shortcut)):
                 self._refuse(f"has {node.op} %{merge}, which multiplies its shortcut")
-            others = [
-                i.name
-                for _, v in node.args
-                for i in walk(in_mode(v, False))
-                if isinstance(i, Ref) and i.name != shortcut
-            ]
-            for other in others:
-                zero |= self._zero(other)
+            for other in _operands(node):
+                if isinstance(other, Ref) and other.name != shortcut:
+                    zero |= self._zero(other.name)
             entry = merge
         self._numbers(zero)
         return identity | zero | self._chain(self.block.exit, entry)
@@ -193,12 +193,7 @@ class _Identity:
         nothing: set[str] = set()
         for name in self.block.nodes:
             node = self.graph.node[name]
-            operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
-            gone = [
-                i.name in (nothing if isinstance(i, Ref) else zero)
-                for i in operands
-                if isinstance(i, (Ref, Leaf))
-            ]
+            gone = [i.name in (nothing if isinstance(i, Ref) else zero) for i in _operands(node)]
             if name in sums or not any(gone):
                 continue
             nothing.add(name)
@@ -219,8 +214,7 @@ class _Identity:
         affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
         if affine and isinstance(fact.weight(node), Leaf):
             return {k: how for v in affine for k, how in self._nothing(node, v).items()}
-        operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
-        items = [i for i in operands if isinstance(i, (Ref, Leaf))]
+        items = _operands(node)
         if fact.scales == "all" and not offset(node):
             return {k: how for i in items for k, how in self._nothing(node, i).items()}
         if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
@@ -256,20 +250,15 @@ class _Identity:
                     self._refuse(f"has {node.op} %{name}, which its input has not been through")
             elif fact.identity is None:
                 self._refuse(f"has {node.op} %{name}, which has no form of the identity")
+            elif isinstance(start := fact.identity(self.graph, node), str):
+                self._refuse(f"has {node.op} %{name}, which {start}")
             else:
-                start = fact.identity(self.graph, node)
-                if isinstance(start, str):
-                    self._refuse(f"has {node.op} %{name}, which {start}")
-                else:
-                    for argument, how in start.items():
-                        leaf = node.arg(argument)
-                        if isinstance(leaf, Leaf):
-                            identity[leaf.name] = how
-            operands = [i for _, v in node.args for i in walk(in_mode(v, False))]
-            refs = [i.name for i in operands if isinstance(i, Ref)]
-            if len(refs) != 1:
-                self._refuse(f"has {node.op} %{name}, which takes {len(refs)} results")
-            name = refs[0]
+                given = {node.arg(argument): how for argument, how in start.items()}
+                identity |= {k.name: how for k, how in given.items() if isinstance(k, Leaf)}
+            results = [i.name for i in _operands(node) if isinstance(i, Ref)]
+            if len(results) != 1:
+                self._refuse(f"has {node.op} %{name}, which takes {len(results)} results")
+            name = results[0]
         return identity
 
     def _did(self, node: Node, entry: str) -> bool:

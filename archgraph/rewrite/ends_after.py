@@ -8,9 +8,8 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import prune
 from archgraph.ops.check import check
 from archgraph.rewrite.heads import with_head
-from archgraph.rewrite.insert import fresh, initialised
+from archgraph.rewrite.insert import fresh, initialised, tidied
 from archgraph.rewrite.laws import same_function
-from archgraph.rewrite.leaves import tidied
 from archgraph.states import Rewritten
 
 

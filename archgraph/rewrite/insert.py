@@ -1,4 +1,4 @@
-"""What rewrites that add operators share: free names, where channels are, how new leaves start."""
+"""What rewrites share: free names, where channels are, how new leaves start and which ones go."""
 
 from __future__ import annotations
 
@@ -95,3 +95,27 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
             "result without a channel dimension", where=where, found=f"%{node.name}: {node.type}"
         )
     return at, size
+
+
+def silent(graph: ArchGraph) -> dict[str, set[str]]:
+    """Leaves that no operator uses or updates, each with the used leaves of its module."""
+    assigned = {buffer for buffer, _ in graph.updates}
+    modules: dict[str, set[str]] = {}
+    for param in graph.params:
+        if graph.leaf_users[param.name]:
+            modules.setdefault(param.name.rpartition(".")[0], set()).add(param.name)
+    return {
+        p.name: modules.get(p.name.rpartition(".")[0], set())
+        for p in graph.params
+        if not graph.leaf_users[p.name] and p.name not in assigned and p.role != "constant"
+    }
+
+
+def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
+    """The graph without leaves that nothing uses whose module is gone."""
+    gone = {
+        name
+        for name, module in silent(before).items()
+        if module and not any(leaf in after.param for leaf in module)
+    }
+    return after.replace(params=tuple(p for p in after.params if p.name not in gone))

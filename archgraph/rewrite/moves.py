@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at, walk
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Ref, Value, size_at
 from archgraph.ops.schema import schema
 from archgraph.ops.table import growth
 from archgraph.rewrite.copies import Copies
@@ -31,7 +31,7 @@ def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
     """Operators that only move a layer's result about until it is this one, and the layer."""
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
-        operands = [i for _, v in path[-1].args for i in walk(v) if isinstance(i, (Ref, Leaf))]
+        operands = list(path[-1].operands())
         if len(operands) != 1 or not isinstance(operands[0], Ref):
             return None
         path.append(graph.node[operands[0].name])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value, replace
-from archgraph.graph.passes import renumber
+from archgraph.graph.ir import ArchGraph, Mode, Node, Ref, Value
+from archgraph.graph.passes import reached, renumber
 from archgraph.ops.table import row
+from archgraph.rewrite.insert import fresh
 from archgraph.rewrite.laws import same_function
 from archgraph.states import Rewritten, Transfer
 
@@ -40,42 +44,27 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     if rate == 1:
         return Rewritten.identity(graph)
     last = _last_weighted(graph)
-    factor = Mode(1.0 / rate, 1.0)
-    renamed: dict[str, str] = {}
-    node_names = set(graph.node)
-    nodes: list[Node] = []
+    names = set(graph.node)
+    scaled = {
+        n.name: fresh(names, f"{n.name}_scaled")
+        for n in graph.nodes
+        if row(n.op).macs is not None and row(n.op).weighted and n.name not in last
+        if not isinstance(n.type, tuple)
+    }
 
     def follow(value: Value) -> Value:
-        return Ref(renamed.get(value.name, value.name)) if isinstance(value, Ref) else value
+        return Ref(scaled.get(value.name, value.name)) if isinstance(value, Ref) else value
 
-    for node in graph.nodes:
-        args = tuple((k, replace(v, follow)) for k, v in node.args)
-        node = Node(node.name, node.op, args, node.type, node.scope, node.source)
+    new, nodes = graph.mapped(follow), list[Node]()
+    for node in new.nodes:
         nodes.append(node)
-        scaled = row(node.op).macs is not None and row(node.op).weighted
-        if scaled and node.name not in last and not isinstance(node.type, tuple):
-            name = f"{node.name}_scaled"
-            while name in node_names:
-                name += "_"
-            nodes.append(
-                Node(
-                    name,
-                    "aten.mul.Tensor",
-                    (("self", Ref(node.name)), ("other", factor)),
-                    node.type,
-                    node.scope,
-                    node.source,
-                )
+        if node.name in scaled:
+            args = (("self", Ref(node.name)), ("other", Mode(1.0 / rate, 1.0)))
+            copy = dataclasses.replace(
+                node, name=scaled[node.name], op="aten.mul.Tensor", args=args
             )
-            renamed[node.name] = name
-    new = renumber(
-        graph.replace(
-            nodes=tuple(nodes),
-            outputs=replace(graph.outputs, follow),
-            updates=tuple((k, replace(v, follow)) for k, v in graph.updates),
-        )
-    )
-    rewritten = Rewritten(new, Transfer.identity(graph))
+            nodes.append(copy)
+    rewritten = Rewritten(renumber(new.replace(nodes=tuple(nodes))), Transfer.identity(graph))
     if verify:
         same_function(graph, rewritten)
     return rewritten
@@ -83,17 +72,10 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
 
 def _last_weighted(graph: ArchGraph) -> set[str]:
     """Weighted operators whose result reaches an output through pointwise operators alone."""
-    weighted: set[str] = set()
-    pending = list(graph.output_refs())
-    seen: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        node = graph.node[name]
-        if row(node.op).weighted:
-            weighted.add(name)
-        elif row(node.op).pointwise:
-            pending.extend(node.uses())
-    return weighted
+
+    def before(name: str) -> Iterable[str]:
+        facts = row(graph.node[name].op)
+        return graph.node[name].uses() if facts.pointwise and not facts.weighted else ()
+
+    ends = reached(graph.output_refs(), before)
+    return {name for name in ends if row(graph.node[name].op).weighted}

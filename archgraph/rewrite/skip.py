@@ -18,7 +18,7 @@ from archgraph.graph.passes import prune, renumber
 from archgraph.ops.check import check
 from archgraph.rewrite import laws
 from archgraph.rewrite.cut import cut
-from archgraph.rewrite.leaves import tidied
+from archgraph.rewrite.insert import tidied
 from archgraph.rewrite.sections import with_sections
 from archgraph.states import Rewritten
 

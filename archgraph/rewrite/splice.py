@@ -15,7 +15,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, refs, r
 from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
-from archgraph.rewrite.leaves import silent
+from archgraph.rewrite.insert import silent
 from archgraph.states import Entry, Rewritten
 
 Updates = Sequence[tuple[str, Value]]

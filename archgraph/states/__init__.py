@@ -2,11 +2,9 @@
 
 from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import DimMap, chain
-from archgraph.states.entry import Entry
-from archgraph.states.initial import INITIALISERS, Initial
+from archgraph.states.entry import INITIALISERS, Entry, Initial
 from archgraph.states.merge import Merger
-from archgraph.states.moments import pull_moments
-from archgraph.states.optimisers import carry
+from archgraph.states.optimisers import carry, pull_moments
 from archgraph.states.rewritten import Rewritten
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer

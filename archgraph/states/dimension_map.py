@@ -180,8 +180,11 @@ class DimMap:
         """Target positions, one per source position."""
         if not self.offsets:
             return np.arange(self.length)
-        counts = np.diff(np.frombuffer(self.offsets, dtype="<i8"))
-        return np.repeat(np.arange(self.length), counts)
+        return np.repeat(np.arange(self.length), np.diff(self._bounds))
+
+    @property
+    def _bounds(self) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self.offsets, dtype="<i8")
 
     def then(self, other: DimMap) -> DimMap | None:
         """The map that applies this one, then the other (matrix product ``other · self``).
@@ -205,7 +208,7 @@ class DimMap:
             return DimMap.of(self.positions[other.positions], self.size)
         via, outer = other.positions, other.values
         if self.offsets:
-            bounds = np.frombuffer(self.offsets, dtype="<i8")
+            bounds = self._bounds
             counts = (bounds[1:] - bounds[:-1])[via]
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             picked = np.repeat(bounds[:-1][via], counts) + within
@@ -226,7 +229,7 @@ class DimMap:
         values = self.values
         whole = np.rint(values)
         values = np.where(np.abs(values - whole) < 1e-12, whole, values)
-        offsets = np.frombuffer(self.offsets, dtype="<i8") if self.offsets else None
+        offsets = self._bounds if self.offsets else None
         return DimMap._make(self.positions, self.size, self.length, values, offsets)
 
     def coverage(self, rows: Vector | None = None) -> Vector:
@@ -275,7 +278,7 @@ class DimMap:
             return torch.tensordot(matrix, x, dims=([1], [dim])).movedim(0, dim)
         y = x.index_select(dim, self._tensor(self.positions, x))
         if self.weights:
-            y *= _along(dim, torch.from_numpy(self.values).to(x), x.dim())
+            y *= self._factors(dim, x)
         if self.offsets:
             shape = (*x.shape[:dim], self.length, *x.shape[dim + 1 :])
             y = x.new_zeros(shape).index_add_(dim, self._tensor(self.targets, x), y)
@@ -304,7 +307,7 @@ class DimMap:
         if self.offsets:
             y = y.index_select(dim, self._tensor(self.targets, y))
         if self.weights:
-            y = y * _along(dim, torch.from_numpy(self.values).to(y), y.dim())
+            y = y * self._factors(dim, y)
         into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
 
     def expand(self, y: Tensor, dim: int) -> Tensor:
@@ -316,7 +319,7 @@ class DimMap:
         if self._injective:
             # Gathering with the inverse is several times faster than adding slice by slice.
             if self.weights:
-                y = y * _along(dim, torch.from_numpy(self.values).to(y), y.dim())
+                y = y * self._factors(dim, y)
             inverse = np.full(self.size, self.length)
             inverse[self.positions] = np.arange(self.length)
             nothing = y.new_zeros((*y.shape[:dim], 1, *y.shape[dim + 1 :]))
@@ -337,6 +340,11 @@ class DimMap:
     def _dense(self) -> bool:
         """Whether a matrix product is cheaper than gathering every single weight."""
         return bool(self.offsets) and len(self.positions) > 4 * (self.size + self.length)
+
+    def _factors(self, dim: int, like: Tensor) -> Tensor:
+        """The weights along a dimension."""
+        shape = [-1 if d == dim else 1 for d in range(like.dim())]
+        return torch.from_numpy(self.values).to(like).view(shape)
 
     @staticmethod
     def _tensor(positions: npt.NDArray[np.int64], like: Tensor) -> Tensor:
@@ -378,10 +386,6 @@ def _runs(where: npt.NDArray[np.int64]) -> tuple[Segment, ...]:
 
 def _at(dim: int, run: Segment) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(*run))
-
-
-def _along(dim: int, vector: Tensor, rank: int) -> Tensor:
-    return vector.view(*[1] * dim, -1, *[1] * (rank - dim - 1))
 
 
 def chain(a: DimMap | None, b: DimMap | None) -> DimMap | None:

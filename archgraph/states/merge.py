@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class _Lane:
         source: Its global name.
         dtype: What it is summed in.
         sliced: Whether it adds straight into a view of the global sum.
+        averaged: Whether it is averaged; else the maximum counts.
         into: What it adds to, once that exists: the view, or its own sum in the client's shape;
             for an integer entry the maximum.
         weight: ``Σ w`` of the updates that gave the entry as a whole.
@@ -50,6 +52,7 @@ class _Lane:
     source: str
     dtype: torch.dtype
     sliced: bool
+    averaged: bool
     into: Tensor | None = None
     weight: float = 0.0
     rows: Vector | None = None
@@ -66,12 +69,8 @@ class _Lane:
         return Term.of(self.entry, self.weight) if self.weight else None
 
 
-@dataclass(slots=True)
-class _Group:
-    """The lanes of one distinct transfer, by client entry."""
-
-    averaged: dict[str, _Lane] = field(default_factory=dict)
-    integers: dict[str, _Lane] = field(default_factory=dict)
+# The lanes of one distinct transfer, by client entry.
+Lanes: TypeAlias = dict[str, _Lane]
 
 
 class Merger:
@@ -119,7 +118,7 @@ class Merger:
         self._dtype = dtype
         self._limit = max(groups, 1)
         self._sums: dict[str, Tensor] = {}
-        self._groups: dict[str, _Group] = {}  # in order of last use
+        self._groups: dict[str, Lanes] = {}  # by transfer, in order of last use
         self._unit: float | None = None
         self._taken = False
         self.clients = 0
@@ -173,19 +172,17 @@ class Merger:
         self.clients += 1
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group
-        for name, lane in group.averaged.items():
+        for name, lane in group.items():
             if name in skip:
                 continue
-            if lane.into is not None and name not in rows:  # what nearly every update is made of
-                factor = weight * lane.scale
-                lane.into.add_(state[name], alpha=factor * scales.get(name, 1.0))
+            value = state[name]
+            if not lane.averaged:
+                lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
+            elif lane.into is not None and name not in rows:  # what nearly every update is made of
+                lane.into.add_(value, alpha=weight * lane.scale * scales.get(name, 1.0))
                 lane.weight += weight
             else:
-                self._add(lane, state[name], weight, scales.get(name, 1.0), rows.get(name))
-        for name, lane in group.integers.items():
-            if name not in skip:
-                value = state[name]
-                lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
+                self._add(lane, value, weight, scales.get(name, 1.0), rows.get(name))
         self._embed(keep=self._limit)
 
     @torch.no_grad()
@@ -211,8 +208,8 @@ class Merger:
         self._taken = True
         terms: dict[str, list[Term]] = {}
         for group in self._groups.values():
-            for lane in group.averaged.values():
-                if (term := lane.term()) is not None:
+            for lane in group.values():
+                if lane.averaged and (term := lane.term()) is not None:
                     terms.setdefault(lane.source, []).append(term)
         self._embed(keep=0)
         new = self._peaks()
@@ -229,21 +226,20 @@ class Merger:
         if self._taken:
             raise ArchGraphError("the result was already taken", hint="make a new Merger")
 
-    def _group(self, transfer: Transfer) -> _Group:
+    def _group(self, transfer: Transfer) -> Lanes:
         if transfer.source != self.signature:
             raise ArchGraphError(
                 "the transfer does not start at the merger's graph",
                 hint="Merger.add takes the transfer from the global architecture to the client's",
             )
-        group = _Group()
+        lanes: Lanes = {}
         for want in expected_entries(transfer.target):
             entry = transfer.entries[want.name]
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
             dtype = self._dtype or accumulator(self._old[entry.source].dtype)
-            lanes = group.averaged if want.averaged else group.integers
-            lanes[want.name] = _Lane(entry, entry.source, dtype, entry.sliced)
-        return group
+            lanes[want.name] = _Lane(entry, entry.source, dtype, entry.sliced, want.averaged)
+        return lanes
 
     def _add(
         self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
@@ -284,13 +280,11 @@ class Merger:
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""
-        unembedded = [
-            lanes
-            for group in self._groups.values()
-            if (
-                lanes := [v for v in group.averaged.values() if v.into is not None and not v.sliced]
-            )
-        ]
+        own = (
+            [v for v in lanes.values() if v.averaged and v.into is not None and not v.sliced]
+            for lanes in self._groups.values()
+        )
+        unembedded = list(filter(None, own))
         for lane in itertools.chain(*unembedded[: max(len(unembedded) - keep, 0)]):
             if lane.into is not None:
                 lane.entry.push(lane.into, self._sum(lane.source, lane.dtype))
@@ -321,7 +315,7 @@ class Merger:
         """Maximum over the clients of every integer entry, the old value where none has it."""
         result: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
-        lanes = [v for group in self._groups.values() for v in group.integers.values()]
+        lanes = [v for group in self._groups.values() for v in group.values() if not v.averaged]
         # Whole entries first: where there is one, all is seen.
         for lane in sorted(lanes, key=lambda lane: any(lane.entry.dims)):
             name, value = lane.source, lane.into

@@ -13,7 +13,7 @@ from archgraph.states import (
     Slot,
     Transfer,
 )
-from archgraph.states.moments import pull_moments, repeated
+from archgraph.states.optimisers import pull_moments, repeated
 
 
 def transfer(source: Slot, target: Slot, *dims: DimMap | None, scale: float = 1.0) -> Transfer:

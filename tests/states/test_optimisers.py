@@ -8,7 +8,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import RewriteError
-from archgraph.states.moments import repeated
+from archgraph.states.optimisers import repeated
 
 RATE = 0.05
 OPTIMISERS = {
