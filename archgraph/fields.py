@@ -27,7 +27,7 @@ class Base(pydantic.BaseModel):
 
 # Nothing that a person means is larger, and products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1
-# What files and records of runs call the model of all clients.
+# The global model: of its group in the server's state, in files, and among models that are tested.
 GLOBAL = "global"
 
 Version = Annotated[Literal[1], Field(description="version of the language")]

@@ -54,17 +54,11 @@ def cast(tape: Tape) -> Tape:
 
 @dataclass
 class _Casting:
-    """Casts so far.
-
-    Attributes:
-        tape: The tape that is rewritten.
-        made: Casts of leaves: one for all users of a region of the same kind.
-        written: How often each memory was written to: a buffer is cast anew afterwards.
-    """
+    """Casts so far: a leaf has one for all users of a region, and a new one after each write."""
 
     tape: Tape
-    made: dict[Any, torch.fx.Node] = field(default_factory=dict)
-    written: Counter[int | None] = field(default_factory=Counter)
+    made: dict[Any, torch.fx.Node] = field(default_factory=dict)  # casts of leaves
+    written: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Cast the arguments of a call that autocast would cast."""
@@ -148,6 +142,3 @@ class _Seen(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and id(args[0]) in self.watched:
             self.casts.setdefault(self.watched[id(args[0])], kwargs.get("dtype"))
         return func(*args, **kwargs)
-
-
-__all__ = ["cast"]

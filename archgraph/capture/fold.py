@@ -41,14 +41,13 @@ from archgraph.ops.schema import op_name
 def fold(tape: Tape, names: Collection[str]) -> Tape:
     """The tape with constants in the place of what can be computed now.
 
-    Args:
-        tape: A flat tape.
-        names: State-dict keys of the model, which no constant may be called.
+    ``names`` are state-dict keys of the model, which no constant may be called.
 
     Raises:
         TraceError: If a constant is too large for a graph.
     """
     work = _Folding(tape, names, dict(tape.tensors), dict(tape.views))
+    before = {node: tape.tensors[node].clone() for node in tape.labels}
     for node in tape.tensors:
         node.meta[FOLDED] = True
     for node in list(tape.graph.nodes):
@@ -61,14 +60,10 @@ def fold(tape: Tape, names: Collection[str]) -> Tape:
             node.meta[FOLDED] = True
         elif node.op == "output" or node.target is operator.getitem or is_operator(node):
             work.bring_constants(node)
-    changed = [
-        name
-        for node, name in tape.labels.items()
-        if not _equal(tape.tensors[node], work.start[node])
-    ]
     notes = (
         f"forward changes {name}, which is not part of the state; the graph does not"
-        for name in changed
+        for node, name in tape.labels.items()
+        if not torch.equal(tape.tensors[node].nan_to_num(), before[node].nan_to_num())
     )
     views = {
         node: replace(view, parent=work.stand_in.get(view.parent, view.parent))
@@ -84,37 +79,21 @@ def fold(tape: Tape, names: Collection[str]) -> Tape:
     )
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
 @dataclass
 class _Folding:
     """Results computed so far, and the nodes that stand for them.
 
-    Attributes:
-        tape: The tape that is folded.
-        names: What no constant may be called.
-        real: Results that nothing can change; in-place calls run on their memory.
-        views: What is a view of what.
-        constants: Nodes made for uses of real results.
-        leaves: The leaves of their values: equal constants are one leaf.
-        stand_in: For a real result whose memory a live call writes to: the node that took its
-            place, right before that call.
-        start: Copies of what the program held before the first call.
+    ``real`` are results that nothing can change; in-place calls run on their memory. Where a live
+    call writes to it, a node right before that call takes the result's place (``stand_in``).
     """
 
     tape: Tape
-    names: Collection[str]
+    names: Collection[str]  # that no constant may have
     real: dict[torch.fx.Node, Any]
     views: dict[torch.fx.Node, View]
     constants: dict[torch.fx.Node, Param] = field(default_factory=dict)
-    leaves: dict[Constant, Param] = field(default_factory=dict)
+    leaves: dict[Constant, Param] = field(default_factory=dict)  # equal constants are one leaf
     stand_in: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
-    start: dict[torch.fx.Node, torch.Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start = {n: self.tape.tensors[n].clone() for n in self.tape.labels}
 
     def follow(self, node: torch.fx.Node) -> None:
         """Let a node use what stands in for its arguments."""
@@ -210,13 +189,7 @@ class _Folding:
         try:
             value = constant(self.real[item])
         except GraphError as error:
-            raise TraceError(
-                error.message,
-                where=where(item),
-                found=error.found,
-                expected=error.expected,
-                hint=error.hint,
-            ) from error
+            raise TraceError(**vars(error.at(where(item)))) from error
         if value not in self.leaves:
             label = self.tape.labels.get(item)
             taken = {*self.names, *(p.name for p in self.leaves.values())}
@@ -241,6 +214,3 @@ def _filled(node: torch.fx.Node) -> torch.Tensor | None:
     if not isinstance(value, (int, float)):
         return None
     return torch.full(tuple(held.shape), value, dtype=held.dtype)
-
-
-__all__ = ["fold"]

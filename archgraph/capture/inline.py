@@ -38,10 +38,7 @@ def inline(
 ) -> Tape:
     """The tape of an exported program.
 
-    Args:
-        program: What ``torch.export`` made.
-        batch: Symbol of the batch axis.
-        owners: Leaf that each state-dict key belongs to.
+    ``batch`` is the symbol of the batch axis, ``owners`` the leaf of each state-dict key.
 
     Raises:
         TraceError: If a region, an input or a constant cannot be part of a graph.
@@ -100,13 +97,8 @@ def _values(constant: torch.Tensor, name: str) -> torch.Tensor:
 class _Inlining:
     """The flat graph so far.
 
-    Attributes:
-        graph: Calls.
-        env: What a node of the program became: a node, or a plain value.
-        regions: Results of the regions so far.
-        same: Nodes that are their argument itself: what goes into a region or comes out of one.
-        tensors: Tensors that the program holds.
-        notes: What the flat graph does otherwise.
+    ``env`` says what a node of the program became: a node, or a plain value. What goes into a
+    region or comes out of one is the ``same`` as its argument.
     """
 
     graph: torch.fx.Graph = field(default_factory=torch.fx.Graph)
@@ -242,6 +234,3 @@ class _Inlining:
             f"torch.cond at {where(node)}: the graph runs both branches and picks with torch.where"
         ] = None
         return picked
-
-
-__all__ = ["inline"]

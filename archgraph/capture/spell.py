@@ -74,23 +74,14 @@ def spell(tape: Tape) -> OneMode:
 
 @dataclass
 class _Spelling:
-    """Nodes so far.
-
-    Attributes:
-        tape: What is spelt.
-        nodes: Nodes by name.
-        known: Values of the tape's results.
-        types: Types of leaves.
-        constants: Leaves of constants.
-        detached: Results that no gradient passes through.
-    """
+    """Nodes so far by name, and the values of the tape's results."""
 
     tape: Tape
     nodes: dict[str, Node] = field(default_factory=dict)
     known: dict[torch.fx.Node, Value] = field(default_factory=dict)
     types: dict[Leaf, TensorType] = field(default_factory=dict)
     constants: dict[Value, Param] = field(default_factory=dict)
-    detached: set[Value] = field(default_factory=set)
+    detached: set[Value] = field(default_factory=set)  # no gradient passes through them
 
     def step(self, node: torch.fx.Node) -> None:
         """Spell one call."""
@@ -250,6 +241,3 @@ class _Spelling:
                 found=", ".join(f"{k} {v}" for k, v in dtypes.items()),
                 hint="give the example input in the model's dtype, or cast in forward",
             )
-
-
-__all__ = ["spell"]

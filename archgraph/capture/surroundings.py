@@ -135,22 +135,13 @@ def restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
     finally:
         hook.remove()
         for module, attributes, inside in held:
-            if any(vars(module).get(k) is not v for k, v in attributes.items()) or len(
-                vars(module)
-            ) != len(attributes):
-                vars(module).clear()
-                vars(module).update(attributes)
-            for key, value in attributes.items():
-                before = inside[key]
-                if isinstance(value, list) and len(value) != len(before):
+            vars(module).clear()
+            vars(module).update(attributes)
+            for key, before in inside.items():
+                value = attributes[key]
+                if isinstance(value, list):
                     value[:] = before
-                elif isinstance(value, dict) and (
-                    value.keys() != before.keys()
-                    or any(value[k] is not v for k, v in before.items())
-                ):
-                    value.clear()
-                    value.update(before)
-                elif isinstance(value, set) and value != before:
+                elif isinstance(value, (dict, set)):
                     value.clear()
                     value.update(before)
 

@@ -13,12 +13,7 @@ from archgraph.capture.tape import View, is_operator, memory
 def views_of(
     graph: torch.fx.Graph, same: Collection[torch.fx.Node] = ()
 ) -> dict[torch.fx.Node, View]:
-    """What is a view of what.
-
-    Args:
-        graph: Calls with stand-in tensors, flat.
-        same: Calls whose result is their first argument itself, if it shares memory at all.
-    """
+    """What is a view of what; ``same`` results are their argument itself, if they share memory."""
     views: dict[torch.fx.Node, View] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -53,6 +48,3 @@ def _view(node: torch.fx.Node) -> View | None:
             return View(item) if same else View(item, node, place)
     out = node.kwargs.get("out")
     return View(out) if isinstance(out, torch.fx.Node) else None
-
-
-__all__ = ["views_of"]

@@ -45,11 +45,7 @@ _WHOLE, _PART = Ref("whole"), Ref("part")
 
 
 def functional(tape: Tape, parameters: frozenset[str]) -> Tape:
-    """The tape without in-place operators.
-
-    Args:
-        tape: A folded tape.
-        parameters: Leaves that forward must not write to.
+    """A folded tape without in-place operators; forward must not write to ``parameters``.
 
     Raises:
         TraceError: For a write that cannot be expressed, or to a parameter.
@@ -73,27 +69,18 @@ def functional(tape: Tape, parameters: frozenset[str]) -> Tape:
 class _Writing:
     """The functional graph so far.
 
-    Attributes:
-        tape: What is rewritten.
-        parameters: Leaves that forward must not write to.
-        graph: Calls without writes.
-        start: What placeholders and constants became.
-        now: What a result is, as of its last look.
-        count: How often each memory was written to.
-        seen: The count of a result's memory at its last look.
-        region: Switches of the current call.
-        updates: Last value of each buffer that was written to.
-        notes: What the graph does otherwise.
+    ``now`` is what each result was when it was last used, and ``seen`` how often its memory had
+    been written to by then; where that is less than ``count``, it is taken anew.
     """
 
     tape: Tape
     parameters: frozenset[str]
     graph: torch.fx.Graph = field(default_factory=torch.fx.Graph)
-    start: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+    start: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)  # what sources became
     now: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
     count: dict[int | None, int] = field(default_factory=dict)
     seen: dict[torch.fx.Node, int] = field(default_factory=dict)
-    region: Region = field(default_factory=Region)
+    region: Region = field(default_factory=Region)  # of the current call
     updates: dict[str, torch.fx.Node] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
@@ -356,6 +343,3 @@ def _arguments(
     return functional.call_args(
         {other: given[name] for other, name in zip(others, names, strict=False)}
     )
-
-
-__all__ = ["functional"]

@@ -11,8 +11,6 @@ from archgraph.fields import GLOBAL as GLOBAL
 from archgraph.plain import Json as Json
 from archgraph.states import State as State
 
-"""The global model's name: of its group in the server's state, and among models that are tested."""
-
 
 @dataclass(frozen=True)
 class ServerState:

@@ -43,6 +43,7 @@ from archgraph.graph.ir import (
     TensorType,
     Value,
 )
+from archgraph.graph.values import WORD
 from archgraph.limits import LIMITS
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -69,7 +70,6 @@ ITEM_SIZES = {
     "complex128": 16,
 }
 
-_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
 _STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _PACKED = re.compile(r"(zlib|raw):([A-Za-z0-9+/=]*)")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -89,6 +89,7 @@ class _Cursor:
     file: str = ""
     column: int = 0
     at: int = 0
+    last: int = 0  # where the token that was read last begins
 
     def fail(
         self, message: str, *, found: str | None = None, expected: str | None = None
@@ -101,6 +102,12 @@ class _Cursor:
             rest = self.text[self.at :].strip()
             found = repr(rest if len(rest) <= 24 else rest[:24] + "…") if rest else "end of line"
         raise SpecError(message, where=where, found=found, expected=expected)
+
+    def refuse(self, message: str, expected: str, found: str | None = None) -> NoReturn:
+        """Refuse the token that was read last."""
+        token = self.text[self.last : self.at]
+        self.at = self.last
+        self.fail(message, found=repr(token) if found is None else found, expected=expected)
 
     def blanks(self) -> None:
         while self.at < len(self.text) and self.text[self.at] in " \t":
@@ -125,23 +132,22 @@ class _Cursor:
         found = pattern.match(self.text, self.at)
         if found is None:
             self.fail("cannot be read", expected=expected)
-        self.at = found.end()
+        self.last, self.at = self.at, found.end()
         return found
 
     def word(self, expected: str) -> str:
-        return self.match(_WORD, expected).group()
+        return self.match(WORD, expected).group()
 
     def string(self) -> str:
         token = self.match(_STRING, "a quoted string").group()
         try:
-            text = ast.literal_eval(token)
-        except (SyntaxError, ValueError):
-            self.at -= len(token)
-            self.fail("has an unknown escape", found=token, expected="a Python string literal")
-        if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
-            self.at -= len(token)
-            self.fail("has an unpaired surrogate", found=token, expected="a Python string literal")
-        return str(text)
+            text = str(ast.literal_eval(token))
+            text.encode()
+        except (SyntaxError, ValueError) as error:  # half of a pair of surrogates has no encoding
+            half = isinstance(error, UnicodeEncodeError)
+            message = "has an unpaired surrogate" if half else "has an unknown escape"
+            self.refuse(message, "a Python string literal", token)
+        return text
 
     def name(self, expected: str) -> str:
         """A bare word, or quoted (after ``@`` or not) where the name holds other signs."""
@@ -156,18 +162,16 @@ class _Cursor:
             self.fail("goes on after its end", expected="end of line")
 
     def integer(self) -> int:
-        start = self.at
         word = self.word("an integer")
         if not _INTEGER.fullmatch(word):
-            self.at = start
-            self.fail("cannot be read", found=repr(word), expected="an integer")
-        return self.bounded(word, start)
+            self.refuse("cannot be read", "an integer")
+        return self.bounded(word)
 
-    def bounded(self, word: str, start: int) -> int:
+    def bounded(self, word: str) -> int:
+        """The value of the word that was read last."""
         # The length first: turning a long numeral into an integer is quadratic.
         if len(word) > 24 or abs(int(word)) > 2**64:
-            self.at = start
-            self.fail("is out of range", found=word[:24], expected="an integer of 64 bits")
+            self.refuse("is out of range", "an integer of 64 bits", word[:24])
         return int(word)
 
 
@@ -177,33 +181,23 @@ def _batch(cursor: _Cursor, factor: int) -> Batch:
 
 
 def _size(cursor: _Cursor) -> Size:
-    cursor.blanks()
-    start = cursor.at
     word = cursor.word("a size")
     if word == BATCH_WORD:
         return _batch(cursor, 1)
     if not _INTEGER.fullmatch(word):
-        cursor.at = start
-        cursor.fail("is not a size", found=repr(word), expected=f"an integer or '{BATCH_WORD}'")
-    number = cursor.bounded(word, start)
+        cursor.refuse("is not a size", f"an integer or '{BATCH_WORD}'")
+    number = cursor.bounded(word)
     if not cursor.peek("**") and cursor.take("*"):
-        start = cursor.at
         if cursor.word(f"'{BATCH_WORD}'") != BATCH_WORD:
-            cursor.at = start
-            cursor.fail("is not a size", expected=f"'{BATCH_WORD}'")
+            cursor.refuse("is not a size", f"'{BATCH_WORD}'")
         return _batch(cursor, number)
     return number
 
 
 def _tensor_type(cursor: _Cursor) -> TensorType:
-    cursor.blanks()
-    start = cursor.at
     dtype = cursor.word("a tensor type such as float32[batch, 3]")
     if dtype not in ITEM_SIZES:
-        cursor.at = start
-        cursor.fail(
-            "is not an element type", found=repr(dtype), expected="e.g. float32, int64, bool"
-        )
+        cursor.refuse("is not an element type", "e.g. float32, int64, bool")
     cursor.need("[")
     sizes: list[Size] = []
     while not cursor.take("]"):
@@ -267,7 +261,7 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         cursor.at = start
         return _size(cursor)
     if _INTEGER.fullmatch(word):
-        return cursor.bounded(word, start)
+        return cursor.bounded(word)
     if word in _FLOAT_WORDS:
         return _FLOAT_WORDS[word]
     if _FLOAT.fullmatch(word):
@@ -293,7 +287,6 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
     if size > LIMITS.constant_bytes:
         cursor.fail("is too large", found=f"{size} bytes", expected=f"≤ {LIMITS.constant_bytes}")
-    start = cursor.at
     packed = cursor.match(_PACKED, "'zlib:…' or 'raw:…'")
     try:
         data = base64.b64decode(packed.group(2), validate=True)
@@ -301,15 +294,10 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
             unpack = zlib.decompressobj()
             data = unpack.decompress(data, size + 1)
     except (binascii.Error, zlib.error) as error:
-        cursor.at = start
-        cursor.fail("is damaged", found=str(error), expected="base64 of the tensor's bytes")
+        cursor.refuse("is damaged", "base64 of the tensor's bytes", str(error))
     if len(data) != size:
-        cursor.at = start
-        cursor.fail(
-            "has the wrong number of bytes",
-            found=str(len(data)) if len(data) < size else f"more than {size}",
-            expected=f"{size} for {kind}",
-        )
+        found = str(len(data)) if len(data) < size else f"more than {size}"
+        cursor.refuse("has the wrong number of bytes", f"{size} for {kind}", found)
     return Constant(kind.dtype, shape, data)
 
 
@@ -330,15 +318,13 @@ def _param(cursor: _Cursor, role: Role) -> Param:
         cursor.blanks()
         if cursor.at == len(cursor.text):
             return Param(name, kind, role, trainable, tuple(aliases))
-        start = cursor.at
         match cursor.word("'alias', 'frozen', '=' or end of line"):
             case "alias":
                 aliases.append(cursor.name("the name of an alias"))
             case "frozen" if role == "parameter":
                 trainable = False
-            case word:
-                cursor.at = start
-                cursor.fail("is not known here", found=repr(word), expected="'alias' or 'frozen'")
+            case _:
+                cursor.refuse("is not known here", "'alias' or 'frozen'")
     cursor.need("=")
     cursor.blanks()
     value = _constant(cursor, kind)
@@ -409,16 +395,14 @@ def _statement(parts: _Parts, cursor: _Cursor) -> None:
     if cursor.peek("%"):
         parts.nodes.append(_node(cursor))
         return
-    start = cursor.at
     word = cursor.word("a statement")
     if word in ROLES:
         parts.params.append(_param(cursor, word))
     elif word in _STATEMENTS:
         _STATEMENTS[word](parts, cursor)
     else:
-        cursor.at = start
         expected = ", ".join([*ROLES, *_STATEMENTS, "%name: …"])
-        cursor.fail("is not a statement", found=repr(word), expected=f"one of {expected}")
+        cursor.refuse("is not a statement", f"one of {expected}")
     cursor.end()
 
 
@@ -516,11 +500,9 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
     """
 
     def read(cursor: _Cursor) -> Param:
-        start = cursor.at
         word = cursor.word("the role of a leaf")
         if word not in ROLES:
-            cursor.at = start
-            cursor.fail("is not a role", found=repr(word), expected=" or ".join(ROLES))
+            cursor.refuse("is not a role", " or ".join(ROLES))
         return _param(cursor, word)
 
     return _whole(read, text, line, column, file)

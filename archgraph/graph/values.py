@@ -140,7 +140,7 @@ RESERVED = frozenset(
 
 
 # A leaf's name is printed bare where it cannot be taken for anything else.
-_WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
+WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
 _NUMBER = re.compile(
     r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
 )
@@ -152,7 +152,7 @@ def leaf_word(name: str) -> str:
     >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
     ('layer1.0.conv1.weight', "@'0'", "@'train'")
     """
-    plain = _WORD.fullmatch(name) and not _NUMBER.fullmatch(name) and name not in RESERVED
+    plain = WORD.fullmatch(name) and not _NUMBER.fullmatch(name) and name not in RESERVED
     return name if plain else f"@{quote(name)}"
 
 

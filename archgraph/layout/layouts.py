@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -32,18 +33,6 @@ def divide(a: Size, b: Size) -> Size | None:
     return a // b if b and a % b == 0 else None
 
 
-def times(sizes: Iterable[Size]) -> Size:
-    """Product of sizes.
-
-    >>> str(times([2, Batch(3), 4]))
-    '24*batch'
-    """
-    total: Size = 1
-    for s in sizes:
-        total = total * s if isinstance(total, Batch) else (s * total)
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class Fixed:
     """A dimension that is not a channel axis: batch, pixels, tokens, classes."""
@@ -63,7 +52,7 @@ class Prod:
     memo: Memo = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _settle(self, self.factors, times(f.size for f in self.factors))
+        _settle(self, self.factors, math.prod(f.size for f in self.factors))
 
     def __str__(self) -> str:
         return " × ".join(f"({f})" if isinstance(f, Sum) else str(f) for f in self.factors)
@@ -78,7 +67,7 @@ class Sum:
     memo: Memo = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _settle(self, self.terms, _total(self.terms))
+        _settle(self, self.terms, sum(map(plain, self.terms)))
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
@@ -129,12 +118,10 @@ def _settle(whole: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
     object.__setattr__(whole, "memo", None)
 
 
-def _total(terms: Iterable[Layout]) -> int:
-    total = 0
-    for t in terms:
-        assert isinstance(t.size, int)
-        total += t.size
-    return total
+def plain(layout: Layout) -> int:
+    """Size of a layout that cannot depend on the batch."""
+    assert isinstance(layout.size, int)
+    return layout.size
 
 
 def product(factors: Iterable[Layout]) -> Layout:
@@ -146,7 +133,7 @@ def product(factors: Iterable[Layout]) -> Layout:
             if part.size == 1 and isinstance(part, Fixed):
                 continue
             if flat and isinstance(part, Fixed) and isinstance(flat[-1], Fixed):
-                flat[-1] = Fixed(times((flat[-1].size, part.size)))
+                flat[-1] = Fixed(flat[-1].size * part.size)
             else:
                 flat.append(part)
     if not flat:
@@ -162,8 +149,7 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
     for t in terms:
         if t.size == 0:
             continue
-        assert isinstance(t.size, int)
-        size += t.size
+        size += plain(t)
         if isinstance(t, (Prod, Sum)):
             state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
             states[id(state)] = state
@@ -172,8 +158,7 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
         parts = t.terms if isinstance(t, Sum) else (t,)
         first, last = parts[0], flat[-1] if flat else None
         if isinstance(first, Fixed) and isinstance(last, Fixed):
-            assert isinstance(first.size, int) and isinstance(last.size, int)
-            flat[-1] = Fixed(last.size + first.size)
+            flat[-1] = Fixed(plain(last) + plain(first))
             flat += parts[1:]
         else:
             flat += parts
@@ -312,26 +297,33 @@ class Solver:
                 self.bind(x, Prod(parts))
                 return parts
             case Prod(factors):
-                taken: list[Layout] = []
                 rest = list(factors)
-                need: Size = inner
-                while need != 1:
-                    last = self.resolve(rest.pop())
-                    smaller = divide(need, last.size)
-                    if smaller is not None:
-                        taken.insert(0, last)
-                        need = smaller
-                        continue
-                    parts_ = self.split_product(last, need)
-                    if parts_ is None:
-                        return None
-                    rest.append(parts_[0])
-                    taken.insert(0, parts_[1])
-                    need = 1
-                return product(rest), product(taken)
+                taken = self._take_inner(rest, inner)
+                return (product(rest), taken) if taken is not None else None
             case Sum(terms):
                 return self._split_sum_as_product(terms, inner)
         return None
+
+    def _take_inner(self, rest: list[Layout], size: Size) -> Layout | None:
+        """Take the last factors, of a given size together, off a product; None if they cannot."""
+        taken: list[Layout] = []
+        while size != 1:
+            if not rest:
+                return None
+            last = self.resolve(rest.pop())
+            if isinstance(last, Prod):
+                rest += last.factors
+                continue
+            smaller = divide(size, last.size)
+            if smaller is None:
+                parts = self.split_product(last, size)
+                if parts is None:
+                    return None
+                rest.append(parts[0])
+                last, smaller = parts[1], 1
+            taken.insert(0, last)
+            size = smaller
+        return product(taken)
 
     def _split_sum_as_product(
         self, terms: Sequence[Layout], inner: Size
@@ -369,14 +361,12 @@ class Solver:
             if isinstance(x, Sum) or isinstance(y, Sum):
                 xs, ys = xs + _terms(x)[::-1], ys + _terms(y)[::-1]
                 continue
-            assert isinstance(x.size, int) and isinstance(y.size, int)
             if x.size == y.size:
                 self.unify(x, y)
                 continue
-            if x.size < y.size:
+            if plain(x) < plain(y):
                 x, y, xs, ys = y, x, ys, xs
-            assert isinstance(y.size, int)
-            parts = self.cut(x, y.size)
+            parts = self.cut(x, plain(y))
             if parts is None:
                 for rest in (x, y, *xs, *ys):
                     self.pin(rest)
@@ -403,9 +393,8 @@ class Solver:
             case Sum(terms):
                 need = first
                 for position, t in enumerate(terms):
-                    assert isinstance(t.size, int)
-                    if t.size <= need:
-                        need -= t.size
+                    if plain(t) <= need:
+                        need -= plain(t)
                         continue
                     parts_ = self.cut(t, need)
                     if parts_ is None:
@@ -431,29 +420,11 @@ class Solver:
         rest = _factors(product(self.resolve(d) for d in dims))
         out: list[Layout] = []
         for size in reversed(sizes):
-            need, taken = size, list[Layout]()
-            while need != 1:
-                if not rest:
-                    return None
-                last = self.resolve(rest.pop())
-                if isinstance(last, Prod):
-                    rest += last.factors
-                    continue
-                smaller = divide(need, last.size)
-                if smaller is not None:
-                    taken.insert(0, last)
-                    need = smaller
-                    continue
-                parts = self.split_product(last, need)
-                if parts is None:
-                    return None
-                rest.append(parts[0])
-                taken.insert(0, parts[1])
-                need = 1
-            out.insert(0, product(taken))
-        if any(r.size != 1 for r in rest):
-            return None
-        return out
+            taken = self._take_inner(rest, size)
+            if taken is None:
+                return None
+            out.insert(0, taken)
+        return out if all(r.size == 1 for r in rest) else None
 
 
 def _factors(layout: Layout) -> list[Layout]:

@@ -32,7 +32,14 @@ from archgraph.graph.ir import (
 from archgraph.graph.passes import specialise
 from archgraph.limits import LIMITS
 from archgraph.ops import rules
-from archgraph.ops.infer import ResultType, pattern, result_type, shortened, tensor_types
+from archgraph.ops.infer import (
+    ResultType,
+    pattern,
+    place,
+    result_type,
+    shortened,
+    tensor_types,
+)
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.ops.table import known, row
 
@@ -57,12 +64,8 @@ def check(graph: ArchGraph) -> None:
         Traceback (most recent call last):
         archgraph.errors.GraphError: %y: uses a result that no earlier operator makes; found %x
     """
-    for count, limit, what in (
-        (len(graph.nodes), LIMITS.nodes, "operators"),
-        (len(graph.params), LIMITS.leaves, "leaves"),
-    ):
-        if count > limit:
-            raise GraphError(f"too many {what}", found=count, expected=f"at most {limit}")
+    _bound(len(graph.nodes), LIMITS.nodes, "too many operators")
+    _bound(len(graph.params), LIMITS.leaves, "too many leaves")
     _check_leaves(graph)
     seen: dict[str, Node] = {}
     for node in graph.nodes:
@@ -77,10 +80,26 @@ def check(graph: ArchGraph) -> None:
     _check_inputs(graph)
     _check_outputs(graph, seen)
     _check_updates(graph, seen)
-    if len({name for name, _ in graph.sections}) != len(graph.sections):
-        names = [name for name, _ in graph.sections]
-        raise GraphError("two sections of one name", where="sections", found=names)
+    _unique([name for name, _ in graph.sections], "two sections of one name", "sections")
     _check_types(graph)
+
+
+def _bound(
+    number: int,
+    limit: int,
+    message: str,
+    where: str | None = None,
+    found: object = None,
+    unit: str = "",
+) -> None:
+    if number > limit:
+        found = number if found is None else found
+        raise GraphError(message, where=where, found=found, expected=f"at most {limit}{unit}")
+
+
+def _unique(names: list[str], message: str, where: str) -> None:
+    if len(set(names)) != len(names):
+        raise GraphError(message, where=where, found=names)
 
 
 # -- leaves -----------------------------------------------------------------------------------
@@ -96,10 +115,7 @@ def _check_leaves(graph: ArchGraph) -> None:
             names.add(name)
             _check_name(name)
         total += _check_leaf(param)
-    if total > LIMITS.elements:
-        raise GraphError(
-            "leaves too large together", found=total, expected=f"at most {LIMITS.elements} elements"
-        )
+    _bound(total, LIMITS.elements, "leaves too large together", unit=" elements")
     for name in names:
         parts = name.split(".")
         for i in range(1, len(parts)):
@@ -130,13 +146,7 @@ def _check_leaf(param: Param) -> int:
     if not all(isinstance(s, int) and s >= 0 for s in param.type.shape):
         raise GraphError("leaf with an impossible size", where=param.name, found=param.type)
     elements = math.prod(param.shape)
-    if elements > LIMITS.leaf_elements:
-        raise GraphError(
-            "leaf too large",
-            where=param.name,
-            found=param.type,
-            expected=f"at most {LIMITS.leaf_elements} elements",
-        )
+    _bound(elements, LIMITS.leaf_elements, "leaf too large", param.name, param.type, " elements")
     _check_type(param.type, param.name)
     dtype = torch_dtype(param.dtype)
     if param.trainable and not (dtype.is_floating_point or dtype.is_complex):
@@ -169,31 +179,16 @@ def _check_leaf(param: Param) -> int:
 def _check_type(type_: TensorType, where: str) -> None:
     """Sizes and element type of a tensor."""
     torch_dtype(type_.dtype)
-    if len(type_.shape) > LIMITS.rank:
-        raise GraphError(
-            "too many dimensions",
-            where=where,
-            found=len(type_.shape),
-            expected=f"at most {LIMITS.rank}",
-        )
+    _bound(len(type_.shape), LIMITS.rank, "too many dimensions", where)
     elements = 1
     for size in type_.shape:
         factor = size.factor if isinstance(size, Batch) else size
         if factor < 0 or (isinstance(size, Batch) and factor == 0):
             raise GraphError("negative size", where=where, found=type_)
-        if factor > LIMITS.size:
-            raise GraphError(
-                "size too large", where=where, found=type_, expected=f"at most {LIMITS.size}"
-            )
+        _bound(factor, LIMITS.size, "size too large", where, type_)
         _check_batch(size, where)
         elements *= factor
-    if elements > LIMITS.elements:
-        raise GraphError(
-            "tensor too large",
-            where=where,
-            found=type_,
-            expected=f"at most {LIMITS.elements} elements",
-        )
+    _bound(elements, LIMITS.elements, "tensor too large", where, type_, " elements")
 
 
 def _check_batch(value: Value, where: str) -> None:
@@ -246,24 +241,20 @@ def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
     try:
         canonical = canonical_args(node.op, given)
     except GraphError as error:
+        raise error.at(where) from None
+    found, expected = [k for k, _ in node.args], [k for k, _ in canonical]
+    if found != expected:
         raise GraphError(
-            error.message, where=where, found=error.found, expected=error.expected
-        ) from None
-    if [k for k, _ in canonical] != [k for k, _ in node.args]:
-        raise GraphError(
-            "arguments not in canonical form",
-            where=where,
-            found=[k for k, _ in node.args],
-            expected=[k for k, _ in canonical],
+            "arguments not in canonical form", where=where, found=found, expected=expected
         )
-    expected = _argument_types(node.op)
+    types = _argument_types(node.op)
     for name, value in node.args:
-        if not _fits(value, expected[name], seen):
+        if not _fits(value, types[name], seen):
             raise GraphError(
                 f"argument {name!r} has a wrong type",
                 where=where,
                 found=shortened(show(value)),
-                expected=expected[name],
+                expected=types[name],
             )
 
 
@@ -374,8 +365,7 @@ def _check_inputs(graph: ArchGraph) -> None:
     for key in keys:
         if not key.isidentifier() or keyword.iskeyword(key) or key == "self":
             raise GraphError("argument of forward must be an identifier", where="inputs", found=key)
-    if len(set(keys)) != len(keys):
-        raise GraphError("two arguments of one name", where="inputs", found=keys)
+    _unique(keys, "two arguments of one name", "inputs")
     for _, value in graph.inputs:
         _check_tree(value, "inputs", (Leaf, Batch, Atom, Mode))
     sizes = [
@@ -403,8 +393,7 @@ def _check_tree(value: Value, where: str, forbidden: tuple[type, ...] = ()) -> N
         if not isinstance(item, Record):
             continue
         keys = [k for k, _ in item.fields]
-        if len(set(keys)) != len(keys):
-            raise GraphError("two results of one name", where=where, found=keys)
+        _unique(keys, "two results of one name", where)
         for name in (item.name, *keys) if item.name else ():
             if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
                 raise GraphError(
@@ -492,13 +481,7 @@ def _check_types(graph: ArchGraph) -> None:
             try:
                 found = result_type(node.op, args)
             except GraphError as error:
-                place = f" in {node.scope}" if node.scope else ""
-                raise GraphError(
-                    error.message,
-                    where=f"%{node.name}{place}",
-                    found=error.found,
-                    expected=error.expected,
-                ) from error
+                raise error.at(place(node)) from error
             if found is not None and found != node.type:
                 _other_type(node, found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
-from archgraph.layout.layouts import Fixed, Layout, Solver, Var, concatenation, leaves
+from archgraph.layout.layouts import Fixed, Layout, Solver, Var, leaves
 from archgraph.ops.schema import schema
 
 Dims: TypeAlias = list[Layout]
@@ -107,6 +107,11 @@ class Equations:
     def dim(self, name: str, rank: int, default: int = 0) -> int:
         """A dimension argument, counted from the front."""
         return self.integer(name, default) % max(rank, 1)
+
+    def along(self) -> tuple[Dims, int]:
+        """Layouts of ``self``, and the dimension ``dim`` that the operator works along."""
+        x = self.arg("self")
+        return x, self.dim("dim", len(x))
 
     def new(self, size: Size) -> Layout:
         """A fresh axis."""
@@ -241,10 +246,6 @@ class Equations:
     def states(self, argument: str, sizes: StatedSizes) -> None:
         """Note that an argument states the sizes of layouts: a cut recomputes it."""
         self.attributes[self.node.name, argument] = sizes
-
-    def before(self, terms: Sequence[Layout]) -> Layout:
-        """The concatenation of the parts before an offset; its size is the offset."""
-        return concatenation(terms)
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
         """No channel axis anywhere in a shape."""

@@ -65,23 +65,25 @@ def infer_call(
     """
     types: dict[Ref | Leaf, ResultType] = {Ref(name): results[name] for name in node.uses()}
     types |= {Leaf(name): leaves[name] for name in node.leaves()}
-    where = f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
     args = tuple((k, pattern(in_mode(v, True), types)) for k, v in node.args)
     if node.op == "getitem":
         given = dict(args)
         source, (_, index) = given["source"], given["index"]
         if type(source) is not tuple or not -len(source) <= index < len(source):
-            raise GraphError("no such result", where=where, found=index)
+            raise GraphError("no such result", where=place(node), found=index)
         return source[index]
     try:
         found = result_type(node.op, args)
     except GraphError as error:
-        raise GraphError(
-            error.message, where=where, found=error.found, expected=error.expected
-        ) from error
+        raise error.at(place(node)) from error
     if found is None:
-        raise GraphError(f"{node.op} gives no type without data", where=where)
+        raise GraphError(f"{node.op} gives no type without data", where=place(node))
     return found
+
+
+def place(node: Node) -> str:
+    """An operator as errors name it."""
+    return f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
 
 
 # -- one operator -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from archgraph.graph.ir import Batch, Leaf, Mode, Ref, Value
-from archgraph.layout.layouts import Fixed, Layout, divide, product
+from archgraph.layout.layouts import Fixed, Layout, divide, plain, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.schema import schema
 
@@ -13,6 +13,8 @@ AxisRule = Callable[[Equations], list[Dims]]
 
 # What would free an axis that an operator pins.
 PROJECT = "a linear layer or convolution between would free it"
+
+ORDER = "the order of its positions matters"
 
 
 def _tensor_args(eq: Equations) -> list[Dims]:
@@ -46,23 +48,13 @@ def opaque(eq: Equations) -> list[Dims]:
 
 
 def elementwise(eq: Equations) -> list[Dims]:
-    """Operands agree up to broadcasting."""
-    return [eq.broadcast(_tensor_args(eq))] * len(eq.node.types)
-
-
-def broadcast_tensors(eq: Equations) -> list[Dims]:
-    """Every operand stretched to the shape that all of them have together."""
+    """Operands agree up to broadcasting; so do several results."""
     return [eq.broadcast(_tensor_args(eq))] * len(eq.node.types)
 
 
 def same(eq: Equations) -> list[Dims]:
     """The result has the first operand's layout (a second operand only gives dtype or values)."""
     return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
-
-
-def like(eq: Equations) -> list[Dims]:
-    """A new tensor of the first operand's layout."""
-    return same(eq)
 
 
 def overwrite(eq: Equations) -> list[Dims]:
@@ -117,10 +109,10 @@ def convolution(eq: Equations) -> list[Dims]:
         inside = divide(w[0].size, groups)
         eq.unify(w[0], product((Fixed(groups), eq.new(inside or w[0].size))))
     else:
-        assert isinstance(groups, int) and isinstance(w[0].size, int)
+        assert isinstance(groups, int)
         group = eq.new(groups)
         eq.unify(x[channel], product((group, w[1])))
-        eq.unify(w[0], product((group, eq.new(w[0].size // groups))))
+        eq.unify(w[0], product((group, eq.new(plain(w[0]) // groups))))
         eq.states("groups", group)
     eq.pin(w[2:], "kernel size")
     _contract_weight(eq, w[1], 1, channel)
@@ -160,8 +152,7 @@ def transposed_convolution(eq: Equations) -> list[Dims]:
     eq.unify(x[channel], w[0])
     inside, out = w[0], w[1]
     if groups > 1:
-        assert isinstance(w[0].size, int)
-        group, inside = eq.new(groups), eq.new(w[0].size // groups)
+        group, inside = eq.new(groups), eq.new(plain(w[0]) // groups)
         eq.unify(w[0], product((group, inside)))
         out = product((group, w[1]))
         eq.states("groups", group)
@@ -190,19 +181,13 @@ def batch_norm(eq: Equations) -> list[Dims]:
     return [x, *([channel] if s == (channel.size,) else eq.fixed(s) for s in statistics)]
 
 
-def instance_norm(eq: Equations) -> list[Dims]:
-    """As batch norm; statistics per example."""
-    return batch_norm(eq)
-
-
 def group_norm(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
     x = eq.arg("input")
     groups = eq.integer("num_groups", 1)
-    assert isinstance(x[1].size, int)
     inside: Layout = x[1]
     if groups > 1:
-        group, inside = eq.new(groups), eq.new(x[1].size // groups)
+        group, inside = eq.new(groups), eq.new(plain(x[1]) // groups)
         eq.unify(x[1], product((group, inside)))
         eq.states("num_groups", group)
     else:
@@ -248,12 +233,11 @@ def glu(eq: Equations) -> list[Dims]:
     """The two halves of a dimension gate each other."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x), -1)
-    size = x[dim].size
-    assert isinstance(size, int)
-    parts = eq.solver.cut(x[dim], size // 2)
+    half = plain(x[dim]) // 2
+    parts = eq.solver.cut(x[dim], half)
     if parts is None:
         eq.pin([x[dim]], "cannot be halved", PROJECT)
-        parts = (Fixed(size // 2), Fixed(size // 2))
+        parts = (Fixed(half), Fixed(half))
     else:
         eq.unify(*parts)
     return [[*x[:dim], parts[0], *x[dim + 1 :]]]
@@ -327,14 +311,14 @@ def along(eq: Equations) -> list[Dims]:
     if "dims" in schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
         dims = tuple(range(len(x)))
     for d in dims:
-        eq.pin([x[d % len(x)]], "the order of its positions matters", PROJECT)
+        eq.pin([x[d % len(x)]], ORDER, PROJECT)
     return [conform(eq, x, i) for i in range(len(eq.node.types))]
 
 
 def along_first(eq: Equations) -> list[Dims]:
     """Runs along the first dimension."""
     x = eq.of(eq.node.args[0][1])
-    eq.pin(x[:1], "the order of its positions matters", PROJECT)
+    eq.pin(x[:1], ORDER, PROJECT)
     return [x]
 
 
@@ -342,7 +326,7 @@ def along_reduced(eq: Equations) -> list[Dims]:
     """Runs along a dimension in order and keeps one position of it (kthvalue, mode, trapezoid)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
-    eq.pin([x[d]], "the order of its positions matters", PROJECT)
+    eq.pin([x[d]], ORDER, PROJECT)
     keep = len(eq.node.shape) == len(x)
     return [[*x[:d], *([Fixed(1)] if keep else []), *x[d + 1 :]]] * len(eq.node.types)
 
@@ -364,32 +348,17 @@ def pooling(eq: Equations) -> list[Dims]:
     return results
 
 
+_PADS = ("reflection_pad", "replication_pad")
 POOLED = {
     f"{kind}{rank}d{suffix}": rank
     for rank in (1, 2, 3)
-    for kind, suffix in (
-        ("max_pool", ""),
-        ("max_pool", "_with_indices"),
-        ("avg_pool", ""),
-        ("adaptive_avg_pool", ""),
-        ("adaptive_max_pool", ""),
-        ("reflection_pad", ""),
-        ("replication_pad", ""),
-    )
+    for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", *_PADS)
+    for suffix in (("", "_with_indices") if kind == "max_pool" else ("",))
 }
-POOLED |= {
-    f"upsample_{kind}": rank
-    for kind, rank in (
-        ("nearest1d", 1),
-        ("nearest2d", 2),
-        ("nearest3d", 3),
-        ("linear1d", 1),
-        ("bilinear2d", 2),
-        ("bicubic2d", 2),
-        ("trilinear3d", 3),
-    )
-}
-POOLED |= {"_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2}
+POOLED |= {f"upsample_nearest{rank}d": rank for rank in (1, 2, 3)}
+POOLED |= {"upsample_linear1d": 1, "upsample_trilinear3d": 3}
+POOLED |= {f"upsample_{kind}2d": 2 for kind in ("bilinear", "bicubic")}
+POOLED |= {f"_upsample_{kind}2d_aa": 2 for kind in ("bilinear", "bicubic")}
 
 
 def unpooling(eq: Equations) -> list[Dims]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from archgraph.graph.ir import Batch, Size, Value
-from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, product
+from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, plain, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.rules import PROJECT, conform, unknown
 
@@ -114,9 +115,7 @@ def repeat_interleave(eq: Equations) -> list[Dims]:
 
 def cat(eq: Equations) -> list[Dims]:
     """The concatenated dimension is the sum of its parts; the others agree."""
-    value = eq.node.arg("tensors")
-    assert isinstance(value, tuple)
-    operands = [eq.of(v) for v in value]
+    operands = [eq.of(v) for v in eq.operands()]
     operands = [o for o in operands if not (len(o) == 1 and o[0].size == 0)]
     return [_joined(eq, operands, eq.dim("dim", len(operands[0])))]
 
@@ -139,10 +138,8 @@ def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
 
 def stacked(eq: Equations) -> list[Dims]:
     """``hstack``, ``vstack``, …: operands of few dimensions get more, then join."""
-    value = eq.node.arg("tensors")
-    assert isinstance(value, tuple)
     unit = Fixed(1)
-    operands = [eq.of(v) for v in value]
+    operands = [eq.of(v) for v in eq.operands()]
     if eq.node.op == "aten.column_stack":
         columns = [o if len(o) > 1 else [*(o or [unit]), unit] for o in operands]
         return [_joined(eq, columns, 1)]
@@ -157,9 +154,7 @@ def stacked(eq: Equations) -> list[Dims]:
 
 def stack(eq: Equations) -> list[Dims]:
     """Operands agree; a new dimension counts them."""
-    value = eq.node.arg("tensors")
-    assert isinstance(value, tuple)
-    operands = [eq.of(v) for v in value]
+    operands = [eq.of(v) for v in eq.operands()]
     for other in operands[1:]:
         for a, b in zip(operands[0], other, strict=True):
             eq.unify(a, b)
@@ -170,8 +165,7 @@ def stack(eq: Equations) -> list[Dims]:
 
 def split(eq: Equations) -> list[Dims]:
     """A dimension cut at given sizes, which a cut recomputes."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     parts = _cut_all(eq, x[dim], [t.shape[dim] for t in eq.node.types])
     if parts is None:
         eq.pin([x[dim]], "split across its factors", PROJECT)
@@ -196,8 +190,7 @@ def _cut_all(eq: Equations, layout: Layout, sizes: Sequence[Size]) -> list[Layou
 
 def slice_(eq: Equations) -> list[Dims]:
     """A run of positions: the dimension is cut before and after it."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     layout = x[dim]
     parts = _run(eq, layout, eq.node.shape[dim])
     step = eq.integer("step", 1)
@@ -218,27 +211,31 @@ def slice_(eq: Equations) -> list[Dims]:
 
 def select(eq: Equations) -> list[Dims]:
     """One position of a dimension, which therefore stays whole."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is selected")
     return [[*x[:dim], *x[dim + 1 :]]]
 
 
 def unbind(eq: Equations) -> list[Dims]:
     """Every position of a dimension on its own."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     eq.pin([x[dim]], "its positions are taken apart")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
+
+
+def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
+    """Index tensors by dimension, and which dimensions have one; none where they are apart."""
+    value = eq.node.arg("indices")
+    indices = value if isinstance(value, tuple) else ()
+    used = [i for i, v in enumerate(indices) if v is not None]
+    return indices, used if used and used == list(range(used[0], used[-1] + 1)) else []
 
 
 def index(eq: Equations) -> list[Dims]:
     """Leading dimensions addressed by index tensors; the others pass."""
     x = eq.arg("self")
-    value = eq.node.arg("indices")
-    indices: tuple[Value, ...] = value if isinstance(value, tuple) else ()
-    used = [i for i, v in enumerate(indices) if v is not None]
-    if not used or used != list(range(used[0], used[-1] + 1)):
+    indices, used = _indexed(eq)
+    if not used:
         return unknown(eq)
     if any(eq.operand_dtype(indices[i]) == "bool" for i in used):  # as many results as it has ones
         return unknown(eq)
@@ -251,8 +248,7 @@ def index(eq: Equations) -> list[Dims]:
 
 def index_select(eq: Equations) -> list[Dims]:
     """Positions of one dimension picked by an index tensor."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     eq.pin([x[dim]], "indexed by values")
     picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
     return [[*x[:dim], *picked, *x[dim + 1 :]]]
@@ -260,8 +256,7 @@ def index_select(eq: Equations) -> list[Dims]:
 
 def gather(eq: Equations) -> list[Dims]:
     """Positions picked along one dimension; all layouts as the index tensor's."""
-    x, where = eq.arg("self"), eq.arg("index")
-    dim = eq.dim("dim", len(x))
+    (x, dim), where = eq.along(), eq.arg("index")
     eq.pin([x[dim]], "indexed by values")
     for d, (a, b) in enumerate(zip(x, where, strict=True)):
         if d != dim and a.size == b.size:
@@ -286,8 +281,7 @@ def take_along(eq: Equations) -> list[Dims]:
 
 def scatter(eq: Equations) -> list[Dims]:
     """Positions written along one dimension; the others agree with index and source."""
-    x, where = eq.arg("self"), eq.arg("index")
-    dim = eq.dim("dim", len(x))
+    (x, dim), where = eq.along(), eq.arg("index")
     for written in (where, *([eq.arg("src")] if eq.has("src") else [])):
         eq.pin([x[dim], written[dim]], "indexed by values")
         for d, (a, b) in enumerate(zip(x, written, strict=True)):
@@ -300,8 +294,7 @@ def scatter(eq: Equations) -> list[Dims]:
 
 def index_add(eq: Equations) -> list[Dims]:
     """Slices written along one dimension; the others agree with the source."""
-    x, source = eq.arg("self"), eq.arg("source")
-    dim = eq.dim("dim", len(x))
+    (x, dim), source = eq.along(), eq.arg("source")
     eq.pin([x[dim], source[dim]], "indexed by values")
     for d, (a, b) in enumerate(zip(x, source, strict=True)):
         if d != dim:
@@ -319,13 +312,9 @@ def index_fill(eq: Equations) -> list[Dims]:
 def index_put(eq: Equations) -> list[Dims]:
     """Dimensions addressed by index tensors are written with values that broadcast to the rest."""
     x = eq.arg("self")
-    value = eq.node.arg("indices")
-    indices: tuple[Value, ...] = value if isinstance(value, tuple) else ()
-    used = [i for i, v in enumerate(indices) if v is not None]
-    if not used or used != list(range(used[0], used[-1] + 1)):
-        return unknown(eq)
+    indices, used = _indexed(eq)
     masks = [eq.operand_dtype(indices[i]) == "bool" for i in used]
-    if any(masks) and len(used) > 1:
+    if not used or (any(masks) and len(used) > 1):
         return unknown(eq)
     # a mask addresses as many dimensions as it has, and what it picks is one
     count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
@@ -343,8 +332,7 @@ def index_put(eq: Equations) -> list[Dims]:
 
 def slice_scatter(eq: Equations) -> list[Dims]:
     """A run of positions overwritten: the dimension is cut before and after it."""
-    x, source = eq.arg("self"), eq.arg("src")
-    dim = eq.dim("dim", len(x))
+    (x, dim), source = eq.along(), eq.arg("src")
     for d, (a, b) in enumerate(zip(x, source, strict=True)):
         if d != dim:
             eq.unify(a, b)
@@ -371,8 +359,7 @@ def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
 
 def select_scatter(eq: Equations) -> list[Dims]:
     """One position of a dimension overwritten; the others agree."""
-    x = eq.arg("self")
-    dim = eq.dim("dim", len(x))
+    x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is overwritten")
     for a, b in zip([*x[:dim], *x[dim + 1 :]], eq.arg("src"), strict=True):
         eq.unify(a, b)
@@ -415,8 +402,7 @@ def pixel_shuffle(eq: Equations) -> list[Dims]:
     """x[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
     r = eq.integer("upscale_factor", 1)
-    assert isinstance(x[-3].size, int)
-    channel = eq.new(x[-3].size // (r * r))
+    channel = eq.new(plain(x[-3]) // (r * r))
     eq.unify(x[-3], product((channel, Fixed(r * r))))
     return [[*x[:-3], channel, *eq.fixed(eq.node.shape[-2:])]]
 
@@ -432,8 +418,7 @@ def channel_shuffle(eq: Equations) -> list[Dims]:
     """Prod(groups, c) becomes Prod(c, groups)."""
     x = eq.arg("self")
     groups = eq.integer("groups", 1)
-    assert isinstance(x[1].size, int)
-    inside = eq.new(x[1].size // groups)
+    inside = eq.new(plain(x[1]) // groups)
     eq.unify(x[1], product((Fixed(groups), inside)))
     return [[x[0], product((inside, Fixed(groups))), *x[2:]]]
 
@@ -483,9 +468,7 @@ def windows(eq: Equations) -> list[Dims]:
 def patches(eq: Equations) -> list[Dims]:
     """im2col: y[-2] = Prod(c, kernel)."""
     x = eq.arg("self")
-    kernel = 1
-    for k in eq.ints("kernel_size"):
-        kernel *= k
+    kernel = math.prod(eq.ints("kernel_size"))
     eq.pin(x[-2:], "cut into windows")
     return [[*x[:-3], product((x[-3], Fixed(kernel))), Fixed(eq.node.shape[-1])]]
 

@@ -28,6 +28,11 @@ def _open(dims: Sequence[Layout]) -> Dirt:
     return tuple(d for d in dims if not isinstance(d, Fixed))
 
 
+def _stretched(eq: Equations, value: Value, dims: Dims) -> Dirt:
+    """Dirt of an operand as a part of a result that it broadcasts to."""
+    return eq.dirt_of(value) + _missing(eq, value, dims)
+
+
 def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
     """Dimensions that a broadcast operand does not have: it is constant along them."""
     own = eq.of(value)
@@ -67,8 +72,7 @@ def every(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 def each(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Operand by operand, stretched."""
-    pairs = zip(eq.operands(), results, strict=True)
-    return [eq.dirt_of(v) + _missing(eq, v, dims) for v, dims in pairs]
+    return [_stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
 
 
 def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -96,7 +100,7 @@ def value(eq: Equations, results: list[Dims]) -> list[Dirt]:
     operands = eq.operands()
     at_zero = _at_zero(eq)
     if at_zero == 0:
-        dirt = tuple(d for v in operands for d in eq.dirt_of(v) + _missing(eq, v, results[0]))
+        dirt = tuple(d for v in operands for d in _stretched(eq, v, results[0]))
         return [dirt] * len(results)
     if not math.isfinite(at_zero):
         _pole(eq, operands, results[0])
@@ -108,8 +112,8 @@ def quotient(eq: Equations, results: list[Dims]) -> list[Dirt]:
     if not eq.has(eq.node.args[0][0]) or len(eq.operands()) == 1:
         return some(eq, results) if eq.has(eq.node.args[0][0]) else never(eq, results)
     (dims,), (above, below) = results, eq.operands()
-    vague = eq.axes_in(eq.dirt_of(below) + _missing(eq, below, dims))
-    dirty = eq.axes_in(eq.dirt_of(above) + _missing(eq, above, dims))
+    vague = eq.axes_in(_stretched(eq, below, dims))
+    dirty = eq.axes_in(_stretched(eq, above, dims))
     for var in eq.axes_in(dims):
         if var not in vague:
             if var in dirty:
@@ -120,13 +124,8 @@ def quotient(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
     """The operator has no value where operands are zero: no law can hold for such an axis."""
-    if not operands:
-        return
-    dirty: dict[Var, None] = {}
-    own = eq.axes_in(dims)
-    for operand in operands:
-        dirty |= eq.axes_in(eq.dirt_of(operand) + _missing(eq, operand, dims))
-    for var in own:
+    dirty = eq.axes_in([d for operand in operands for d in _stretched(eq, operand, dims)])
+    for var in eq.axes_in(dims) if operands else ():
         if var not in dirty:
             eq.span(var, f"{eq.node.op.split('.')[1]} of zero")
 
@@ -137,7 +136,7 @@ def chosen(eq: Equations, results: list[Dims]) -> list[Dirt]:
     for name in ("self", "other"):
         given = eq.node.arg(name)
         if eq.has(name):
-            dirt += eq.dirt_of(given) + _missing(eq, given, results[0])
+            dirt += _stretched(eq, given, results[0])
         elif given != 0:
             return never(eq, results)
     return [dirt]
@@ -147,20 +146,19 @@ def filled(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """``masked_fill``: zero where its input is, if it fills with zero."""
     if eq.node.arg("value") != 0 or eq.has("value"):
         return never(eq, results)
-    return [eq.dirt_of(eq.node.arg("self")) + _missing(eq, eq.node.arg("self"), results[0])]
+    return [_stretched(eq, eq.node.arg("self"), results[0])]
 
 
 def second(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Zero where the source of a copy is."""
-    source = eq.node.arg("src")
-    return [eq.dirt_of(source) + _missing(eq, source, results[0])]
+    return [_stretched(eq, eq.node.arg("src"), results[0])]
 
 
 def added(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """``self + a @ b``: zero where self and the product are."""
     start, *factors = eq.operands()
     dims = results[0]
-    return [eq.dirt_of(start) + _missing(eq, start, dims) + _product(eq, factors, dims)]
+    return [_stretched(eq, start, dims) + _product(eq, factors, dims)]
 
 
 def looked_up(eq: Equations, results: list[Dims]) -> list[Dirt]:
@@ -292,26 +290,3 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         elif at == 0:  # next to it: on the side that the function is not made for
             return math.inf
     return 0.0 if worst <= _NEGLIGIBLE else worst
-
-
-__all__ = [
-    "Zeros",
-    "added",
-    "always",
-    "attended",
-    "chosen",
-    "each",
-    "every",
-    "filled",
-    "first",
-    "looked_up",
-    "never",
-    "normalised",
-    "passed",
-    "quotient",
-    "scaled_rows",
-    "second",
-    "some",
-    "value",
-    "weighted",
-]

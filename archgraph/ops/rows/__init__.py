@@ -34,5 +34,3 @@ FAMILIES = (
 )
 ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
 assert len(ROWS) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
-
-__all__ = ["ROWS"]

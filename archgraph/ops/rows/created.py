@@ -9,7 +9,7 @@ _factory = Operator(rules.factory)
 def _like(fill: int | None = None) -> Operator:
     """Of its operand's shape."""
     return Operator(
-        rules.like, zeros.always if fill == 0 else zeros.never, pointwise=True, fill=fill
+        rules.same, zeros.always if fill == 0 else zeros.never, pointwise=True, fill=fill
     )
 
 
@@ -20,7 +20,7 @@ ROWS: Rows = {
     "new_full": Operator(rules.factory, fill="argument"),
     **alike(("zeros_like", "empty_like"), _like(0)),
     "ones_like": _like(1),
-    "full_like": Operator(rules.like, pointwise=True, fill="argument"),
+    "full_like": Operator(rules.same, pointwise=True, fill="argument"),
     **alike(("rand_like", "randn_like", "randint_like"), _like()),
     "zero": Operator(functional="aten.zeros_like"),
     **alike(("ones", "full", "rand", "randn", "randint", "randperm"), _factory),

@@ -34,7 +34,6 @@ ROWS: Rows = {
     "_native_batch_norm_legit": replace(_batch_norm, growth=Growth(finite=False), type=None),
     "instance_norm": replace(
         _batch_norm,
-        rule=rules.instance_norm,
         training_flag="use_input_stats",
         growth=Growth(affine=_OUT, repeats="any"),
         type=None,

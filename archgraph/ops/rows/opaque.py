@@ -13,76 +13,20 @@ _FFT = tuple(
     for inverse, real in (("", ""), ("i", ""), ("", "r"), ("i", "r"), ("", "h"), ("i", "h"))
 )
 
-OPAQUE = (
-    *(f"fft_{kind}" for kind in _FFT),
-    "stft",
-    "istft",
-    "view.dtype",
-    "as_strided",
-    "affine_grid_generator",
-    "linalg_norm",
-    "linalg_matrix_norm",
-    "linalg_inv",
-    "linalg_inv_ex",
-    "linalg_det",
-    "linalg_slogdet",
-    "linalg_solve",
-    "linalg_solve_ex",
-    "linalg_cholesky",
-    "linalg_cholesky_ex",
-    "linalg_qr",
-    "linalg_svd",
-    "linalg_eigh",
-    "linalg_pinv",
-    "linalg_matrix_power",
-    "inverse",
-    "det",
-    "logdet",
-    "slogdet",
-    "matrix_power",
-    "pinverse",
-    "frobenius_norm",
-    "nuclear_norm",
-    "quantile",
-    "nanquantile",
-    "histc",
-    "bincount",
-    "searchsorted",
-    "multinomial",
-    "take",
-    "put",
-    "masked_scatter",
-    "diagonal_scatter",
-    "diag",
-    "diagflat",
-    "trace",
-    "block_diag",
-    "meshgrid",
-    "cartesian_prod",
-    "combinations",
-    "cov",
-    "corrcoef",
-    "pdist",
-    "dist",
-    "vander",
-    "trapezoid",
-    "cumulative_trapezoid",
-    "gradient",
-    "addr",
-    "conv_tbc",
-    "fractional_max_pool2d",
-    "fractional_max_pool3d",
-    "native_group_norm",
-    "native_batch_norm",
-    "ctc_loss",
-    "cosine_embedding_loss",
-    "hinge_embedding_loss",
-    "margin_ranking_loss",
-    "triplet_margin_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "_native_multi_head_attention",
-    "_transformer_encoder_layer_fwd",
-)
+_LINALG = """
+    norm matrix_norm inv inv_ex det slogdet solve solve_ex cholesky cholesky_ex qr svd eigh pinv
+    matrix_power
+""".split()
+_OTHERS = """
+    stft istft view.dtype as_strided affine_grid_generator inverse det logdet slogdet matrix_power
+    pinverse frobenius_norm nuclear_norm quantile nanquantile histc bincount searchsorted
+    multinomial take put masked_scatter diagonal_scatter diag diagflat trace block_diag meshgrid
+    cartesian_prod combinations cov corrcoef pdist dist vander trapezoid cumulative_trapezoid
+    gradient addr conv_tbc fractional_max_pool2d fractional_max_pool3d native_group_norm
+    native_batch_norm ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
+    triplet_margin_loss multi_margin_loss multilabel_margin_loss _native_multi_head_attention
+    _transformer_encoder_layer_fwd
+""".split()
+OPAQUE = (*(f"fft_{k}" for k in _FFT), *(f"linalg_{k}" for k in _LINALG), *_OTHERS)
 
 ROWS: Rows = alike(OPAQUE, Operator(rules.opaque))

@@ -18,7 +18,7 @@ _real = replace(PLAIN, type=types.elementwise)
 _integer = replace(PLAIN, type=types.arithmetic)
 _both = replace(PLAIN, zero=zeros.some)
 _copy = replace(_curve, zero=zeros.first)
-_noise = Operator(rules.like, pointwise=True)
+_noise = Operator(rules.same, pointwise=True)
 _softmax = Operator(rules.softmax, pointwise=True)
 _dropout = replace(_copy, training_flag="train", rates=("p",))
 
@@ -111,5 +111,5 @@ ROWS: Rows = {
     **alike(("__and__", "logical_and", "bitwise_and"), _both),
     "where": replace(PLAIN, zero=zeros.chosen, growth=_KNOWN),
     "masked_fill": replace(PLAIN, zero=zeros.filled, growth=_KNOWN),
-    "broadcast_tensors": Operator(rules.broadcast_tensors, zeros.each),
+    "broadcast_tensors": Operator(rules.elementwise, zeros.each),
 }
