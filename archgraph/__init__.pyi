@@ -12,59 +12,27 @@ from .capture.trace import trace as trace
 from .display import draw as draw
 from .display import explain as explain
 from .engine import run as run
-from .errors import (
-    ArchGraphError as ArchGraphError,
-)
-from .errors import (
-    AxisError as AxisError,
-)
-from .errors import (
-    DataError as DataError,
-)
-from .errors import (
-    GraphError as GraphError,
-)
-from .errors import (
-    RejectedUpdate as RejectedUpdate,
-)
-from .errors import (
-    RewriteError as RewriteError,
-)
-from .errors import (
-    RunError as RunError,
-)
-from .errors import (
-    SpecError as SpecError,
-)
-from .errors import (
-    TraceError as TraceError,
-)
+from .errors import ArchGraphError as ArchGraphError
+from .errors import AxisError as AxisError
+from .errors import DataError as DataError
+from .errors import GraphError as GraphError
+from .errors import RejectedUpdate as RejectedUpdate
+from .errors import RewriteError as RewriteError
+from .errors import RunError as RunError
+from .errors import SpecError as SpecError
+from .errors import TraceError as TraceError
 from .federation.family import resolve as resolve
 from .graph.ir import ArchGraph as ArchGraph
 from .graph.ir import Node as Node
 from .graph.ir import Param as Param
 from .graph.text import parse as parse
-from .language import (
-    load as load,
-)
-from .language import (
-    load_experiment as load_experiment,
-)
-from .language import (
-    load_family as load_family,
-)
-from .language import (
-    save as save,
-)
-from .module.build import (
-    build as build,
-)
-from .module.build import (
-    load_state as load_state,
-)
-from .module.build import (
-    state_of as state_of,
-)
+from .language import load as load
+from .language import load_experiment as load_experiment
+from .language import load_family as load_family
+from .language import save as save
+from .module.build import build as build
+from .module.build import load_state as load_state
+from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
 from .ops.check import check as check
 from .relate.align import align as align

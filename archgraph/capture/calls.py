@@ -10,6 +10,7 @@ import torch
 from archgraph.capture.tape import CapturedSizes, tensor, where
 from archgraph.graph.ir import Value
 from archgraph.ops import table
+from archgraph.ops.operator import Spelling
 
 Reader = Callable[[Any, str], Value]  # an argument and the type that its schema gives
 
@@ -38,7 +39,7 @@ def canonical(
         held = tensor(item)
         if held is not None:
             shape_of[argument.name] = sizes.shape(held, place)
-    return table.canonical(op, given, shape_of, shapes)
+    return table.canonical(Spelling(op, dict(given), shape_of, shapes))
 
 
 def is_identity(op: str, given: Mapping[str, Value], node: torch.fx.Node) -> bool:

@@ -38,8 +38,8 @@ from archgraph.capture.tape import (
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
+from archgraph.ops.operator import ViewWrite
 from archgraph.ops.schema import Schema, op_name, schema, to_value
-from archgraph.ops.table import overwritten
 
 _WHOLE, _PART = Ref("whole"), Ref("part")
 
@@ -271,7 +271,8 @@ class _Writing:
         if op == "aten.detach" and not self.differentiable(whole):
             return part
         held = view.parent.meta["val"]
-        made = overwritten(op, given, _WHOLE, _PART, sizes.shape(held, place), view.index)
+        shape = sizes.shape(held, place)
+        made = table.overwritten(ViewWrite(op, given, _WHOLE, _PART, shape, view.index))
         if made is None:
             raise TraceError(
                 "writes in place through a view that cannot be written back",

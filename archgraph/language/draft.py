@@ -27,6 +27,7 @@ from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
 from archgraph.ops.infer import infer_call
+from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import canonical_args
 
 
@@ -125,7 +126,7 @@ class GraphDraft:
             if isinstance(v, Leaf) or (isinstance(v, Ref) and len(self.types(v)) == 1)
         }
         given = dict(node.args)
-        op, args = table.canonical(node.op, given, sizes, tuple(t.shape for t in results))
+        op, args = table.canonical(Spelling(node.op, given, sizes, tuple(t.shape for t in results)))
         return (
             node
             if (op, args) == (node.op, given)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from archgraph.graph.ir import Ref, Value
 from archgraph.layout.layouts import Fixed, Layout, divide, product
+from archgraph.ops.costs import equation
 from archgraph.ops.equations import Dims, Equations
 
 
@@ -163,11 +164,7 @@ def similarity(eq: Equations) -> list[Dims]:
 
 def einsum(eq: Equations) -> list[Dims]:
     """One layout per letter; an ellipsis broadcasts."""
-    text = eq.node.arg("equation")
-    operands = eq.node.arg("tensors")
-    assert isinstance(text, str) and isinstance(operands, tuple)
-    left, _, right = text.replace(" ", "").partition("->")
-    parts = left.split(",")
+    parts, right, operands = equation(eq.node)
     letters: dict[str, Layout] = {}
     rest: list[Dims] = []
     for part, operand in zip(parts, operands, strict=True):
@@ -184,10 +181,7 @@ def einsum(eq: Equations) -> list[Dims]:
             elif letter not in letters or letters[letter].size == 1:
                 letters[letter] = layout
     middle = eq.broadcast(rest) if rest else []
-    if "->" not in text:
-        counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
-        right = ("..." if "..." in left else "") + "".join(counted)
-    summed = sorted(set(left) - set(right) - {",", "."})
+    summed = sorted(set("".join(parts)) - set(right) - {"."})
     for letter in summed:
         having = [
             (v, _place(part, letter))
@@ -195,7 +189,7 @@ def einsum(eq: Equations) -> list[Dims]:
             if letter in part
         ]
         eq.contract(letters[letter], having, "sum")
-    if "..." in left and "..." not in right:
+    if rest and "..." not in right:
         for index, layout in enumerate(middle):
             having = [
                 (v, index - len(middle) - len(part.partition("...")[2]))

@@ -67,16 +67,21 @@ def summed(graph: ArchGraph, node: Node) -> int:
     return math.prod(_shape(graph, node, "batch1")) * _shape(graph, node, "batch2")[-1]
 
 
+def equation(node: Node) -> tuple[list[str], str, tuple[Value, ...]]:
+    """Letters of each operand and of the result of an einsum, and the operands."""
+    text, operands = node.arg("equation"), node.arg("tensors")
+    assert isinstance(text, str) and isinstance(operands, tuple)
+    left, arrow, right = text.replace(" ", "").partition("->")
+    if not arrow:
+        counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        right = ("..." if "..." in left else "") + "".join(counted)
+    return left.split(","), right, operands
+
+
 def einsum(graph: ArchGraph, node: Node) -> int:
     """Operands are multiplied from left to right, each sum taken as soon as it can be."""
-    text, operands = node.arg("equation"), node.arg("tensors")
-    if not isinstance(text, str) or not isinstance(operands, tuple):
-        return 0
-    left, _, right = text.replace(" ", "").partition("->")
-    parts = left.split(",")
+    parts, right, operands = equation(node)
     sizes, ellipsis = _letters(graph, parts, operands)
-    if "->" not in text:
-        right = "".join(c for c in sizes if left.count(c) == 1)
     count, letters = 0, set(parts[0])
     for index, part in enumerate(parts[1:], 1):
         letters |= set(part)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Size, Value, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Value, walk
 from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling, ViewWrite
 from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.pointwise import PLAIN
@@ -72,30 +72,17 @@ def known(op: str) -> bool:
 # -- calls ------------------------------------------------------------------------------------
 
 
-def canonical(
-    op: str,
-    given: Mapping[str, Value],
-    sizes: Mapping[str, tuple[Size, ...]],
-    shapes: tuple[tuple[Size, ...], ...],
-) -> Call:
-    """One spelling for operators that say the same thing, with every silent size written out.
-
-    Args:
-        op: Operator.
-        given: Arguments by name.
-        sizes: Shapes of tensor arguments by name.
-        shapes: Shapes of the results.
-    """
-    exact = ROWS.get(op.removeprefix("aten."))
+def canonical(call: Spelling) -> Call:
+    """One spelling for calls that say the same thing, with every silent size written out."""
+    exact = ROWS.get(call.op.removeprefix("aten."))
     if exact is not None and exact.alias:
         target = f"aten.{exact.alias}"
-        names = dict(zip(schema(op).by_name, schema(target).by_name, strict=False))
-        op, given = target, {names[k]: v for k, v in given.items()}
-        sizes = {names[k]: v for k, v in sizes.items()}
-    spelling = _call(op).spelling
-    if spelling is None:
-        return op, dict(given)
-    return spelling(Spelling(op, dict(given), sizes, shapes))
+        names = dict(zip(schema(call.op).by_name, schema(target).by_name, strict=False))
+        args = {names[k]: v for k, v in call.args.items()}
+        sizes = {names[k]: v for k, v in call.sizes.items()}
+        call = Spelling(target, args, sizes, call.shapes)
+    spelling = _call(call.op).spelling
+    return spelling(call) if spelling is not None else (call.op, call.args)
 
 
 def is_identity(op: str, given: Mapping[str, Value]) -> bool:
@@ -104,30 +91,16 @@ def is_identity(op: str, given: Mapping[str, Value]) -> bool:
     return unchanged is not None and unchanged(given)
 
 
-def overwritten(
-    op: str,
-    given: Mapping[str, Value],
-    whole: Value,
-    part: Value,
-    shape: tuple[Size, ...],
-    index: int = 0,
-) -> Call | None:
+def overwritten(write: ViewWrite) -> Call | None:
     """The call that gives a tensor after one of its views was overwritten; None if none does.
 
-    Args:
-        op: Operator that made the view, in canonical form; empty where the view is the whole.
-        given: Its arguments by name.
-        whole: The tensor before.
-        part: What the view contains now.
-        shape: Shape of the tensor.
-        index: Which result of the operator the view is.
-
     >>> from archgraph.graph.ir import Ref
-    >>> overwritten("aten.select.int", {"dim": 1, "index": 2}, Ref("x"), Ref("y"), (4, 3))
+    >>> args = {"dim": 1, "index": 2}
+    >>> overwritten(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
     ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
     """
-    write = _call(op).overwritten
-    return write(ViewWrite(op, given, whole, part, shape, index)) if write is not None else None
+    call = _call(write.op).overwritten
+    return call(write) if call is not None else None
 
 
 def is_filled(op: str) -> bool:

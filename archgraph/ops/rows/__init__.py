@@ -9,7 +9,6 @@ from __future__ import annotations
 from archgraph.ops.operator import Rows
 from archgraph.ops.rows import (
     created,
-    losses,
     norms,
     opaque,
     pointwise,
@@ -20,17 +19,6 @@ from archgraph.ops.rows import (
     weights,
 )
 
-FAMILIES = (
-    weights,
-    products,
-    norms,
-    pointwise,
-    created,
-    reductions,
-    shapes,
-    losses,
-    opaque,
-    spellings,
-)
+FAMILIES = (weights, products, norms, pointwise, created, reductions, shapes, opaque, spellings)
 ROWS: Rows = {key: operator for family in FAMILIES for key, operator in family.ROWS.items()}
 assert len(ROWS) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"

@@ -1,4 +1,4 @@
-"""Reductions, runs along a dimension, pooling and interpolation."""
+"""Reductions, runs along a dimension, pooling and interpolation, losses."""
 
 from dataclasses import replace
 
@@ -56,5 +56,13 @@ ROWS: Rows = {
     **alike(
         ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
         Operator(rules.grid_sample, zeros.first),
+    ),
+    # -- losses that a model computes itself
+    **alike(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Operator(rules.loss)),
+    **alike(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Operator(rules.loss)),
+    **alike(("soft_margin_loss", "poisson_nll_loss", "kl_div"), Operator(rules.loss)),
+    **alike(
+        ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward"),
+        Operator(rules.class_loss),
     ),
 }

@@ -1,5 +1,7 @@
 """Operators that rearrange, pick, join or write positions."""
 
+from dataclasses import replace
+
 from archgraph.ops import rules, shapes, spelling, types, views, zeros
 from archgraph.ops.operator import Growth, Operator, Rows, alike
 
@@ -9,15 +11,10 @@ _ALL = Growth(scales="all", repeats="any", picks=True)
 _PADS = Growth(scales="all", pointwise=True, repeats="any")
 _KNOWN = Growth()  # nothing but that it does not make 0/0
 
-_reshape = Operator(
-    shapes.reshape,
-    zeros.first,
-    pointwise=True,
-    growth=_MOVES,
-    spelling=spelling.reshape,
-    unchanged=spelling.always,
-    overwritten=views.reshape,
-)
+# Every position of the operand, somewhere else.
+_moved = Operator(zero=zeros.first, pointwise=True, growth=_MOVES)
+_view = replace(_moved, rule=shapes.reshape, spelling=spelling.reshape)
+_turned = replace(_moved, rule=shapes.matrix_transpose)
 _stacked = Operator(shapes.stacked, zeros.every)
 _pad = Operator(shapes.pad, zeros.first, growth=_PADS, unchanged=spelling.pads_nothing)
 
@@ -25,35 +22,16 @@ ROWS: Rows = {
     "input": Operator(),
     "getitem": Operator(rules.getitem, zeros.passed, pointwise=True, growth=_MOVES),
     # -- all positions in another shape or order
-    "reshape": _reshape,
-    "view": Operator(
-        shapes.reshape, zeros.first, pointwise=True, growth=_MOVES, spelling=spelling.reshape
-    ),
-    "permute": Operator(
-        shapes.permute, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.permute
-    ),
-    "transpose": Operator(
-        shapes.transpose, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.transpose
-    ),
-    **alike(
-        ("t", "numpy_T", "mT"),
-        Operator(
-            shapes.matrix_transpose,
-            zeros.first,
-            pointwise=True,
-            growth=_MOVES,
-            overwritten=views.itself,
-        ),
-    ),
-    "matrix_H": Operator(shapes.matrix_transpose, zeros.first, pointwise=True, growth=_MOVES),
+    "reshape": replace(_view, unchanged=spelling.always, overwritten=views.reshape),
+    "view": _view,
+    "permute": replace(_moved, rule=shapes.permute, overwritten=views.permute),
+    "transpose": replace(_moved, rule=shapes.transpose, overwritten=views.transpose),
+    **alike(("t", "numpy_T", "mT"), replace(_turned, overwritten=views.itself)),
+    "matrix_H": _turned,
     **alike(("mH", "adjoint"), Operator(shapes.matrix_transpose, zeros.first, pointwise=True)),
-    "movedim": Operator(shapes.movedim, zeros.first, pointwise=True, growth=_MOVES),
-    "unsqueeze": Operator(
-        shapes.unsqueeze, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.reshape
-    ),
-    "squeeze": Operator(
-        shapes.squeeze, zeros.first, pointwise=True, growth=_MOVES, overwritten=views.reshape
-    ),
+    "movedim": replace(_moved, rule=shapes.movedim),
+    "unsqueeze": replace(_moved, rule=shapes.unsqueeze, overwritten=views.reshape),
+    "squeeze": replace(_moved, rule=shapes.squeeze, overwritten=views.reshape),
     "view_as_complex": Operator(
         shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_real")
     ),
