@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 
 class ArchGraphError(Exception):
     """Base of all errors that archgraph raises on purpose.
@@ -71,16 +69,6 @@ class ArchGraphError(Exception):
             found=self.found,
             expected=self.expected,
             hint=hint or self.hint,
-        )
-
-    def at(self, where: str | None, *, hint: str | None = None) -> Self:
-        """The same error at another place, with a hint if it has none."""
-        return type(self)(
-            self.message,
-            where=where,
-            found=self.found,
-            expected=self.expected,
-            hint=self.hint or hint,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -189,7 +189,7 @@ class _Folding:
         try:
             value = constant(self.real[item])
         except GraphError as error:
-            raise TraceError(**vars(error.at(where(item)))) from error
+            raise error.within(where(item), kind=TraceError) from error
         if value not in self.leaves:
             label = self.tape.labels.get(item)
             taken = {*self.names, *(p.name for p in self.leaves.values())}

@@ -241,7 +241,7 @@ def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
     try:
         canonical = canonical_args(node.op, given)
     except GraphError as error:
-        raise error.at(where) from None
+        raise error.within(where) from None
     found, expected = [k for k, _ in node.args], [k for k, _ in canonical]
     if found != expected:
         raise GraphError(
@@ -481,7 +481,7 @@ def _check_types(graph: ArchGraph) -> None:
             try:
                 found = result_type(node.op, args)
             except GraphError as error:
-                raise error.at(place(node)) from error
+                raise error.within(place(node)) from error
             if found is not None and found != node.type:
                 _other_type(node, found)
 

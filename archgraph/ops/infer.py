@@ -75,7 +75,7 @@ def infer_call(
     try:
         found = result_type(node.op, args)
     except GraphError as error:
-        raise error.at(place(node)) from error
+        raise error.within(place(node)) from error
     if found is None:
         raise GraphError(f"{node.op} gives no type without data", where=place(node))
     return found
