@@ -16,19 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad
-from archgraph.capture.tape import (
-    FOLDED,
-    LITERAL,
-    Tape,
-    insert,
-    is_operator,
-    memory,
-    region,
-    tensor,
-    where,
-    writes,
-)
+from archgraph.capture.tape import FOLDED, LITERAL, Tape
 from archgraph.errors import TraceError
 
 _TO = torch.ops.aten.to.dtype
@@ -42,11 +32,11 @@ def cast(tape: Tape) -> Tape:
     """
     work = _Casting(tape)
     for node in list(tape.graph.nodes):
-        if node.op != "call_function" or not is_operator(node) or FOLDED in node.meta:
+        if node.op != "call_function" or not calls.is_operator(node) or FOLDED in node.meta:
             continue
-        if writes(node):
-            work.written[memory(node)] += 1
-        elif region(node).autocast is not None and LITERAL not in node.meta:
+        if calls.writes(node):
+            work.written[calls.memory(node)] += 1
+        elif calls.region(node).autocast is not None and LITERAL not in node.meta:
             with tape.graph.inserting_before(node):
                 work.rewrite(node)
     return tape
@@ -78,13 +68,13 @@ class _Casting:
         while origin in tape.views and tape.views[origin].call is None:
             origin = tape.views[origin].parent
         leaf: Any = tape.leaves.get(origin) or tape.constants.get(origin)
-        graded = region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
-        key = (leaf, self.written[memory(item)], dtype, graded)
+        graded = calls.region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
+        key = (leaf, self.written[calls.memory(item)], dtype, graded)
         if leaf is not None and key in self.made:
             return self.made[key]
         with torch.no_grad():
             val = item.meta["val"].to(dtype)
-        made = insert(tape.graph, _TO, (item, dtype), {}, like=user, val=val)
+        made = calls.insert(tape.graph, _TO, (item, dtype), {}, like=user, val=val)
         if leaf is not None:
             self.made[key] = made
         return made
@@ -92,12 +82,12 @@ class _Casting:
 
 def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
     """Which arguments the autocast region around a call casts, as torch itself does it."""
-    target, autocast = node.target, region(node).autocast
+    target, autocast = node.target, calls.region(node).autocast
     assert isinstance(target, torch._ops.OpOverload) and autocast is not None
     tensors = {
         n: value
         for n in node.all_input_nodes
-        if (value := tensor(n)) is not None and value.is_floating_point()
+        if (value := calls.tensor(n)) is not None and value.is_floating_point()
     }
     if target._schema.is_mutable or target.namespace != "aten" or not tensors:
         return {}
@@ -122,7 +112,7 @@ def _casts(node: torch.fx.Node) -> dict[torch.fx.Node, torch.dtype]:
             if dtypes(casts) != expected:
                 raise TraceError(
                     "autocast does here what a graph cannot express",
-                    where=where(node),
+                    where=calls.where(node),
                     found=str(target),
                     hint="cast by hand, or take this operator out of the region",
                 )

@@ -18,19 +18,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from archgraph.capture.tape import (
-    FOLDED,
-    LITERAL,
-    Tape,
-    View,
-    is_operator,
-    memory,
-    region,
-    tensor,
-    where,
-    writes,
-    written,
-)
+from archgraph.capture import calls
+from archgraph.capture.tape import FOLDED, LITERAL, Tape, View
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Constant, Param, TensorType
 from archgraph.ops import table
@@ -58,7 +47,7 @@ def fold(tape: Tape, names: Collection[str]) -> Tape:
         if result is not None:
             work.real[node] = result
             node.meta[FOLDED] = True
-        elif node.op == "output" or node.target is operator.getitem or is_operator(node):
+        elif node.op == "output" or node.target is operator.getitem or calls.is_operator(node):
             work.bring_constants(node)
     notes = (
         f"forward changes {name}, which is not part of the state; the graph does not"
@@ -109,7 +98,7 @@ class _Folding:
         if node.target is operator.getitem:
             source, index = node.args
             return self.real[source][index] if source in self.real else None  # type: ignore[index]  # an operator of several results
-        if not is_operator(node):
+        if not calls.is_operator(node):
             return None
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
@@ -122,7 +111,7 @@ class _Folding:
         except LookupError:
             return None
         with torch.no_grad(), contextlib.ExitStack() as stack:
-            if (autocast := region(node).autocast) is not None:
+            if (autocast := calls.region(node).autocast) is not None:
                 stack.enter_context(torch.autocast(*autocast))
             made = target(*args, **kwargs)
         if table.base(op_name(target)).startswith("empty"):
@@ -146,7 +135,7 @@ class _Folding:
 
     def bring_constants(self, node: torch.fx.Node) -> None:
         """Give a live call the constants that it uses, and those that it writes to."""
-        goal = written(node) if is_operator(node) and writes(node) else None
+        goal = calls.written(node) if calls.is_operator(node) and calls.writes(node) else None
         if goal is not None:
             self.revive(goal, node)
             self.follow(node)
@@ -167,8 +156,8 @@ class _Folding:
 
         All that shares it gets a stand-in, the one that is written to first.
         """
-        place = memory(goal)
-        shared = [n for n in self.real if memory(n) == place and tensor(n) is not None]
+        place = calls.memory(goal)
+        shared = [n for n in self.real if calls.memory(n) == place and calls.tensor(n) is not None]
         path = [goal]
         while path[-1] in self.views:
             path.append(self.views[path[-1]].parent)
@@ -189,7 +178,7 @@ class _Folding:
         try:
             value = constant(self.real[item])
         except GraphError as error:
-            raise error.within(where(item), kind=TraceError) from error
+            raise error.within(calls.where(item), kind=TraceError) from error
         if value not in self.leaves:
             label = self.tape.labels.get(item)
             taken = {*self.names, *(p.name for p in self.leaves.values())}

@@ -14,17 +14,8 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.tape import (
-    IMPLIED,
-    LITERAL,
-    REGION,
-    CapturedSizes,
-    Region,
-    Tape,
-    insert,
-    tensor,
-    where,
-)
+from archgraph.capture import calls
+from archgraph.capture.tape import IMPLIED, LITERAL, REGION, CapturedSizes, Region, Tape
 from archgraph.capture.views import views_of
 from archgraph.errors import TraceError
 
@@ -55,7 +46,7 @@ def inline(
         spec = specs[node.name]
         kind = spec.kind.name
         if kind == "USER_INPUT":
-            if tensor(new) is not None:
+            if calls.tensor(new) is not None:
                 inputs[new] = node.name
         elif kind in ("PARAMETER", "BUFFER") and spec.target in owners:
             leaves[new] = owners[spec.target]
@@ -112,10 +103,10 @@ class _Inlining:
         """A node of the program in the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
-            if tensor(node) is not None:
+            if calls.tensor(node) is not None:
                 raise TraceError(
                     "forward runs functions batched or differentiated (torch.vmap, torch.func)",
-                    where=where(node),
+                    where=calls.where(node),
                     found=str(getattr(node.target, "__name__", node.target)),
                     hint="write the batch axis out, or trace the submodule that does not",
                 )
@@ -126,10 +117,10 @@ class _Inlining:
 
     def alias(self, node: torch.fx.Node, value: Any, region: Region) -> None:
         """Make a node of the program stand for a value of the flat graph."""
-        if not isinstance(value, torch.fx.Node) or tensor(node) is None:
+        if not isinstance(value, torch.fx.Node) or calls.tensor(node) is None:
             self.env[node] = value
             return
-        new = insert(self.graph, _ALIAS, (value,), {}, like=node, val=node.meta["val"])
+        new = calls.insert(self.graph, _ALIAS, (value,), {}, like=node, val=node.meta["val"])
         new.meta[REGION] = region
         self.same.add(new)
         self.env[node] = new
@@ -172,7 +163,7 @@ class _Inlining:
         if len(bodies) != 1 or not isinstance(bodies[0], torch.fx.GraphModule) or name not in kinds:
             raise TraceError(
                 "control flow that a graph cannot express",
-                where=where(node),
+                where=calls.where(node),
                 found=f"torch.{name}",
                 hint="unroll it (a Python loop of fixed length), or trace the submodule inside",
             )
@@ -200,10 +191,10 @@ class _Inlining:
         """Results of a ``no_grad`` region: no gradient passes through them."""
         made: dict[torch.fx.Node, torch.fx.Node] = {}
         for item in results:
-            value = tensor(item)
+            value = calls.tensor(item)
             if value is None or not value.dtype.is_floating_point or item in made:
                 continue
-            made[item] = insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
+            made[item] = calls.insert(self.graph, _DETACH, (item,), {}, like=item, val=value)
             made[item].meta[IMPLIED] = True
             self.same.add(made[item])
         return [made.get(i, i) if isinstance(i, torch.fx.Node) else i for i in results]
@@ -211,15 +202,15 @@ class _Inlining:
     def branches(self, node: torch.fx.Node, bodies: list[Any], region: Region) -> list[Any]:
         """``torch.cond``: both branches run, and the condition picks between their results."""
         predicate, _, _, operands = node.args
-        if tensor(predicate) is None:
+        if calls.tensor(predicate) is None:
             raise TraceError(
                 "torch.cond on a size",
-                where=where(node),
+                where=calls.where(node),
                 found=str(predicate),
                 hint="a graph holds one of the branches: write it without the condition",
             )
         if not all(isinstance(b, torch.fx.GraphModule) for b in bodies):
-            raise TraceError("torch.cond without its branches", where=where(node))
+            raise TraceError("torch.cond without its branches", where=calls.where(node))
         sides = [self.body(b, operands, region) for b in bodies]
         picked: list[Any] = []
         for yes, no, val in zip(*sides, node.meta["val"], strict=True):
@@ -227,10 +218,10 @@ class _Inlining:
                 picked.append(yes)
                 continue
             args = (self.env[predicate], yes, no)  # type: ignore[index]  # a node, tested above
-            made = insert(self.graph, _WHERE, args, {}, like=node, val=val)
+            made = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val)
             made.meta |= {LITERAL: True, REGION: region}
             picked.append(made)
-        self.notes[
-            f"torch.cond at {where(node)}: the graph runs both branches and picks with torch.where"
-        ] = None
+        place = calls.where(node)
+        note = f"torch.cond at {place}: the graph runs both branches and picks with torch.where"
+        self.notes[note] = None
         return picked

@@ -14,19 +14,9 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.calls import arguments, canonical, is_identity
+from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad, users_line
-from archgraph.capture.tape import (
-    IMPLIED,
-    INSERTED,
-    LITERAL,
-    Tape,
-    is_operator,
-    operator_name,
-    region,
-    tensor,
-    where,
-)
+from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Tape
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -94,15 +84,15 @@ class _Spelling:
             assert isinstance(source, Ref)
             scope = self.nodes[source.name].scope
             args = (("source", source), ("index", node.args[1]))
-            type_ = self.tape.sizes.type(node.meta["val"], where(node))
+            type_ = self.tape.sizes.type(node.meta["val"], calls.where(node))
             item = self.append(node, "getitem", args, type_, scope)  # type: ignore[arg-type]  # one of several types
             self.known[node] = item
-        elif is_operator(node):
+        elif calls.is_operator(node):
             self.known[node] = self.call(node)
 
     def source(self, node: torch.fx.Node) -> None:
         """An input becomes a node; a parameter, buffer or constant a leaf."""
-        val = tensor(node)
+        val = calls.tensor(node)
         if node in self.tape.inputs:
             assert val is not None
             name = self.tape.inputs[node]
@@ -122,13 +112,13 @@ class _Spelling:
     def call(self, node: torch.fx.Node) -> Value:
         """An operator; gives its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        given = arguments(node, self.value)
-        op = operator_name(node.target)
+        given = calls.arguments(node, self.value)
+        op = calls.operator_name(node.target)
         if IMPLIED in node.meta:
             return self.detach(given["self"], node)
         if LITERAL not in node.meta:
-            op, given = canonical(op, given, node, self.tape.sizes)
-            if op == "" or is_identity(op, given, node):
+            op, given = calls.canonical(node, given, self.tape.sizes)
+            if op == "" or calls.is_identity(op, given, node):
                 return next(iter(given.values()))
         row = table.row(op)
         if row.training_flag is not None and given.get(row.training_flag) is True:
@@ -136,7 +126,7 @@ class _Spelling:
                 if given.get(name) in self.constants:
                     given[name] = None
         made = self.emit(node, op, given)
-        if INSERTED in node.meta or not region(node).grad:
+        if INSERTED in node.meta or not calls.region(node).grad:
             return made
         if under_no_grad(node.meta.get("stack_trace")):
             return self.detach(made, node)  # export leaves out regions inside other regions
@@ -144,7 +134,7 @@ class _Spelling:
 
     def detach(self, value: Value, node: torch.fx.Node) -> Value:
         """A value that no gradient passes through."""
-        val = tensor(node)
+        val = calls.tensor(node)
         if val is None or not val.dtype.is_floating_point:
             return value
         if not isinstance(value, Ref) or value in self.detached:
@@ -173,12 +163,12 @@ class _Spelling:
         """A number that the capture computed."""
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
-            return self.tape.sizes.size(val, where(node))
+            return self.tape.sizes.size(val, calls.where(node))
         if isinstance(val, (float, bool)):
             return val
         raise TraceError(
             "a number depends on the values of a tensor",
-            where=where(node),
+            where=calls.where(node),
             found=str(node.target),
             hint="keep it a tensor: leave out .item(), int() and float()",
         )
@@ -187,7 +177,7 @@ class _Spelling:
 
     def emit(self, node: torch.fx.Node, op: str, given: dict[str, Value]) -> Ref:
         """Append an operator; its type is that of the call's result."""
-        place, val, sizes = where(node), node.meta["val"], self.tape.sizes
+        place, val, sizes = calls.where(node), node.meta["val"], self.tape.sizes
         try:
             args = canonical_args(op, given)
         except GraphError as error:
@@ -237,7 +227,7 @@ class _Spelling:
         if len(set(dtypes.values())) > 1:
             raise TraceError(
                 f"{op} multiplies tensors of different dtypes",
-                where=where(node),
+                where=calls.where(node),
                 found=", ".join(f"{k} {v}" for k, v in dtypes.items()),
                 hint="give the example input in the model's dtype, or cast in forward",
             )

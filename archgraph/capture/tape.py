@@ -7,7 +7,6 @@ tape), :func:`~archgraph.capture.fold.fold`, :func:`~archgraph.capture.casts.cas
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +14,8 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 
-from archgraph.capture.places import users_line
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Param, Size, TensorType
-from archgraph.ops.schema import op_name
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
 REGION = "archgraph_region"  # Region: the switches that a call runs under
@@ -39,6 +36,9 @@ class Region:
 
     grad: bool = True
     autocast: tuple[str, torch.dtype] | None = None
+
+
+PLAIN = Region()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,82 +163,3 @@ def dtype_name(dtype: torch.dtype) -> str:
     'float32'
     """
     return str(dtype).removeprefix("torch.")
-
-
-def where(node: torch.fx.Node) -> str:
-    """Place of a call in the user's code, or its name in the capture."""
-    place = users_line(node.meta.get("stack_trace"))
-    return f"{place[0]}:{place[1]}" if place else node.name
-
-
-def tensor(node: Any) -> torch.Tensor | None:
-    """The stand-in tensor of a result; None where the result is something else."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def memory(node: torch.fx.Node) -> int | None:
-    """Which storage a result lives in; a copy lives in its own, a view in that of its source."""
-    value = tensor(node)
-    return None if value is None else value.untyped_storage()._cdata
-
-
-def region(node: torch.fx.Node) -> Region:
-    """The switches that a call runs under."""
-    return node.meta.get(REGION, _PLAIN)
-
-
-_PLAIN = Region()
-
-
-def is_operator(node: torch.fx.Node) -> bool:
-    """Whether a node calls an operator that makes tensors (not sizes, not assertions)."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) or isinstance(value, (tuple, list))
-
-
-def writes(node: torch.fx.Node) -> bool:
-    """Whether a call changes the values of a tensor (``unsqueeze_`` and its like change none)."""
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    return target._schema.is_mutable and torch.Tag.inplace_view not in target.tags
-
-
-def written(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The one tensor that a call changes; None where there are several."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    arguments = node.target._schema.arguments
-    places = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    by_name = dict(zip([a.name for a in arguments], node.args, strict=False)) | node.kwargs
-    found = by_name.get(places[0]) if len(places) == 1 else None
-    return found if isinstance(found, torch.fx.Node) else None
-
-
-@functools.cache
-def operator_name(target: torch._ops.OpOverload) -> str:
-    """Graph name of an operator; ``unsqueeze_`` and its like change no value: ``unsqueeze``."""
-    op = op_name(target)
-    if torch.Tag.inplace_view not in target.tags:
-        return op
-    namespace, packet, *overload = op.split(".")
-    return ".".join((namespace, packet.removesuffix("_"), *overload))
-
-
-def insert(
-    graph: torch.fx.Graph,
-    target: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    like: torch.fx.Node,
-    val: Any,
-    **flags: bool,
-) -> torch.fx.Node:
-    """A call that a pass makes at the place of another one: its line, module and region."""
-    node = graph.call_function(target, args, dict(kwargs))
-    keep = ("stack_trace", "nn_module_stack", REGION)
-    node.meta = {k: like.meta[k] for k in keep if k in like.meta}
-    node.meta |= {"val": val, INSERTED: True, **flags}
-    return node

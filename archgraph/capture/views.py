@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 import torch
 
-from archgraph.capture.tape import View, is_operator, memory
+from archgraph.capture import calls
+from archgraph.capture.tape import View
 
 
 def views_of(
@@ -21,9 +22,9 @@ def views_of(
         if node.target is operator.getitem:
             source, index = node.args
             view = views.get(source)
-            if view is not None and memory(view.parent) == memory(node):
+            if view is not None and calls.memory(view.parent) == calls.memory(node):
                 views[node] = View(view.parent, source, view.place, index)
-        elif is_operator(node):
+        elif calls.is_operator(node):
             view = _view(node)
             if view is not None:
                 views[node] = View(view.parent) if node in same else view
@@ -34,7 +35,7 @@ def _view(node: torch.fx.Node) -> View | None:
     """Which argument a result is a view of."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    own, arguments = memory(node), target._schema.arguments
+    own, arguments = calls.memory(node), target._schema.arguments
     if own is None:  # several results
         source = node.args[0] if node.args else None
         aliased = bool(arguments) and arguments[0].alias_info is not None
@@ -42,7 +43,7 @@ def _view(node: torch.fx.Node) -> View | None:
     for place, (argument, item) in enumerate(zip(arguments, node.args, strict=False)):
         if argument.alias_info is None or not isinstance(item, torch.fx.Node):
             continue
-        if memory(item) == own:
+        if calls.memory(item) == own:
             values_written = argument.alias_info.is_write
             same = values_written and torch.Tag.inplace_view not in target.tags
             return View(item) if same else View(item, node, place)

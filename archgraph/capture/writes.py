@@ -15,26 +15,8 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.calls import arguments, canonical, is_identity
-from archgraph.capture.tape import (
-    FOLDED,
-    IMPLIED,
-    INSERTED,
-    LITERAL,
-    REGION,
-    Region,
-    Tape,
-    View,
-    insert,
-    is_operator,
-    memory,
-    operator_name,
-    region,
-    tensor,
-    where,
-    writes,
-    written,
-)
+from archgraph.capture import calls
+from archgraph.capture.tape import FOLDED, IMPLIED, INSERTED, LITERAL, REGION, Region, Tape, View
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
@@ -86,7 +68,7 @@ class _Writing:
 
     def step(self, node: torch.fx.Node) -> None:
         """Take over one node."""
-        self.region = region(node)
+        self.region = calls.region(node)
         if FOLDED in node.meta:
             return
         if node.op in ("placeholder", "get_attr"):
@@ -94,17 +76,17 @@ class _Writing:
             self.hold(node, self.start[node])
         elif node.op == "output":
             self.graph.output(torch.fx.node.map_arg(node.args[0], self.current))
-        elif not is_operator(node):
-            if tensor(node) is not None:  # one result of several
+        elif not calls.is_operator(node):
+            if calls.tensor(node) is not None:  # one result of several
                 self.hold(node, self.copy(node))
         elif node.target.namespace != "aten":  # type: ignore[union-attr]  # an operator
             raise TraceError(
                 "operator outside ATen",
-                where=where(node),
+                where=calls.where(node),
                 found=str(node.target),
                 hint="write it with torch functions",
             )
-        elif writes(node):
+        elif calls.writes(node):
             self.write(node)
         else:
             self.hold(node, self.copy(node))
@@ -112,29 +94,26 @@ class _Writing:
     def copy(self, node: torch.fx.Node) -> torch.fx.Node:
         """A node that changes nothing, with its arguments as they are now."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.current)
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            target = schema(operator_name(target)).overload  # unsqueeze_ and its like
-        new = self.graph.create_node(node.op, target, args, kwargs, node.name)
+        new = self.graph.create_node(node.op, _pure(node.target), args, kwargs, node.name)
         new.meta = node.meta.copy()
         return new
 
     def hold(self, node: torch.fx.Node, value: torch.fx.Node) -> None:
         """Say what a result is, as of now."""
         self.now[node] = value
-        self.seen[node] = self.count.get(memory(node), 0)
+        self.seen[node] = self.count.get(calls.memory(node), 0)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
         """What a result is after all writes to the memory that it lives in; sizes stay."""
         if node not in self.now:
             return node
-        if self.seen[node] == self.count.get(memory(node), 0):
+        if self.seen[node] == self.count.get(calls.memory(node), 0):
             return self.now[node]
         view = self.tape.views.get(node)
         if view is None:
             raise TraceError(
                 "memory was written in place through another tensor, and is used afterwards",
-                where=where(node),
+                where=calls.where(node),
                 found=f"{node.name}, which shares memory with what was written",
                 hint="write x = x + y instead of x += y",
             )
@@ -148,17 +127,12 @@ class _Writing:
         before, after = torch.fx.node.map_arg(
             (call.args[:place], call.args[place + 1 :]), self.current
         )
-        target = call.target
-        assert isinstance(target, torch._ops.OpOverload)
-        new = self.graph.create_node(
-            "call_function",
-            schema(operator_name(target)).overload if target._schema.is_mutable else target,
-            (*before, whole, *after),
-            torch.fx.node.map_arg(dict(call.kwargs), self.current),
-        )
+        kwargs = torch.fx.node.map_arg(dict(call.kwargs), self.current)
+        target = _pure(call.target)
+        new = self.graph.create_node("call_function", target, (*before, whole, *after), kwargs)
         flags = {INSERTED: True, REGION: self.region}
         new.meta = {k: v for k, v in call.meta.items() if k != FOLDED} | flags
-        if tensor(call) is not None:
+        if calls.tensor(call) is not None:
             return new
         part = self.graph.call_function(operator.getitem, (new, view.index))
         part.meta = new.meta | {"val": call.meta["val"][view.index]}
@@ -168,7 +142,7 @@ class _Writing:
 
     def write(self, node: torch.fx.Node) -> None:
         """An in-place operator becomes a functional one; later uses of its memory follow it."""
-        target, place, goal = node.target, where(node), written(node)
+        target, place, goal = node.target, calls.where(node), calls.written(node)
         assert isinstance(target, torch._ops.OpOverload)
         if goal is None:
             raise TraceError(
@@ -191,7 +165,7 @@ class _Writing:
         if new.meta["val"].dtype != val.dtype:
             new = self.call(_TO, (new, val.dtype), {}, node)
         if not self.region.grad:
-            new = insert(self.graph, _DETACH, (new,), {}, like=goal, val=val)
+            new = calls.insert(self.graph, _DETACH, (new,), {}, like=goal, val=val)
             new.meta |= {IMPLIED: True, REGION: self.region}
         self.assign(goal, new, node)
         self.hold(node, self.current(goal))
@@ -203,20 +177,20 @@ class _Writing:
         values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with torch.no_grad():
             val = overload(*values[0], **values[1])
-        return insert(self.graph, overload, tuple(args), kwargs, like=node, val=val)
+        return calls.insert(self.graph, overload, tuple(args), kwargs, like=node, val=val)
 
     def expanded(
         self, source: torch.fx.Node, goal: torch.Tensor, node: torch.fx.Node
     ) -> torch.fx.Node:
         """What ``copy_`` writes, in the shape of the memory that it is written to."""
-        sizes, place = self.tape.sizes, where(node)
+        sizes, place = self.tape.sizes, calls.where(node)
         if sizes.shape(source.meta["val"], place) == sizes.shape(goal, place):
             return source
         return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
     def assign(self, goal: torch.fx.Node, new: torch.fx.Node, node: torch.fx.Node) -> None:
         """Let everything that shares memory with ``goal`` follow, after that became ``new``."""
-        views, place = self.tape.views, where(node)
+        views, place = self.tape.views, calls.where(node)
         path = [goal]
         while path[-1] in views:
             path.append(views[path[-1]].parent)
@@ -242,7 +216,7 @@ class _Writing:
         for child, parent in itertools.pairwise(path):
             new = self.put(views[child], before[parent], new, node)
             after.append((parent, new))
-        own = memory(goal)
+        own = calls.memory(goal)
         self.count[own] = self.count.get(own, 0) + 1
         for changed, value in after:
             self.hold(changed, value)
@@ -253,20 +227,19 @@ class _Writing:
         self, view: View, whole: torch.fx.Node, part: torch.fx.Node, node: torch.fx.Node
     ) -> torch.fx.Node:
         """What a tensor is after its view became ``part``."""
-        call, sizes, place = view.call, self.tape.sizes, where(node)
+        call, sizes, place = view.call, self.tape.sizes, calls.where(node)
         if call is None:
             return part
-        assert isinstance(call.target, torch._ops.OpOverload)
 
         def read(item: Any, type_: str) -> Value:
-            if isinstance(item, torch.fx.Node) and tensor(item) is None:
+            if isinstance(item, torch.fx.Node) and calls.tensor(item) is None:
                 return sizes.size(item.meta["val"], place)
             if isinstance(item, (list, tuple)):
                 return tuple(read(i, type_) for i in item)
             return _WHOLE if isinstance(item, torch.fx.Node) else to_value(item, type_)
 
-        op, given = canonical(operator_name(call.target), arguments(call, read), call, sizes)
-        if is_identity(op, given, call):
+        op, given = calls.canonical(call, calls.arguments(call, read), sizes)
+        if calls.is_identity(op, given, call):
             return part
         if op == "aten.detach" and not self.differentiable(whole):
             return part
@@ -283,7 +256,7 @@ class _Writing:
         stand_for = {_WHOLE: whole, _PART: part}
         kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in made[1].items()}
         overload = schema(made[0]).overload
-        new = insert(self.graph, overload, (), kwargs, like=node, val=held)
+        new = calls.insert(self.graph, overload, (), kwargs, like=node, val=held)
         new.meta[LITERAL] = True
         return new
 
@@ -293,8 +266,8 @@ class _Writing:
         pending, seen = [value], set()
         while pending:
             item = pending.pop()
-            val = tensor(item)
-            if item in seen or not region(item).grad:
+            val = calls.tensor(item)
+            if item in seen or not calls.region(item).grad:
                 continue
             seen.add(item)
             if val is not None and not val.dtype.is_floating_point:
@@ -310,6 +283,13 @@ class _Writing:
 _TO = torch.ops.aten.to.dtype
 _DETACH = torch.ops.aten.detach.default
 _EXPAND = torch.ops.aten.expand.default
+
+
+def _pure(target: Any) -> Any:
+    """What is called without changing anything: ``unsqueeze`` for ``unsqueeze_``."""
+    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        return schema(calls.operator_name(target)).overload
+    return target
 
 
 def _functional(target: torch._ops.OpOverload) -> str | None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from archgraph.capture.calls import region
 from archgraph.capture.export import export
 from archgraph.capture.inline import inline
-from archgraph.capture.tape import FOLDED, Tape, region
+from archgraph.capture.tape import FOLDED, Tape
 from archgraph.capture.trace import Leaves
 from archgraph.graph.ir import Batch
 from archgraph.ops.constants import tensor_of

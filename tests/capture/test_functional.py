@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from archgraph.capture.calls import is_operator, writes
 from archgraph.capture.fold import fold
-from archgraph.capture.tape import is_operator, writes
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, inlined, run

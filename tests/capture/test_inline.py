@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from archgraph.capture.tape import region, tensor
+from archgraph.capture.calls import region, tensor
 from archgraph.errors import TraceError
 from tests.capture.tapes import X, inlined, run
 

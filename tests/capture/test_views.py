@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from archgraph.capture.tape import memory
+from archgraph.capture.calls import memory
 from tests.capture.tapes import inlined
 
 
