@@ -24,6 +24,10 @@ class Base(pydantic.BaseModel):
         defer_build=True,
     )
 
+    def __repr__(self) -> str:
+        text = ", ".join(f"{key}={value!r}" for key, value in self if key in self.model_fields_set)
+        return f"{type(self).__name__}({text if len(text) <= 120 else text[:119] + '…'})"
+
 
 # Nothing that a person means is larger, and products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1

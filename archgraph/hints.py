@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+# Names that an error lists; of more it says how many there are.
+LISTED = 20
 
 
 def similar(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> list[str]:
@@ -32,3 +36,23 @@ def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
     found = [repr(near) for near in similar(name, names, cutoff=cutoff, count=count)]
     several = ", ".join(found[:-1]) + " or " if len(found) > 1 else ""
     return f"did you mean {several}{found[-1]}?" if found else None
+
+
+def unknown(
+    name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1
+) -> dict[str, Any]:
+    """The facts of an error about an unknown name: what was found, what there is, the nearest.
+
+    >>> unknown("kernal", ["kernel", "stride"])["expected"]
+    'one of kernel, stride'
+    >>> unknown("x", map(str, range(99)))["expected"][-22:]
+    '18, 19 and 79 others'
+    """
+    known = list(dict.fromkeys(names))
+    more = len(known) - LISTED
+    text = ", ".join(known[:LISTED]) + (f" and {more} others" if more > 0 else "")
+    return {
+        "found": repr(name),
+        "expected": f"one of {text}" if known else "none",
+        "hint": nearest(name, known, cutoff=cutoff, count=count),
+    }

@@ -10,15 +10,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-import importlib.metadata
 import inspect
-import json
 import pkgutil
 import re
-import types
-import typing
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -30,7 +25,6 @@ import archgraph.language.help as language
 from archgraph import federation
 from archgraph.cli import app
 from archgraph.engine.data.source import DATASETS, source
-from archgraph.federation import find_strategy
 from archgraph.rewrite.registry import rewrite_table
 
 HERE = Path(__file__).parent
@@ -121,40 +115,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
 
 def strategies() -> str:
     """Every shipped strategy: what it is, and a table of its options as a file gives them."""
-    lines = []
-    names = {entry.name for entry in importlib.metadata.entry_points(group="archgraph.strategies")}
-    for name in sorted(names):
-        cls = find_strategy(name)
-        about = (inspect.getmodule(cls).__doc__ or "").split("\n\n")[0]
-        lines += [f"## `{name}`", "", " ".join(about.split()), ""]
-        lines += ["| option | value | default | |", "|---|---|---|---|"]
-        kinds, told = typing.get_type_hints(cls), _attributes(cls)
-        for field in dataclasses.fields(cls):
-            default = json.dumps(_default(field), ensure_ascii=False).strip('"')
-            default = "" if default == "null" else f"`{default}`"
-            about = _inline(told.get(field.name, "").replace("None:", "left out:"))
-            lines.append(f"| `{field.name}` | {_kind(kinds[field.name])} | {default} | {about} |")
-        if cls.presets:
-            names = ", ".join(f"`{preset}`" for preset in cls.presets)
-            lines += ["", f"`preset` sets several of them at once: {names}."]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _kind(annotation: object) -> str:
-    """A type of an option in the words of a file."""
-    words = {bool: "true or false", int: "integer", float: "number", str: "text"}
-    inner = typing.get_args(annotation)
-    match typing.get_origin(annotation):
-        case typing.Literal:
-            return ", ".join(f"`{value}`" for value in inner)
-        case types.UnionType | typing.Union:
-            return " or ".join(_kind(a) for a in inner if a is not types.NoneType)
-        case None:
-            return words[annotation]
-        case origin if issubclass(origin, Mapping):
-            return "mapping"
-    return "list"
+    tables = (language.topic(name).markdown(2) for name in language.strategy_names())
+    return "\n\n".join(tables) + "\n"
 
 
 def fields(names: tuple[str, ...]) -> str:

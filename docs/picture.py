@@ -1,4 +1,7 @@
-"""Draw the picture of the README: `make docs` runs this and writes `docs/_static/network.svg`."""
+"""Draw the picture of the README: `make docs` runs this.
+
+`docs/_static/network.svg` is written only where the picture would differ.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import archgraph as ag
-from archgraph.display import coverage
+from archgraph.display import coverage, render
 
 
 def main() -> None:
@@ -14,7 +17,9 @@ def main() -> None:
     with resources.as_file(resources.files("archgraph.demo")) as demo:
         family = ag.resolve(ag.load_family(demo / "network_family.yaml"))
     target = Path(__file__).parent / "_static" / "network.svg"
-    ag.draw(family.graph, target, cover=coverage(family))
+    picture = render(ag.draw(family.graph, cover=coverage(family)))
+    if not target.exists() or target.read_bytes() != picture:
+        target.write_bytes(picture)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def values(shipped: ag.ArchGraph) -> dict[str, Any]:
         "met": ag.meet([shipped, half.graph]),
         "family": family,
         "traced": ag.trace(net, torch.zeros(2, 1, 8, 8)),
+        "experiment": ag.load_experiment("specs/experiments/fedfa_digits.yaml"),
         "parts": ag.split(shipped, before="head"),
         "merger": ag.Merger(shipped, ag.state_of(net)),
     }
@@ -47,7 +48,7 @@ def test_a_repr_is_a_line(values: dict[str, Any]):
 
 
 def test_notebooks_show_tables_and_pictures(values: dict[str, Any]):
-    for name in set(values) - {"graph", "traced", "parts", "merger"}:
+    for name in set(values) - {"experiment", "graph", "traced", "parts", "merger"}:
         html = values[name]._repr_html_()
         assert html.count("<table>") == html.count("</table>") >= 1, name
         assert len(html) < 50_000, name

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from archgraph.analysis.naming import Naming
 from archgraph.errors import AxisError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
-from archgraph.hints import similar
+from archgraph.hints import unknown
 from archgraph.layout.layouts import (
     AxisRef,
     Fixed,
@@ -113,7 +113,7 @@ class Axes:
         for axis in self.all:
             if axis.name == name:
                 return axis
-        raise _no_axis(name, [a.name for a in self.all])
+        raise _no_axis(name, (a.name for a in self.all))
 
     def of(self, leaf: str) -> tuple[Layout, ...]:
         """Layouts of a leaf's dimensions.
@@ -122,7 +122,7 @@ class Axes:
             AxisError: If the graph has no such leaf.
         """
         if leaf not in self.leaf:
-            raise _no_axis(leaf, list(self.leaf))
+            raise _no_axis(leaf, self.leaf)
         return self.leaf[leaf]
 
     def match(self, pattern: str) -> tuple[Axis, ...]:
@@ -139,7 +139,11 @@ class Axes:
             return free
         if matching:
             raise AxisError("axis cannot be cut", where=matching[0].name, found=matching[0].reason)
-        raise _no_axis(pattern, [a.name for a in self.all])
+        raise _no_axis(pattern, (a.name for a in self.all))
+
+
+def _no_axis(name: str, known: Iterable[str]) -> AxisError:
+    return AxisError("no such axis", **unknown(name, known, cutoff=0.4))
 
 
 def _matches(axis: Axis, pattern: str) -> bool:
@@ -149,11 +153,6 @@ def _matches(axis: Axis, pattern: str) -> bool:
         or axis.name.startswith(pattern + ".")
         or fnmatch.fnmatchcase(axis.name, pattern)
     )
-
-
-def _no_axis(name: str, known: Sequence[str]) -> AxisError:
-    near = similar(name, known, cutoff=0.4)
-    return AxisError("no such axis", found=name, expected=near[0] if near else ", ".join(known[:8]))
 
 
 @takes_graph

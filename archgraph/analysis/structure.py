@@ -21,9 +21,9 @@ from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, refs, walk
-from archgraph.hints import similar
+from archgraph.hints import unknown
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
-from archgraph.tables import Table
+from archgraph.tables import Table, plural
 
 Named = TypeVar("Named", "Block", "Section")
 
@@ -66,7 +66,7 @@ class Block:
     def __str__(self) -> str:
         state = "removable" if self.removable else self.reason
         times = f" × {self.uses}" if self.uses > 1 else ""
-        return f"{self.name}{times}: {self.kind}, {len(self.nodes)} operators; {state}"
+        return f"{self.name}{times}: {self.kind}, {plural(len(self.nodes), 'operator')}; {state}"
 
     def __repr__(self) -> str:
         return f"<Block {self}>"
@@ -90,7 +90,7 @@ class Section:
         return "\n".join([f"{self.name} ({self.kind})", *(f"  {b}" for b in self.blocks)])
 
     def __repr__(self) -> str:
-        return f"<Section {self.name} ({self.kind}): {len(self.blocks)} blocks>"
+        return f"<Section {self.name} ({self.kind}): {plural(len(self.blocks), 'block')}>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,7 +171,8 @@ class Structure:
         return "\n".join(map(str, self.sections))
 
     def __repr__(self) -> str:
-        return f"<Structure: {len(self.sections)} sections, {len(self.blocks)} blocks>"
+        sections = plural(len(self.sections), "section")
+        return f"<Structure: {sections}, {plural(len(self.blocks), 'block')}>"
 
     def _repr_html_(self) -> str:
         rows = tuple(
@@ -190,10 +191,7 @@ def _find(name: str, items: Sequence[Named], kind: str) -> Named:
 
 
 def _missing(name: str, known: Sequence[str], kind: str, where: str | None = None) -> NoReturn:
-    near = similar(name, known, cutoff=0.5)
-    raise GraphError(
-        f"no such {kind}", where=where, found=name, expected=near[0] if near else ", ".join(known)
-    )
+    raise GraphError(f"no such {kind}", where=where, **unknown(name, known, cutoff=0.5))
 
 
 @takes_graph
@@ -217,9 +215,9 @@ def structure(graph: ArchGraph) -> Structure:
         >>> print(structure(trace(net, torch.zeros(1, 4)).graph))
         0 (stage)
           0: chain, 2 operators; dimension 1 is 4 before it and 0.out[4] after it
-          1: chain, 1 operators; removable
+          1: chain, 1 operator; removable
         head (head)
-          2: chain, 1 operators; removable
+          2: chain, 1 operator; removable
     """
     drafts = Drafts(graph)
     built = [d for chain in drafts.chains for d in chain]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from archgraph.errors import SpecError
+from archgraph.hints import unknown
 
 if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
+
+ModelOrFamily = Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")]
 
 Choose = Annotated[
     list[str] | None,
@@ -26,11 +29,37 @@ Choose = Annotated[
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
 
 
-def graph_of(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
-    """The architecture in a file, with some of its choices made."""
+Member = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a family: the model `global`, or a client's.")
+]
+
+
+def graph_of(
+    file: Path, choose: Sequence[str] | None = None, member: str | None = None
+) -> ArchGraph:
+    """The architecture in a file, with some of its choices made; of a family, that of a member."""
     import archgraph
 
-    return archgraph.load(file, numbers(choose or ()) or None)
+    family = family_of(file)
+    if family is None:
+        if member is not None:
+            raise SpecError("is not a family", where=str(file), found=f"--member {member}")
+        return archgraph.load(file, numbers(choose or ()) or None)
+    if choose:
+        raise SpecError("is a family, which has no --choose", where=str(file))
+    models = family.models
+    if member is None:
+        names = ", ".join(models)
+        raise SpecError(
+            "is a family, not one model",
+            where=str(file),
+            expected=f"a model file; its own models are {names}",
+            hint="show and explain take one of them by --member",
+        )
+    if member not in models:
+        raise SpecError("has no such model", where=str(file), **unknown(member, models))
+    graph: ArchGraph = models[member]
+    return graph
 
 
 def family_of(file: Path) -> Any:

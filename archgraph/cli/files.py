@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import typer
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
 from archgraph.cli.arguments import OutputFile
 from archgraph.cli.output import message, say, show_item, wrote
+from archgraph.tables import plural
 
 
 @command()
@@ -26,6 +28,9 @@ def check(
 
     Models, families, experiments and published figures.
 
+    Python code that files name is not imported unless you say so (--python): such files are checked
+    in their form only.
+
     Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
     published figure differs from ours and its file does not say why (--figures).
     """
@@ -40,17 +45,20 @@ def check(
         return
     from archgraph.engine.verdicts import verdicts
 
-    bad = total = 0
+    counted: Counter[str] = Counter()
     for verdict in verdicts(paths, python=python):
-        total += 1
-        if verdict.error is None:
-            say(f"ok    {verdict.path}  {verdict.kind}: {verdict.note}")
-        else:
-            bad += 1
-            say(f"FAIL  {verdict.path}  {verdict.kind}")
-            say(f"      {message(verdict.error)}", error=True)
-    say(f"{total - bad} of {total} files are good")
-    if bad:
+        word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
+        counted[word] += 1
+        note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
+        say(f"{word:4}  {verdict.path}  {verdict.kind}{note}")
+    good, total = counted["ok"] + counted["form"], counted.total()
+    say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} good")
+    if counted["form"]:
+        say(
+            f"{counted['form']} of them only in form: what they say about sections, axes and "
+            "inputs of Python code is checked with --python, which imports it"
+        )
+    if counted["FAIL"]:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -96,7 +104,7 @@ def explain_word(
         str | None, typer.Argument(metavar="NAME", help="E.g. conv, take, local.lr.")
     ] = None,
 ) -> None:
-    """Explain a word of the files: a step, a rewrite or a key.
+    """Explain a word of the files: a step, a rewrite, a strategy or a key.
 
     Its sentence, options with defaults, and an example. Without NAME all topics are listed; the
     page "The spec language" of the documentation shows the same.

@@ -10,7 +10,8 @@ import typer
 from archgraph.cli.app import DIFFERENT, command
 from archgraph.cli.arguments import (
     Choose,
-    ModelFile,
+    Member,
+    ModelOrFamily,
     OutputFile,
     family_of,
     graph_of,
@@ -86,16 +87,23 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
 
 
 @command()
-def show(file: ModelFile, choose: Choose = None) -> None:
-    """Sections and blocks with shapes, parameters and MACs."""
+def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> None:
+    """Sections and blocks with shapes, parameters and MACs.
+
+    Of a family: its models with their sizes; --member shows one of them.
+    """
     from archgraph.display import summary
 
-    show_item(summary(graph_of(file, choose)))
+    if member is None and (family := family_of(file)) is not None:
+        show_item(family.table())
+        say(f"--member NAME shows one of them: {', '.join(family.models)}")
+    else:
+        show_item(summary(graph_of(file, choose, member)))
 
 
 @command()
 def explain(
-    file: ModelFile,
+    file: ModelOrFamily,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -103,17 +111,23 @@ def explain(
             "default: everything."
         ),
     ] = None,
+    member: Member = None,
     choose: Choose = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Which axes and blocks can change, or why not.
+
+    Of a family, the global model unless --member names another one.
 
     Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
     similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
     """
     from archgraph.display import explain as explained
 
-    explanation = explained(graph_of(file, choose), name)
+    family = family_of(file) if member is None else None
+    if family is not None and family.has_global:
+        member = "global"
+    explanation = explained(graph_of(file, choose, member), name)
     if as_json:
         say_json(explanation.plain())
     else:
@@ -122,7 +136,7 @@ def explain(
 
 @command()
 def draw(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")],
+    file: ModelOrFamily,
     output: OutputFile = None,
     cover: Annotated[
         Path | None,

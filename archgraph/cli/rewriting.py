@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
-from archgraph.cli.app import command
+from archgraph.cli.app import Command, command
 from archgraph.cli.arguments import (
     Choose,
     ModelFile,
@@ -45,7 +48,7 @@ def rewrite(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
     choose: Choose = None,
-    **asked: Words | bool,
+    **asked: Words,
 ) -> None:
     """Make another architecture of a model.
 
@@ -74,29 +77,41 @@ def rewrite(
         wrote(output)
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _with_rows() -> Any:
     """The command with an option for every row of the registry, in front of the other options."""
     own = inspect.signature(rewrite, eval_str=True)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in ROWS:
-        flag = "--" + row.name.replace("_", "-")
-        if row.example == "true":
-            kind, default = Annotated[bool, typer.Option(flag, help=row.help)], False
-        else:
-            text = f"{row.help} As in a file: {row.example}. Repeatable."
-            kind, default = Annotated[Words, typer.Option(flag, metavar="VALUE", help=text)], None
+        text = f"{row.help} As in a file: {row.example}. Repeatable."
+        kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(row.name, keyword, default=default, annotation=kind))
+        parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=kind))
     signature = own.replace(parameters=parameters)
     rewrite.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
     rewrite.__annotations__ = {p.name: p.annotation for p in parameters}
     return rewrite
 
 
-command()(_with_rows())
+class RewriteCommand(Command):
+    """The command; a rewrite whose value may be `true` is asked for by its option alone, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give such an option the value `true` where none follows."""
+        alone = {_flag(row.name) for row in ROWS if bool in typing.get_args(row.value_type)}
+        words = []
+        for word, following in itertools.pairwise([*args, "--"]):
+            words += [word, "true"] if word in alone and following.startswith("-") else [word]
+        return super().parse_args(ctx, words)
 
 
-def _rewrites(texts: Mapping[str, Sequence[str] | bool | None]) -> Rewrites:
+command(cls=RewriteCommand)(_with_rows())
+
+
+def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
     """Rewrites as a file would ask for them; a mistake names the option."""
     from archgraph.language.document import Document
     from archgraph.language.family import Rewrites
@@ -110,10 +125,8 @@ def _rewrites(texts: Mapping[str, Sequence[str] | bool | None]) -> Rewrites:
             raise
 
 
-def _value(texts: Sequence[str] | bool) -> Any:
+def _value(texts: Sequence[str]) -> Any:
     """`KEY=VALUE`s as a mapping, one value as itself, several as a list; values as in YAML."""
-    if isinstance(texts, bool):
-        return texts
     if all("=" in text for text in texts):
         return _frozen(settings_of(texts))
     values = [_frozen(value_of(text)) for text in texts]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
+from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from archgraph.federation.family import Family
@@ -69,7 +70,8 @@ def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[A
     weak = min(coverage(family).items(), key=lambda item: item[1])
     pictures = draw_family(family, place / "pictures", form="svg")
     archgraph.draw(family.graph, place / "pictures" / "global.png", cover=coverage(family))
-    yield f"{len(pictures)} pictures; least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
+    fed = f"least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
+    yield f"{plural(len(pictures), 'picture')}; {fed}"
     yield summary(family.graph)
     spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
     if rounds is not None:

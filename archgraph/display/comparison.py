@@ -17,7 +17,7 @@ from typing import Any
 from archgraph.display.runs import Log, RoundLine, read_run, seconds, submodels
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
-from archgraph.tables import Table
+from archgraph.tables import Table, plural
 
 # What stands in no file of facts, or decides no figure.
 UNTOLD = frozenset({"archgraph", "seed"})
@@ -252,7 +252,7 @@ def comparison(
             raise RunError(
                 "the run is not finished",
                 where=str(folder),
-                found=f"{done} of {planned} rounds",
+                found=f"{done} of {plural(planned, 'round')}",
                 hint="go on with it, or take it as it is (--unfinished)",
             )
         seed = settings.pop("seed")

@@ -9,7 +9,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.scene import dimensions, parameters, shape_label
 from archgraph.graph.ir import ArchGraph, Node
-from archgraph.tables import Table, count
+from archgraph.tables import Table, count, plural
 
 
 def summary(graph: ArchGraph) -> Table:
@@ -75,7 +75,7 @@ def summary(graph: ArchGraph) -> Table:
             end = shape_label(graph.node[section.blocks[-1].exit].types[0])
             strong.add(len(rows))
             rows.append(
-                (block.section, f"{len(section.blocks)} blocks", end, *numbers(members), "")
+                (block.section, plural(len(section.blocks), "block"), end, *numbers(members), "")
             )
         rows.append((f"  {block.name}", block.kind, shape, *numbers(nodes), can))
     strong.add(len(rows))

@@ -7,16 +7,18 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
     from archgraph.language import FamilySpec
+    from archgraph.language.document import Document
 
 FileKind = Literal["model", "family", "experiment", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
+UNSEEN = "not imported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,15 @@ class Verdict:
         path: The file.
         kind: What the file is.
         error: What is wrong; None: nothing.
-        note: What it holds, or what was not looked at.
+        note: What it holds.
+        unseen: Whether it names Python code that was not imported: only its form is known.
     """
 
     path: Path
     kind: FileKind
     error: ArchGraphError | None = None
     note: str = ""
+    unseen: bool = False
 
     @property
     def good(self) -> bool:
@@ -67,7 +71,8 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         kind: FileKind = "file"
         try:
             kind = _kind(path)
-            yield Verdict(path, kind, None, _checked(path, kind, python, made))
+            note = _checked(path, kind, python, made)
+            yield Verdict(path, kind, None, note, note.endswith(UNSEEN))
         except ArchGraphError as error:
             yield Verdict(path, kind, error)
 
@@ -108,35 +113,44 @@ def _checked(
     path: Path, kind: FileKind, python: bool, made: dict[Path, ArchGraphError | str]
 ) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
-    from archgraph import check, load, load_experiment, load_family
+    from archgraph import load, load_experiment, load_family
     from archgraph.language.figures import FiguresSpec
-    from archgraph.language.model import PythonModel
     from archgraph.language.yaml import read_document
 
     if kind == "model":
         document = read_document(path)
-        if isinstance(document.data, dict) and "python" in document.data and not python:
-            return f"{document.validate(PythonModel).python} not imported"
+        if not python and names_code(document):
+            return f"{document.data['python']} {UNSEEN}"
         graph = load(path)
-        check(graph)
         size = sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
-        return f"{len(graph.nodes)} operators, {count(size)} parameters"
+        return f"{plural(len(graph.nodes), 'operator')}, {count(size)} parameters"
     if kind == "figures":
         paper = read_document(path).validate(FiguresSpec)
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), python, made)
+    from archgraph.engine.data.load import check_encoding
+    from archgraph.engine.data.source import source
     from archgraph.federation import configure
 
     spec = load_experiment(path)
     unseen = "python" in spec.strategy and not python
     if not unseen:
-        configure(spec.strategy_name, spec.strategy_options)
+        with spec.locating("strategy"):
+            configure(spec.strategy_name, spec.strategy_options)
+    data = spec.data
+    with spec.locating("data"):
+        check_encoding(
+            source(data.dataset),
+            length=data.length,
+            vocabulary=data.vocabulary,
+            tokenizer=data.tokenizer,
+        )
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
-    name = f"{spec.strategy_name} not imported" if unseen else spec.strategy_name
-    return f"{name}, {plural(spec.rounds, 'round')}; {held}"
+    text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
+    return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 
 
 def _family(
@@ -146,12 +160,11 @@ def _family(
     from archgraph import resolve
 
     if place not in made:
-        many = sum(member.count for member in spec.clients)
-        kinds = len(spec.clients)
-        text = f"{plural(many, 'client')} on {plural(kinds, 'architecture')}"
+        many = plural(sum(member.count for member in spec.clients), "client")
+        text = f"{many} on {plural(len(spec.clients), 'architecture')}"
         try:
             if not python and written_in_python(spec):
-                made[place] = f"{text}; Python model not imported"
+                made[place] = f"{text}; Python model {UNSEEN}"
             else:
                 resolve(spec)
                 made[place] = text
@@ -164,14 +177,16 @@ def _family(
 
 
 def written_in_python(family: FamilySpec) -> bool:
-    """Whether a family names a Python model."""
-    sources = (family.model, *(m.model for m in family.clients))
-    return any(source != "join" and names_code(source) for source in sources)
+    """Whether a family names a Python model; each that it names has the form of one."""
+    named = [source for source in family.sources() if names_code(source)]
+    return bool(named)
 
 
-def names_code(source: Any) -> bool:
-    """Whether a model source is written in Python."""
-    from archgraph.language.yaml import read_document
+def names_code(source: Document) -> bool:
+    """Whether a model is written in Python; one that is has the form of such a model."""
+    from archgraph.language.model import PythonModel
 
-    data = read_document(source).data if isinstance(source, str) else source
-    return isinstance(data, dict) and "python" in data
+    if "python" not in source.data:
+        return False
+    source.validate(PythonModel)
+    return True

@@ -39,7 +39,8 @@ def prepare(
         RunError: If model, data and strategy do not fit one another.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    strategy = configure(spec.strategy_name, spec.strategy_options)
+    with spec.locating("strategy"):
+        strategy = configure(spec.strategy_name, spec.strategy_options)
     device = _device(spec.engine.device)
     family = resolve(family_of(spec))
     if strategy.needs_global and not family.has_global:
@@ -52,20 +53,22 @@ def prepare(
         )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
-    data = load_dataset(
-        spec.data.dataset,
-        root,
-        limit=spec.data.limit,
-        bptt=spec.data.bptt,
-        length=spec.data.length,
-        vocabulary=spec.data.vocabulary,
-        tokenizer=spec.data.tokenizer,
-    )
+    with spec.locating("data"):
+        data = load_dataset(
+            spec.data.dataset,
+            root,
+            limit=spec.data.limit,
+            bptt=spec.data.bptt,
+            length=spec.data.length,
+            vocabulary=spec.data.vocabulary,
+            tokenizer=spec.data.tokenizer,
+        )
     family, data = matched(family, data)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
     scheme = spec.data.partition.model_dump()
-    shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
+    with spec.locating("data", "partition"):
+        shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
     return Experiment(
         world=_world(spec, family, data, shares, device),
         strategy=strategy,

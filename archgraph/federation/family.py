@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +47,20 @@ class Family:
         return f"<Family {self.graph.name or 'without a global model'}: {kinds}>"
 
     def _repr_html_(self) -> str:
-        rows = [(kind.name, str(kind.count), kind.graph) for kind in self.clients]
-        if self.has_global:
-            rows.insert(0, (GLOBAL, "", self.graph))
-        cells = tuple((name, many, *sizes(graph)) for name, many, graph in rows)
+        return self.table()._repr_html_()
+
+    @property
+    def models(self) -> Mapping[str, ArchGraph]:
+        """Architectures by name: ``global``, if there is one, and each kind of client's."""
+        clients = {kind.name: kind.graph for kind in self.clients}
+        return {GLOBAL: self.graph, **clients} if self.has_global else clients
+
+    def table(self) -> Table:
+        """A row per architecture: how many clients run it, parameters, MACs."""
+        counts = {kind.name: str(kind.count) for kind in self.clients}
+        rows = tuple((k, counts.get(k, ""), *sizes(graph)) for k, graph in self.models.items())
         columns = ("model", "clients", "parameters", "MACs")
-        return Table("Family", columns, cells, frozenset({1, 2, 3}))._repr_html_()
+        return Table("Family", columns, rows, frozenset({1, 2, 3}))
 
     @property
     def has_global(self) -> bool:
@@ -120,8 +128,7 @@ def resolve(spec: FamilySpec) -> Family:
 class _Resolver:
     def __init__(self, spec: FamilySpec) -> None:
         self.spec = spec
-        data = spec.model_dump(by_alias=True, exclude_unset=True)
-        self.document = spec._document or Document("family", data, {})
+        self.document = spec.document
         self.read: dict[str, Document] = {}
         self.models: dict[str, tuple[ArchGraph, State | None]] = {}  # of members, by source
 
@@ -139,7 +146,7 @@ class _Resolver:
         tiers = []
         for index, member in enumerate(self.spec.clients):
             # Equal recipes give equal architectures: align and rewrite once.
-            recipe = repr(member.model_copy(update={"name": "", "count": 1}))
+            recipe = member.model_dump_json(exclude={"name", "count"})
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, ("clients", index))
             part, weights = made[recipe]

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
-from archgraph.hints import nearest
+from archgraph.hints import unknown
+from archgraph.language.experiment import STRATEGIES
 from archgraph.language.python import imported
 from archgraph.plain import Json
-
-GROUP = "archgraph.strategies"
 
 
 def find_strategy(name: str) -> type[Strategy]:
@@ -35,14 +34,12 @@ def find_strategy(name: str) -> type[Strategy]:
     """
     if ":" in name:
         return _checked(imported(name, "strategy.python"), name)
-    entries = {e.name: e for e in importlib.metadata.entry_points(group=GROUP)}
+    entries = {e.name: e for e in importlib.metadata.entry_points(group=STRATEGIES)}
     if name not in entries:
         raise SpecError(
             "unknown strategy",
             where="strategy",
-            found=repr(name),
-            expected=f"one of {', '.join(sorted(entries))}",
-            hint=nearest(name, entries),
+            **unknown(name, sorted(entries)),
         )
     try:
         return _checked(entries[name].load(), entries[name].value)
@@ -100,9 +97,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             raise SpecError(
                 "unknown preset",
                 where=f"{place}.preset",
-                found=repr(preset),
-                expected=f"one of {', '.join(cls.presets) or 'none'}",
-                hint=nearest(str(preset), cls.presets),
+                **unknown(str(preset), cls.presets),
             )
         given = {**cls.presets[preset], **given}
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
@@ -111,9 +106,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             raise SpecError(
                 "unknown option",
                 where=f"{place}.{key}",
-                found=repr(key),
-                expected=f"one of {', '.join(fields) or 'none'}",
-                hint=nearest(key, fields),
+                **unknown(key, fields),
             )
     types = typing.get_type_hints(cls)
     values = {}

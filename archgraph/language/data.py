@@ -89,8 +89,8 @@ class DataSpec(Base):
     """Which data, and who owns what of it."""
 
     dataset: str = Field(
-        description="digits, mnist, fashion_mnist, cifar10, cifar100, wikitext2; mnli and snli (of "
-        "both the development set only, split anew), sick"
+        description="digits, mnist, fashion_mnist, kmnist, cifar10, cifar100, wikitext2; mnli and "
+        "snli (of both the development set only, split anew), sick"
     )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"

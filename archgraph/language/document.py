@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pydantic
 
-from archgraph.errors import SpecError
-from archgraph.fields import Place
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.fields import Base, Key, Place
 from archgraph.language.mistakes import explain, shorten
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -64,6 +65,22 @@ class Document:
             message, where=self.where(place), found=found, expected=expected, hint=hint
         ) from None
 
+    @contextlib.contextmanager
+    def locating(self, *place: Key) -> Iterator[None]:
+        """Errors raised inside begin with the file and line of a place.
+
+        An error whose own place is a key below (``strategy.fedavg.weights``) points at that line.
+        """
+        try:
+            yield
+        except ArchGraphError as error:
+            inside = tuple((error.where or "").split("."))
+            if inside[: len(place)] == place:
+                error.where = self.where(inside)
+            else:
+                error.where = ": ".join(filter(None, (self.where(place), error.where)))
+            raise
+
     def at(self, place: Place) -> Any:
         """The value at a place, or ``None`` where there is none."""
         value = self.data
@@ -93,6 +110,27 @@ class Document:
         lines = {k[size:]: v for k, v in self.lines.items() if k[:size] == place}
         texts = {k[size:]: v for k, v in self.texts.items() if k[:size] == place}
         return Document(self.file, self.at(place), lines, texts)
+
+
+class FromFile(Base):
+    """What a file says, and where it was read; equal files say the same, wherever they are."""
+
+    _document: Document | None = pydantic.PrivateAttr(None)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and dict(self) == dict(other)
+
+    @property
+    def document(self) -> Document:
+        """The file, or what it would hold."""
+        if self._document is not None:
+            return self._document
+        name = type(self).__name__.removesuffix("Spec").lower()
+        return Document(name, self.model_dump(by_alias=True, exclude_unset=True), {})
+
+    def locating(self, *place: str) -> contextlib.AbstractContextManager[None]:
+        """Errors raised inside begin with the file and line of a place, if a file was read."""
+        return self._document.locating(*place) if self._document else contextlib.nullcontext()
 
 
 def folder_beside(document: Document, name: str, place: Place) -> Path:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
 from archgraph.language.data import DataSpec
+from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
 from archgraph.plain import Json
@@ -72,11 +73,15 @@ Engine = Annotated[
 ]
 
 
+# Entry points of this group are strategies by name.
+STRATEGIES = "archgraph.strategies"
+
 # A name and its options, or `python` and the options beside it.
 StrategyChoice = Annotated[
     dict[str, Json],
     pydantic.WithJsonSchema(
         {
+            "title": "Strategy",
             "anyOf": [
                 {
                     "type": "object",
@@ -89,13 +94,13 @@ StrategyChoice = Annotated[
                     "maxProperties": 1,
                     "additionalProperties": {"type": ["object", "null"]},
                 },
-            ]
+            ],
         }
     ),
 ]
 
 
-class ExperimentSpec(Base):
+class ExperimentSpec(FromFile):
     """Data, a family, a strategy, and how long."""
 
     archgraph: Version = 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from archgraph.fields import Key, Mistake
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.limits import LIMITS
 
 ParamValue = int | float | str | bool | None
@@ -62,9 +62,7 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
             known = [f"${n}" for n in values]
             raise Mistake(
                 "names an unknown parameter",
-                found=f"${name}",
-                expected=f"one of {', '.join(known)}" if known else "no parameter here",
-                hint=nearest(f"${name}", known),
+                **unknown(f"${name}", known),
             )
     if alone := _NAME.fullmatch(text.strip()):
         return values[alone.group(1)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Count, Mistake, Name, Natural, Version
-from archgraph.language.document import Document
+from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
+from archgraph.language.document import Document, FromFile
+from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.rewrite.registry import ROWS
 
@@ -61,7 +63,7 @@ class MemberSpec(Rewrites, _Client):
         return self
 
 
-class FamilySpec(Base):
+class FamilySpec(FromFile):
     """A global model and the architectures of its clients."""
 
     archgraph: Version = 1
@@ -85,8 +87,16 @@ class FamilySpec(Base):
         description="kinds of client, each with an architecture"
     )
 
-    # Where it was read from, so that mistakes found later can still be pointed at.
-    _document: Document | None = pydantic.PrivateAttr(None)
+    def sources(self) -> Iterator[Document]:
+        """The models that are named or written in place: the global one's, then the clients'."""
+        members: list[tuple[Place, Any]] = [
+            (("clients", index, "model"), member.model) for index, member in enumerate(self.clients)
+        ]
+        for place, model in ((("model",), self.model), *members):
+            if isinstance(model, str) and model != "join":
+                yield read_document(model)
+            elif isinstance(model, dict):
+                yield self.document.sub(place)
 
     @pydantic.model_validator(mode="after")
     def _global(self) -> FamilySpec:

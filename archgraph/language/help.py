@@ -2,17 +2,23 @@
 
 Nothing is written twice: sentences, types, ranges and defaults are those of the models that read
 the files; ``archgraph help NAME`` and the page about the language print the same topics.
-``python -m archgraph.language.help`` prints that page.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib.metadata
+import inspect
 import json
+import re
+import shlex
 import sys
 import textwrap
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +34,13 @@ from archgraph.language.data import (
     EqualDirichletSpec,
     IidSpec,
 )
-from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec, ExperimentSpec
+from archgraph.language.experiment import (
+    STRATEGIES,
+    AttackSpec,
+    EngineSpec,
+    EvaluateSpec,
+    ExperimentSpec,
+)
 from archgraph.language.family import FamilySpec, MemberSpec, Rewrites
 from archgraph.language.local import LocalOptions
 from archgraph.language.lowering import BlockOptions
@@ -69,21 +81,13 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "engine": EngineSpec,
     },
 }
-STEP_GROUP, REWRITE_GROUP = "steps", "rewrites"
+STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.items())
 
 
 @dataclass(frozen=True, slots=True)
 class HelpOption:
-    """One key of a mapping.
-
-    Attributes:
-        name: The key.
-        type: What its value may be.
-        default: What holds where it is left out, as YAML; empty: nothing; "required": it must not
-            be left out.
-        sentence: What it says.
-    """
+    """A key of a mapping: what it may be, its default as YAML, what it says."""
 
     name: str
     type: str
@@ -93,14 +97,14 @@ class HelpOption:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """All that is to be said about one operator, rewrite or mapping.
+    """What there is to say about an operator, rewrite, strategy or mapping.
 
     Attributes:
         name: Its name in a file.
         group: Where it may stand: ``steps``, ``rewrites``, ``model files``, …
         sentence: What it is.
         options: Its keys.
-        main: The key whose value may stand alone, if there is one.
+        notes: What else there is to know.
         example: YAML that uses it.
     """
 
@@ -108,7 +112,7 @@ class Topic:
     group: str
     sentence: str
     options: tuple[HelpOption, ...] = ()
-    main: str = ""
+    notes: tuple[str, ...] = ()
     example: str = ""
 
     def __str__(self) -> str:
@@ -118,62 +122,76 @@ class Topic:
             width = max(len(option.name) for option in self.options)
             lines.append("")
             for option in self.options:
-                facts = "; ".join(filter(None, (option.type, _default(option))))
+                default = option.default
+                if default not in ("", "required"):
+                    default = f"default {default}"
+                facts = "; ".join(filter(None, (option.type, default)))
                 lines.append(f"  {option.name.ljust(width)}  {facts}")
                 margin = " " * (width + 4)
                 lines += textwrap.wrap(
                     option.sentence, 96, initial_indent=margin, subsequent_indent=margin
                 )
-        lines += ["", *self._notes()] if self._notes() else []
+        lines += ["", *self.notes] if self.notes else []
         if self.example:
             lines += ["", "Example:", *(f"  {line}" for line in self.example.splitlines())]
         return "\n".join(lines)
 
     def markdown(self, level: int = 3) -> str:
-        """As a page of the documentation shows it.
-
-        Args:
-            level: Level of the heading.
-        """
+        """As a page of the documentation shows it, under a heading of some level."""
         lines = [f"{'#' * level} `{self.name}`", "", self.sentence]
         if self.options:
             lines += ["", "| key | value | default | |", "|---|---|---|---|"]
             for o in self.options:
                 default = f"`{o.default}`" if o.default not in ("", "required") else o.default
                 lines.append(f"| `{o.name}` | {o.type} | {default} | {o.sentence} |")
-        for note in self._notes():
+        for note in self.notes:
             lines += ["", note]
         if self.example:
             lines += ["", "```yaml", self.example, "```"]
         return "\n".join(lines)
 
-    def _notes(self) -> list[str]:
-        if self.main and (self.options or self.group == STEP_GROUP):
-            return [f"`{self.name}: VALUE` is short for `{self.name}: {{{self.main}: VALUE}}`."]
-        return []
 
-
-def topics() -> dict[str, Topic]:
-    """Every topic by name: steps, rewrites, and the mappings of model, family and experiment files.
+@functools.cache
+def topics() -> Mapping[str, Topic]:
+    """Topics by name: the mappings of files, rewrites and steps.
 
     Example:
         >>> topics()["relu"].sentence
         'Negative numbers become 0.'
     """
-    return dict(_topics())
+    examples = read_document(Path(__file__).with_name("examples.yaml")).data
+    known: list[Topic] = []
+    for group, mappings in MAPPINGS.items():
+        for name, model in mappings.items():
+            # What a client may ask for of the rewrites stands with these.
+            shared = Rewrites.model_fields if model is MemberSpec else ()
+            options = tuple(o for o in _options(model) if o.name not in shared)
+            known.append(
+                Topic(name, group, _sentence(model), options, example=examples[name].rstrip())
+            )
+    known += _rewrites()
+    common = tuple(_options(StepOptions))
+    example = "relu: {from: input, as: activated, name: act}"
+    known.append(Topic("step", STEP_GROUP, "What every step takes.", common, example=example))
+    for name, row in STEPS.items():
+        options = tuple(o for o in _options(row.options) if o.name not in _COMMON)
+        notes = _short(name, row.main)
+        known.append(Topic(name, STEP_GROUP, row.sentence, options, notes, row.example))
+    return {entry.name: entry for entry in known}
 
 
 def topic(name: str) -> Topic:
-    """What there is to say about an operator, a rewrite, a mapping or one of its keys.
+    """What there is to say about an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
-        name: E.g. ``conv``, ``take``, ``local``, ``local.lr``.
+        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``lr`` alone where
+            no other mapping has such a key.
 
     Raises:
         SpecError: If there is nothing of that name.
 
     Example:
-        >>> print(topic("local.lr"))
+        >>> print(topic("lr"))
         lr (local)
         <BLANKLINE>
         learning rate in the first round
@@ -183,89 +201,125 @@ def topic(name: str) -> Topic:
         Example:
           lr: 0.05
     """
-    known = _topics()
+    known = topics()
+    parent, _, key = name.rpartition(".")
+    strategies = strategy_names()
     if name in known:
         return known[name]
-    parent, _, key = name.rpartition(".")
-    for option in known[parent].options if parent in known else ():
-        if option.name == key:
-            alone = HelpOption(option.name, option.type, option.default, "")
-            example = _part(known[parent].example, key) or f"{key}: {option.default}"
-            return Topic(key, parent, option.sentence, (alone,), "", example)
-    keys = [f"{t.name}.{o.name}" for t in known.values() for o in t.options]
+    if name in strategies:
+        return _strategy(name)
+    if parent in strategies:
+        known = {parent: _strategy(parent)}
+    keys = {
+        f"{mapping.name}.{option.name}": (mapping, option)
+        for mapping in known.values()
+        for option in mapping.options
+    }
+    same = [k for k in keys if k == name] or [k for k in keys if k.endswith(f".{key}")]
+    if len(same) == 1:
+        mapping, option = keys[same[0]]
+        alone = dataclasses.replace(option, sentence="")
+        example = _part(mapping.example, key) or f"{key}: {option.default}"
+        return Topic(key, mapping.name, option.sentence, (alone,), example=example)
+    if same:
+        raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
+    words = [*known, *strategies, *keys, *(k.partition(".")[2] for k in keys)]
+    asked = name.replace("_", " ")
+    about = [k for k, (_, option) in keys.items() if asked in option.sentence]
     raise SpecError(
-        "is not a step, a rewrite or a key",
+        "is not a step, a rewrite, a strategy or a key",
         where=name,
-        hint=nearest(name, [*known, *keys], count=3) or "without a name, all topics are listed",
+        hint=nearest(name, dict.fromkeys(words), count=3)
+        or (f"see {', '.join(about[:3])}" if about else "without a name, all topics are listed"),
     )
+
+
+def strategy_names() -> list[str]:
+    """Names of the installed strategies, sorted."""
+    return sorted(importlib.metadata.entry_points(group=STRATEGIES).names)
 
 
 def overview() -> str:
     """All topics, a line each, as ``archgraph help`` lists them."""
-    lines: list[str] = []
-    group = ""
-    width = max(map(len, _topics()))
-    for entry in _topics().values():
-        if entry.group != group:
-            group = entry.group
-            lines += ["", group]
-        lines.append(f"  {entry.name.ljust(width)}  {entry.sentence}")
-    return "\n".join(lines).lstrip("\n")
+    parts: list[str] = []
+    width = max(map(len, topics()))
+    for group, members in groupby(topics().values(), lambda entry: entry.group):
+        lines = (f"  {entry.name.ljust(width)}  {entry.sentence}" for entry in members)
+        parts.append("\n".join((group, *lines)))
+    # To say more of a strategy would take importing it.
+    return "\n\n".join((*parts, f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"))
 
 
 def markdown() -> str:
     """The page about the language: all topics, by group."""
     common = ", ".join(f"`{name}`" for name in _COMMON)
-    notes = {STEP_GROUP: f"Every step also takes {common}; see `step`."}
     parts: list[str] = []
-    group = ""
-    for entry in _topics().values():
-        if entry.group != group:
-            group = entry.group
-            parts += [f"## {group.capitalize()}", *filter(None, [notes.get(group)])]
-        parts.append(entry.markdown())
+    for group, members in groupby(topics().values(), lambda entry: entry.group):
+        parts.append(f"## {group.capitalize()}")
+        if group == STEP_GROUP:
+            parts.append(f"Every step also takes {common}; see `step`.")
+        parts += [entry.markdown() for entry in members]
     return "\n\n".join(parts) + "\n"
-
-
-@functools.cache
-def _topics() -> dict[str, Topic]:
-    examples = read_document(Path(__file__).with_name("examples.yaml")).data
-    found: list[Topic] = []
-    for group, mappings in MAPPINGS.items():
-        for name, model in mappings.items():
-            own = () if model is not MemberSpec else tuple(Rewrites.model_fields)
-            options = tuple(o for o in _options(model) if o.name not in own)
-            found.append(Topic(name, group, _sentence(model), options, "", examples[name].rstrip()))
-    found += _rewrites()
-    found.append(
-        Topic(
-            "step",
-            STEP_GROUP,
-            "What every step takes.",
-            tuple(_options(StepOptions)),
-            "",
-            "relu: {from: input, as: activated, name: act}",
-        )
-    )
-    for name, row in STEPS.items():
-        options = tuple(o for o in _options(row.options) if o.name not in _COMMON)
-        found.append(Topic(name, STEP_GROUP, row.sentence, options, row.main, row.example))
-    return {entry.name: entry for entry in found}
 
 
 def _rewrites() -> Iterator[Topic]:
     """The rewrites, in the order in which they are done."""
-    values = {option.name: option for option in _options(Rewrites)}
+    described = Rewrites.model_json_schema()
+    known = described["$defs"]
     for row in ROWS:
-        value = HelpOption(row.name, values[row.name].type, "", "")
-        sentence = f"{row.help} What holds afterwards: {row.law}."
-        yield Topic(row.name, REWRITE_GROUP, sentence, (value,), "", f"{row.name}: {row.example}")
+        entry = described["properties"][row.name]
+        forms = entry.get("anyOf", [entry])
+        long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
+        options = tuple(o for form in long for o in _described(form, known))
+        main = options[0].name if options and len(forms) > 1 else ""
+        option = row.name.replace("_", "-")
+        value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
+        notes = (
+            *_short(row.name, main),
+            f"On the command line: `archgraph rewrite FILE --{option}{value}`.",
+            f"What holds afterwards: {row.law}.",
+        )
+        options = options or (HelpOption(row.name, _type(entry, known), "", ""),)
+        example = f"{row.name}: {row.example}"
+        yield Topic(row.name, REWRITE_GROUP, row.help, options, notes, example)
+
+
+@functools.cache
+def _strategy(name: str) -> Topic:
+    """An installed strategy: fields of its class, and what the docstring says about each."""
+    (entry,) = importlib.metadata.entry_points(group=STRATEGIES, name=name)
+    cls = entry.load()
+    sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
+    _, _, described = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    sentences = dict(re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE))
+    types = typing.get_type_hints(cls)
+    options = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        schema = pydantic.TypeAdapter(types[field.name]).json_schema()
+        default = _yaml(field.default)
+        if field.default is field.default_factory is dataclasses.MISSING:
+            default = "required"
+        text = re.sub(r"(:\w+:)?`+([^`]*)`+", r"`\2`", sentences.get(field.name, ""))
+        text = text.replace("None:", "left out:")
+        words = _type(schema, schema.get("$defs", {}))
+        options.append(HelpOption(field.name, words, default, " ".join(text.split())))
+    if cls.presets:
+        text = "a set of values, which other options override"
+        options.append(HelpOption("preset", ", ".join(cls.presets), "", text))
+    example = f"strategy: {{{name}: {{}}}}"
+    return Topic(name, STRATEGY_GROUP, sentence, tuple(options), example=example)
+
+
+def _short(name: str, main: str) -> tuple[str, ...]:
+    """That a value may stand for the main option alone."""
+    return (f"`{name}: VALUE` is short for `{name}: {{{main}: VALUE}}`.",) if main else ()
 
 
 def _sentence(model: type[pydantic.BaseModel]) -> str:
     """The docstring of a model up to its first section."""
-    text = (model.__doc__ or "").split("\n\n")
-    return " ".join(text[0].split())
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
@@ -273,35 +327,35 @@ def _options(model: type[pydantic.BaseModel]) -> Iterator[HelpOption]:
     known = described.get("$defs", {})
     if "$ref" in described:
         described = known[described["$ref"].rpartition("/")[2]]
-    required = set(described.get("required", ()))
+    return _described(described, known)
+
+
+def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[HelpOption]:
+    """The keys of a mapping that a JSON schema describes."""
     for name, entry in described["properties"].items():
-        default = "required" if name in required else _yaml(entry.get("default"))
+        needed = name in described.get("required", ())
         parts = (entry, *entry.get("anyOf", ()))
         sentence = next((str(p["description"]) for p in parts if "description" in p), "")
+        default = "required" if needed else _yaml(entry.get("default"))
         yield HelpOption(name, _type(entry, known), default, sentence)
 
 
 def _yaml(value: Any) -> str:
-    """A default as YAML; nothing for what is empty."""
-    if value in (None, "", [], {}) and not isinstance(value, bool | int | float):
+    """A default as YAML; nothing for what is empty, or a mapping, whose keys have defaults."""
+    if value in (None, dataclasses.MISSING, "", [], ()) or isinstance(value, dict):
         return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return ""  # a mapping of its own: its keys have defaults
-    return json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def _default(option: HelpOption) -> str:
-    return f"default {option.default}" if option.default not in ("", "required") else option.default
-
-
+# What a JSON schema's types and some titles are called, one and several.
 _NOUNS = {
     "integer": ("integer", "integers"),
     "number": ("number", "numbers"),
     "string": ("text", "texts"),
     "boolean": ("true or false", "booleans"),
     "null": ("", ""),
+    "Step": ("step", "steps"),
+    "Strategy": ("mapping: a strategy's name to its options, or python: to a class", ""),
 }
 
 
@@ -311,10 +365,11 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
         return "anything"
     if "$ref" in entry:
         name = entry["$ref"].rpartition("/")[2]
-        topic = next((n for group in MAPPINGS.values() for n, m in group.items()
-                      if m.__name__ == name), None)  # fmt: skip
-        inner = known.get(name, {})
-        return f"mapping `{topic}`" if topic else _type(inner, known, plural=plural)
+        named = (n for group in MAPPINGS.values() for n, m in group.items() if m.__name__ == name)
+        mapping = next(named, None)
+        return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
+    if entry.get("title") in _NOUNS:
+        return _NOUNS[entry["title"]][plural]
     for key in ("anyOf", "oneOf"):
         if key in entry:
             words = dict.fromkeys(_type(e, known, plural=plural) for e in entry[key])
@@ -324,46 +379,23 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
     kind = entry.get("type", "")
-    if isinstance(kind, list):
-        return " or ".join(_type({**entry, "type": one}, known, plural=plural) for one in kind)
     if kind == "array":
         inner = entry.get("items") or (entry.get("prefixItems") or [{}])[0]
         return f"list of {_type(inner, known, plural=True)}"
     if kind == "object":
         inner = entry.get("additionalProperties")
         return f"mapping to {_type(inner, known)}" if isinstance(inner, dict) else "mapping"
-    if entry.get("title") == "Step":
-        return "steps" if plural else "step"
-    words = _NOUNS.get(kind, (kind, kind))[plural]
-    return f"{words}{_range(entry)}"
+    return f"{_NOUNS[kind][plural]}{_range(entry)}"
 
 
 def _range(entry: Mapping[str, Any]) -> str:
-    low = entry.get("minimum")
-    high = entry.get("maximum")
-    high = None if high == MAX_SIZE else high
-    bounds = [
-        f"≥ {low:g}" if low is not None else "",
-        f"> {entry['exclusiveMinimum']:g}" if "exclusiveMinimum" in entry else "",
-        f"≤ {high:g}" if high is not None else "",
-        f"< {entry['exclusiveMaximum']:g}" if "exclusiveMaximum" in entry else "",
-    ]
-    said = " and ".join(filter(None, bounds))
-    return f" {said}" if said else ""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    known = {sign: entry[key] for key, sign in signs.items() if key in entry}
+    bounds = [f"{sign} {bound:g}" for sign, bound in known.items() if bound != MAX_SIZE]
+    return f" {' and '.join(bounds)}" if bounds else ""
 
 
 def _part(example: str, key: str) -> str:
     """The lines of an example that set one key at its left edge."""
-    taken: list[str] = []
-    for line in example.splitlines():
-        if taken and (line.startswith((" ", "-")) or not line):
-            taken.append(line)
-        elif taken:
-            break
-        elif line.startswith(f"{key}:"):
-            taken.append(line)
-    return "\n".join(taken)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    found = re.search(rf"^{key}:.*(?:\n(?:[ -].*)?)*", example, re.MULTILINE)
+    return found.group().rstrip() if found else ""

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from archgraph.errors import SpecError
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.family import FamilySpec
 from archgraph.language.figures import FiguresSpec
@@ -51,9 +51,7 @@ def schema(kind: SchemaKind) -> dict[str, Any]:
         case _:
             raise SpecError(
                 "is not a kind of file",
-                found=repr(kind),
-                expected=f"one of {', '.join(KINDS)}",
-                hint=nearest(str(kind), KINDS),
+                **unknown(str(kind), KINDS),
             )
     return {"$schema": DIALECT, "title": f"archgraph {kind}", **found}
 

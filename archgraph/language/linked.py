@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language.data import DataSpec
 from archgraph.language.document import Document, folder_beside
 from archgraph.language.experiment import ExperimentSpec
@@ -39,7 +39,9 @@ def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
     else:
         family = _family(document.sub(("family",)))
     _shared(document, spec, family)
-    return spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
+    spec = spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
+    spec._document = document
+    return spec
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:
@@ -63,9 +65,7 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
             document.fail(
                 (*place, name),
                 "is not a kind of client",
-                found=repr(name),
-                expected=f"one of {', '.join(kinds)}",
-                hint=nearest(name, kinds),
+                **unknown(name, kinds),
             )
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):

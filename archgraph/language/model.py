@@ -280,7 +280,9 @@ class PythonModel(Made):
     python: Annotated[str, pydantic.AfterValidator(_dotted_callable)] = Field(
         description="package.module:callable, which returns an nn.Module"
     )
-    inputs: Inputs = Field(description="what forward takes: name → sizes without the batch")
+    inputs: Inputs = Field(
+        description="what forward takes: name of its argument → sizes without the batch"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
     sections: dict[str, tuple[str, ...]] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pydantic
 import torch
 
+from archgraph.analysis.structure import structure
 from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
@@ -68,10 +70,32 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             name: torch.zeros((2, *given.shape), dtype=torch_dtype(given.dtype))
             for name, given in spec.inputs.items()
         }
-        traced = trace(model, train=spec.train, name=spec.name, **inputs)
-    sections = tuple(spec.sections.items())
-    graph = traced.graph.replace(sections=sections) if sections else traced.graph
+        _fits(document, model, inputs)
+        with document.locating("python"):
+            traced = trace(model, train=spec.train, name=spec.name, **inputs)
+    if not spec.sections:
+        return traced.graph, traced.state
+    graph = traced.graph.replace(sections=tuple(spec.sections.items()))
+    with document.locating("sections"):
+        structure(graph)
     return graph, traced.state
+
+
+def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, object]) -> None:
+    """Check that forward takes arguments of the inputs' names."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**inputs)
+    except TypeError as error:
+        asked = [name for name in signature.parameters if name not in inputs]
+        one = len(inputs) == len(asked) == 1
+        document.fail(
+            ("inputs",),
+            f"does not fit forward: {error}",
+            found=", ".join(inputs),
+            expected=f"the names of its arguments, forward{signature}",
+            hint=f"write {asked[0]} instead of {next(iter(inputs))}" if one else None,
+        )
 
 
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from archgraph.engine.verdicts import files, names_code, written_in_python
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.fields import Place
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language.document import Document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
 from archgraph.language.yaml import read_document
@@ -134,7 +134,7 @@ class _Sources:
         """The graph in a model file; None for one in Python that is not to be imported."""
         from archgraph import load
 
-        if not self.python and names_code(str(path)):
+        if not self.python and names_code(read_document(path)):
             return None
         key = (str(path), repr(sorted(choose.items())))
         if key not in self.graphs:
@@ -230,9 +230,7 @@ def _ours(
             document.fail(
                 known,
                 "names no kind of client of the family",
-                found=figure.member,
-                expected=f"one of {', '.join(members)}",
-                hint=nearest(figure.member, members),
+                **unknown(figure.member, members),
             )
         value: Fraction | None = Fraction(_measure(figure, members[figure.member].graph))
     elif figure.mean is not None:

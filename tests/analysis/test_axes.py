@@ -183,7 +183,10 @@ def test_patterns_roles_and_prefixes_find_axes():
     assert len(found.match("channels")) == 2
     with pytest.raises(AxisError, match=r"cannot be cut"):
         found.match("4.out")
-    with pytest.raises(AxisError, match=r"no such axis; found 2\.uot; expected 2\.out"):
+    with pytest.raises(
+        AxisError,
+        match=r"no such axis; found '2\.uot'; expected one of .*2\.out.*; did you mean '2\.out'",
+    ):
         found.match("2.uot")
 
 

@@ -15,7 +15,7 @@ def test_everything_fits_a_line_and_a_table():
     assert repr(graph) == f"<ArchGraph {graph.name!r}: 4 operators, 4 leaves>"
     assert repr(axes) == "<Axes: 1 free, 2 pinned>"
     assert repr(structure) == "<Structure: 2 sections, 2 blocks>"
-    assert repr(structure.sections[0]) == "<Section 0 (stage): 1 blocks>"
+    assert repr(structure.sections[0]) == "<Section 0 (stage): 1 block>"
     assert repr(cost) == "<Cost: 26 parameters, 20 macs, 104 bytes, 52 activations>"
     assert "free" in axes._repr_html_() and "0.out" in axes._repr_html_()
     assert structure.blocks[0].reason in structure._repr_html_()

@@ -188,6 +188,32 @@ def test_shortening_keeps_to_the_width(names: list[str], width: int):
         assert short == name or "…" in short
 
 
+def test_show_and_explain_take_a_family(here: Path):
+    shown = call("show", "family.yaml")
+    assert shown.exit_code == 0, shown.stderr
+    rows = [line.split()[0] for line in shown.output.splitlines()[3:6]]
+    assert rows == ["global", "whole", "half"]
+    assert "--member NAME shows one of them: global, whole, half" in shown.output
+    half = call("show", "family.yaml", "--member", "half").output
+    assert "stem" in half and half != call("show", "model.yaml").output
+    explained = call("explain", "family.yaml").output
+    assert explained == call("explain", "model.yaml").output
+    assert explained != call("explain", "family.yaml", "--member", "half").output
+    refused(call("show", "family.yaml", "--member", "hal"), "found 'hal'", "did you mean 'half'?")
+    refused(call("show", "model.yaml", "--member", "half"), "is not a family")
+    refused(
+        call("diff", "family.yaml", "model.yaml"), "is a family, not one model", "global, whole"
+    )
+
+
+def test_step_sizes_of_all_blocks_or_of_some(here: Path):
+    call("rewrite", "model.yaml", "--add-step-sizes", "-o", "all.yaml")
+    call("rewrite", "model.yaml", "--add-step-sizes", "body.1", "-o", "one.yaml")
+    graph = archgraph.load("model.yaml")
+    assert archgraph.load("all.yaml") == archgraph.add_step_sizes(graph).graph
+    assert archgraph.load("one.yaml") == archgraph.add_step_sizes(graph, ["body.1"]).graph
+
+
 def test_draw_writes_by_ending_or_prints(here: Path):
     text = call("draw", "model.yaml").output
     assert text.startswith("digraph tiny {")
@@ -376,8 +402,11 @@ def test_check_gives_a_verdict_per_file(here: Path):
     assert result.exit_code == 2
     assert "FAIL  bad.yaml  model" in result.output
     assert "3 of 5 files are good" in result.stdout
-    assert "liner" in result.stderr and "did you mean 'linear'?" in result.stderr
-    assert "broken.yaml" in result.stderr
+    # A reason stands below its file, also in `check > log`.
+    at = result.stdout.splitlines().index("FAIL  bad.yaml  model")
+    reason = result.stdout.splitlines()[at + 1]
+    assert reason.startswith("      bad.yaml:") and "did you mean 'linear'?" in reason
+    assert "broken.yaml:1" in result.stdout and not result.stderr
     refused(call("check", "nowhere"), "nowhere: is not there")
     (here / "empty").mkdir()
     refused(call("check", "empty"), "empty: holds no YAML file")
@@ -393,6 +422,54 @@ def test_check_runs_no_code_unless_told(here: Path):
     assert not (here / "imported").exists()
     assert call("check", "--python", "python.yaml").exit_code == 0
     assert (here / "imported").exists()
+
+
+def test_check_finds_what_would_stop_a_run(here: Path):
+    """With file and line; of Python models what their form tells, and with --python the rest."""
+    (here / "made_here.py").write_text(MODULE)
+    model = "python: made_here:Net\ninputs: {x: [3]}\n"
+
+    def verdict(name: str, text: str, *options: str) -> str:
+        (here / name).write_text(text)
+        result = call("check", name, *options)
+        first, *rest = result.stdout.splitlines()
+        assert result.exit_code == (2 if first.startswith("FAIL") else 0)
+        return "\n".join((first, *rest))
+
+    unknown = EXPERIMENT.replace("digits", "digit")
+    assert "m.yaml:4: data.dataset: unknown data set; found 'digit'" in verdict("m.yaml", unknown)
+    for options in ("{weight: 1}", "{scaler: 3}", "{preset: none}"):
+        text = verdict("m.yaml", EXPERIMENT.replace("{heterofl: {}}", f"\n  heterofl: {options}"))
+        assert "m.yaml:6: strategy.heterofl." in text
+    length = EXPERIMENT.replace("limit: 200", "length: 20")
+    assert "m.yaml:4: data: digits: has no option length" in verdict("m.yaml", length)
+    assert verdict("m.yaml", model).startswith("form  m.yaml  model: made_here:Net not imported")
+    assert "checked with --python" in verdict("m.yaml", model)
+    family = "model: {python: 'made_here.Net', inputs: {x: [3]}}\nclients: [{name: a}]\n"
+    assert "m.yaml:1: python: is not the name of a callable" in verdict("m.yaml", family)
+    family = "model: net.yaml\nclients:\n - {name: a, CHANGE}\n"
+    (here / "net.yaml").write_text(model)
+    for change, words in (
+        ("shorten: {body: 1}", "f.yaml:3: clients[0].shorten: no such section; found 'body'"),
+        ("take: {body: 0.5}", "f.yaml:3: clients[0].take: no such axis; found 'body'"),
+    ):
+        text = family.replace("CHANGE", change)
+        assert words in verdict("f.yaml", text, "--python")
+        assert verdict("f.yaml", text).startswith("form  f.yaml")
+    for old, new, words in (
+        (
+            "x:",
+            "image:",
+            "m.yaml:2: inputs: does not fit forward: missing a required argument: 'x'",
+        ),
+        (
+            "[3]}",
+            "[3]}\nsections: {a: [fc], b: [cf]}",
+            "m.yaml:3: sections: section b: no such block",
+        ),
+        ("[3]", "[5]", "m.yaml:1: python: "),
+    ):
+        assert words in verdict("m.yaml", model.replace(old, new), "--python")
 
 
 def test_run_resume_and_report(here: Path):
@@ -553,3 +630,6 @@ def test_help_explains_a_word_of_the_files():
         line.split()[0] for line in every.splitlines() if line.startswith("  ")
     }
     refused(call("help", "connv"), "did you mean", "conv")
+    strategy = call("help", "fedfa").output
+    assert "percentile" in strategy and "Share of a layer's weights" in strategy
+    assert "fedfa" in every

@@ -79,7 +79,7 @@ def test_the_good_model_is_good() -> None:
         (
             "$width",
             "$wdith",
-            "m.yaml:10: blocks.b.steps[0].conv.out: names an unknown parameter; found $wdith; "
+            "m.yaml:10: blocks.b.steps[0].conv.out: names an unknown parameter; found '$wdith'; "
             "expected one of $four, $width, $stride, $in_channels, $in_features; "
             f"did you mean '$width'?{IN_BLOCK}",
         ),

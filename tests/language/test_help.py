@@ -93,6 +93,42 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("take", ["shares", "sizes", "positions", "take: {shares: VALUE}", "--take 0.5"]),
+        ("narrow", ["shares", "sizes"]),
+        ("widen", ["factors", "positions"]),
+        ("skip", ["blocks", "keep_projection", "skip: {blocks: VALUE}"]),
+        ("ends_after", ["section", "head", "required"]),
+        ("fedfa", ["percentile", "number; default 0.95", "preset"]),
+        ("heterofl", ["rates", "mapping to number"]),
+        ("fedfa.percentile", ["percentile (fedfa)", "0.95"]),
+        ("experiment", ["mapping: a strategy's name to its options"]),
+        ("lr", ["lr (local)", "default 0.1"]),
+        ("sample", ["sample (experiment)"]),
+    ],
+)
+def test_help_lists_what_may_be_written(name: str, words: list[str]) -> None:
+    text = str(explained.topic(name))
+    for word in words:
+        assert word in text
+    assert " or ;" not in text and "``" not in text
+
+
+def test_help_knows_other_words_for_a_key() -> None:
+    with pytest.raises(SpecError, match=r"see local\.lr"):
+        explained.topic("learning_rate")
+    with pytest.raises(SpecError, match=r"several keys; expected dirichlet\.alpha or"):
+        explained.topic("alpha")
+
+
+def test_every_option_of_a_strategy_has_a_sentence() -> None:
+    for name in ("fedavg", "fedadp", "fedfa", "fedin", "heterofl", "nefl", "recipfl"):
+        for option in explained.topic(name).options:
+            assert option.sentence and option.type, (name, option)
+
+
 def test_a_key_is_found_below_its_mapping() -> None:
     assert "default 0.1" in str(explained.topic("local.lr"))
     with pytest.raises(SpecError, match=r"local\.rl: is not .* did you mean 'local\.lr'"):

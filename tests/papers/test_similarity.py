@@ -209,7 +209,9 @@ def test_transposed_and_grouped_weights_stand_out_in_kernel():
 
 def test_unknown_sections_are_named():
     graph, state = traced()
-    with pytest.raises(GraphError, match=r"no such section; found stge; expected stage"):
+    with pytest.raises(
+        GraphError, match=r"no such section; found 'stge'; expected .*did you mean 'stage"
+    ):
         block_similarity(graph, state, sections=["stge"])
     assert block_similarity(graph, state, sections=["stem"]) == ()
 
@@ -435,7 +437,7 @@ def test_similarity_of_models_and_of_a_run(folder, tmp_path):
         (["similarity", "{run}:x"], "has no such model; found x; expected half/0"),
         (["similarity", "{model}"], "no blocks to compare; expected a section"),
         (["similarity", "{model}", "--state", "{model}"], "is not a safetensors file"),
-        (["similarity", "{model}", "--section", "stm"], "no such section; found stm"),
+        (["similarity", "{model}", "--section", "stm"], "no such section; found 'stm'"),
         (["scales", "{model}"], "nothing to compare"),
         (["scales", "{model}", "--state", "a", "--state", "b"], "--state: is one too many"),
     ],

@@ -73,8 +73,8 @@ def test_names_and_patterns():
     [
         ("stage2.0", r"stage2\.0: block cannot be left out; found changes .*8, 8, 8\] to .*keep_p"),
         ("stem", r"stem: block cannot be left out; found changes .*3, 8, 8\] to .*8, 8, 8\]$"),
-        ("stage2.7", r"no such block; found stage2\.7; expected stage2\.2"),
-        ("nothing.*", r"no such block; found nothing\.\*; expected stem, stage1\.0"),
+        ("stage2.7", r"no such block; found 'stage2\.7'; expected .*did you mean 'stage2\.2'"),
+        ("nothing.*", r"no such block; found 'nothing\.\*'; expected one of stem, stage1\.0"),
     ],
 )
 def test_what_cannot_be_left_out(blocks, message):
@@ -142,7 +142,7 @@ def test_shallow_drops_from_the_end():
         ({"stage1": 0}, RewriteError, "stage1: impossible depth; found 0; expected 1 to 2"),
         ({"stage2": 4}, RewriteError, "stage2: impossible depth; found 4; expected 1 to 3"),
         ({"stage2": 0}, RewriteError, "expected 1 to 3; stage2.0 stays: it changes float32"),
-        ({"stage3": 1}, GraphError, "no such section; found stage3; expected stage"),
+        ({"stage3": 1}, GraphError, "no such section; found 'stage3'; expected one of stem, stage"),
     ],
 )
 def test_impossible_depths(depths, error, message):

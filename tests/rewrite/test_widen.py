@@ -101,7 +101,7 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"factors": True}, r"cannot choose axes; found True; expected a factor, or one by axis"),
         ({"factors": "0.out"}, r"cannot choose axes"),
         ({"sizes": {"2.out": 5}}, r"output"),
-        ({"sizes": {"0.aut": 5}}, r"expected 0\.out"),
+        ({"sizes": {"0.aut": 5}}, r"did you mean '0\.out'"),
         ({}, r"no axes are chosen"),
     ],
 )

@@ -16,9 +16,8 @@ import torch
 import archgraph as ag
 from archgraph.engine import Dataset, Split, world
 from archgraph.federation.family import Family
-from archgraph.federation.registry import GROUP
 from archgraph.language.data import DataSpec
-from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
+from archgraph.language.experiment import STRATEGIES, EvaluateSpec, ExperimentSpec
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions
 
@@ -103,7 +102,7 @@ def experiment(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", sorted({e.name for e in entry_points(group=GROUP)}))
+@pytest.mark.parametrize("strategy", sorted({e.name for e in entry_points(group=STRATEGIES)}))
 def test_two_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: str, model: str):
     asked = experiment(monkeypatch, strategy, model, OPTIONS.get((strategy, model), {}))
     done = ag.run(asked, out=tmp_path / "run", progress=False)

@@ -10,7 +10,6 @@ from archgraph.engine.data.sentences import LENGTH, VOCABULARY, encoder, learned
 from archgraph.engine.data.source import DATASETS, Source, source
 from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
-from archgraph.hints import nearest
 
 IMAGES = {"idx": images.read, "cifar": cifar.read}
 PAIRS = {"pairs": pairs.halves, "sick": pairs.sick}
@@ -55,20 +54,12 @@ def load_dataset(
         >>> load_dataset("digits")
         Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
     """
-    if name not in DATASETS:
-        raise DataError(
-            "unknown data set",
-            where="data.dataset",
-            found=repr(name),
-            expected=f"one of {', '.join(DATASETS)}",
-            hint=nearest(name, DATASETS),
-        )
     if limit is not None and limit < 1:
         raise DataError("limit too small", where="data.limit", found=limit, expected="at least 1")
     if bptt < 1:
         raise DataError("window too short", where="data.bptt", found=bptt, expected="at least 1")
     chosen = source(name)
-    _check_encoding(chosen, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
+    check_encoding(chosen, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
     files = located(chosen, root, verify=verify)
     if chosen.format in IMAGES:
         return IMAGES[chosen.format](chosen, files, limit)
@@ -91,7 +82,7 @@ def load_dataset(
     return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
 
 
-def _check_encoding(chosen: Source, **options: object) -> None:
+def check_encoding(chosen: Source, **options: object) -> None:
     """Raise if options of pairs are for another data set, or name two vocabularies."""
     for option, value in options.items():
         if value is not None and chosen.format not in PAIRS:

@@ -21,6 +21,9 @@ from pathlib import Path
 import pydantic
 from ruamel.yaml import YAML
 
+from archgraph.errors import DataError
+from archgraph.hints import unknown
+
 SETS = Path(__file__).parent / "sets"
 
 _STRICT = pydantic.ConfigDict(extra="forbid")
@@ -85,8 +88,13 @@ DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml
 def source(name: str) -> Source:
     """What is known of a data set.
 
+    Raises:
+        DataError: If there is none of that name.
+
     >>> source("digits").labels[:3]
     ('0', '1', '2')
     """
+    if name not in DATASETS:
+        raise DataError("unknown data set", where="data.dataset", **unknown(name, DATASETS))
     values = YAML(typ="safe").load((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
     return pydantic.TypeAdapter(Source).validate_python({"name": name, **values})

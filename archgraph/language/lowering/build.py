@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from archgraph.errors import GraphError, SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
@@ -122,9 +122,7 @@ class _Lowering:
             self.document.fail(
                 place,
                 "names an unknown value",
-                found=repr(name),
-                expected=f"one of {', '.join(known)}",
-                hint=nearest(name, known),
+                **unknown(name, known),
             )
         return value
 

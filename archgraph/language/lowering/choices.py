@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from archgraph.errors import SpecError
-from archgraph.hints import nearest
+from archgraph.hints import nearest, unknown
 from archgraph.language.document import Document
 from archgraph.language.model import AuthoredModel
 
@@ -24,9 +24,7 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
             raise SpecError(
                 "is not a choice of the model",
                 where=document.file,
-                found=repr(key),
-                expected=f"one of {', '.join(model.choices)}" if model.choices else "no choice",
-                hint=nearest(key, model.choices),
+                **unknown(key, model.choices),
             )
         if value not in model.choices[key]:
             raise SpecError(
@@ -69,9 +67,7 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
                 document.fail(
                     place,
                     "is nothing that the section sets",
-                    found=repr(option),
-                    expected=f"one of {', '.join(given)}",
-                    hint=nearest(option, given),
+                    **unknown(option, given),
                 )
             now = given[option]
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archgraph.fields import Place
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language import steps as table
 from archgraph.language.expression import is_expression
 from archgraph.language.lowering.reader import BlockOptions, StepReader
@@ -47,9 +47,7 @@ def _check_arguments(reader: StepReader, section: SectionSpec, name: str, place:
         reader.document.fail(
             (*place, "block"),
             "is not a block of this model",
-            found=repr(name),
-            expected=f"one of {', '.join(reader.model.blocks) or 'none'}",
-            hint=nearest(name, reader.model.blocks),
+            **unknown(name, reader.model.blocks),
         )
     own = [k for k in type(section).model_fields if k != "steps"]
     for key in (*section.arguments, *section.first_arguments):
@@ -59,9 +57,7 @@ def _check_arguments(reader: StepReader, section: SectionSpec, name: str, place:
             reader.document.fail(
                 inside,
                 f"is neither a section's key nor a parameter of block {name!r}",
-                found=repr(key),
-                expected=f"one of {', '.join(known)}",
-                hint=nearest(key, known),
+                **unknown(key, known),
             )
 
 

@@ -11,7 +11,7 @@ import pydantic
 from archgraph.errors import GraphError
 from archgraph.fields import Mistake, Place
 from archgraph.graph.ir import Ref
-from archgraph.hints import nearest
+from archgraph.hints import nearest, unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.expression import ParamValue, is_expression, resolve
@@ -133,9 +133,7 @@ class StepReader:
                 self.document.fail(
                     (*inner, key),
                     f"is not a parameter of block {step.name!r}",
-                    found=repr(key),
-                    expected=f"one of {', '.join(known)}",
-                    hint=nearest(key, known),
+                    **unknown(key, known),
                 )
             if params is not None:
                 value = self.resolve(value, params, (*inner, key))

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from archgraph.fields import Place
 from archgraph.graph.ir import Ref
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language.document import Document
 from archgraph.language.expression import ParamValue
 from archgraph.language.model import Step
@@ -81,9 +81,7 @@ def missing(
     document.fail(
         place,
         "names an unknown value",
-        found=repr(name),
-        expected=f"one of {', '.join(known)}",
-        hint=nearest(name, known),
+        **unknown(name, known),
     )
 
 
