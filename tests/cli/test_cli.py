@@ -442,7 +442,7 @@ def test_check_finds_what_would_stop_a_run(here: Path):
         text = verdict("m.yaml", EXPERIMENT.replace("{heterofl: {}}", f"\n  heterofl: {options}"))
         assert "m.yaml:6: strategy.heterofl." in text
     length = EXPERIMENT.replace("limit: 200", "length: 20")
-    assert "m.yaml:4: data: digits: has no option length" in verdict("m.yaml", length)
+    assert "m.yaml:4: data.length: is not an option of digits" in verdict("m.yaml", length)
     assert verdict("m.yaml", model).startswith("form  m.yaml  model: made_here:Net not imported")
     assert "checked with --python" in verdict("m.yaml", model)
     family = "model: {python: 'made_here.Net', inputs: {x: [3]}}\nclients: [{name: a}]\n"
