@@ -94,9 +94,7 @@ def test_a_chain_runs_in_the_order_of_the_rows(images):
 
 
 def test_the_nearest_rewrite_is_named():
-    with pytest.raises(
-        SpecError, match=r"shorte: is not a step, .*'shorten'"
-    ):
+    with pytest.raises(SpecError, match=r"shorte: is not a step, .*'shorten'"):
         topic("shorte")
 
 

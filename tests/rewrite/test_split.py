@@ -24,9 +24,7 @@ def test_only_architectures_are_chained(parts):
 
 def test_split_says_what_is_wrong():
     graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
-    with pytest.raises(
-        GraphError, match=r"no such section or block; found 'stage9'"
-    ):
+    with pytest.raises(GraphError, match=r"no such section or block; found 'stage9'"):
         ag.split(graph, after="stage9")
     with pytest.raises(RewriteError, match="cut leaves a part empty"):
         ag.split(graph, before="stem")
