@@ -38,7 +38,7 @@ class Round:
         self.network = GraphHypernetwork.for_graphs([self.graph])
 
     def generate(self, at_once: int = CLIENTS) -> None:
-        """Everybody's weights, of so many clients at once."""
+        """All clients' weights, of so many clients at once."""
         with torch.no_grad():
             for i in range(0, CLIENTS, at_once):
                 states = self.states[i : i + at_once]

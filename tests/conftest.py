@@ -37,7 +37,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 # torchvision's wheel is a CUDA build: beside a CPU torch its extension does not load, and the
-# package then fails on operators that nobody declared. With their schemas declared its models work
+# package then fails on operators without a declaration. With their schemas declared its models work
 # (its nms and its image decoding do not). The Library must outlive the session.
 _torchvision: torch.library.Library | None = None
 if importlib.util.find_spec("torchvision") is not None and torch.version.cuda is None:

@@ -41,7 +41,7 @@ def removable(graph: ArchGraph) -> list[str]:
     return [b.name for b in structure(graph).blocks if b.removable]
 
 
-# -- models that nobody prepared -----------------------------------------------------------------
+# -- models that were not prepared ---------------------------------------------------------------
 
 Expected = dict[str, tuple[int, int]]  # blocks and removable ones, by section
 

@@ -351,7 +351,7 @@ class Branching(torch.nn.Module):
 """
 
 
-def test_trace_a_module_nobody_prepared(here: Path):
+def test_trace_a_module_without_preparation(here: Path):
     (here / "made_here.py").write_text(MODULE)
     target = "python:made_here:Net"
     printed = call("trace", target, "--input", "x=2,3")

@@ -221,7 +221,7 @@ def test_tiers_without_mixtures_are_compared_on_their_clients_classes(tmp_path: 
     ]
     assert figures == [[0.3, 0.4, None], [0.2, 0.1, None], [0.1, None, 0.2]]
     assert found.tables()[0].note.endswith("each on test data of its own classes")
-    # A tier without clients is tested on nobody's data.
+    # A tier without clients is tested on no client's data.
     path = tmp_path / "c" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:

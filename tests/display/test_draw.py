@@ -200,7 +200,7 @@ def test_dark_text_is_readable_on_every_fill():
 
 
 @given(st.floats(0, 1))
-def test_percent_never_rounds_to_nobody_or_everybody(share: float):
+def test_percent_never_rounds_to_0_or_100(share: float):
     text = percent(share)
     assert (text == "0 %") == (share == 0)
     assert (text == "100 %") == (share == 1)

@@ -115,7 +115,7 @@ def test_a_summary_adds_up(graphs):
 
 
 class Shared(torch.nn.Module):
-    """One block used three times, a projection in between, a counter that nobody reads."""
+    """One block used three times, a projection in between, a counter that is never read."""
 
     def __init__(self) -> None:
         super().__init__()

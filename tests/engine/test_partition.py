@@ -133,7 +133,7 @@ def test_a_share_is_exact_equally_divided_and_of_all_classes(scheme, shares, see
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shares", [None, {}])
-def test_without_shares_everybody_takes_part_in_the_scheme(scheme, shares):
+def test_without_shares_all_clients_take_part_in_the_scheme(scheme, shares):
     one = allot(labels(), tiers=KINDS, shares=shares, scheme=scheme, seed=3)
     two = partition(labels(), clients=len(KINDS), scheme=scheme, seed=3)
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
@@ -161,7 +161,7 @@ def test_a_share_is_drawn_within_its_classes():
     assert len(own) == 50 and own.max() >= 50
 
 
-def test_shares_of_everybody_add_up():
+def test_shares_of_all_clients_add_up():
     shares = {"strong": 0.1, "middle": 0.2, "weak": 0.7}
     parts = allot(labels(), tiers=KINDS, shares=shares)
     assert [len(own) for own in parts] == [84, 30, 84, 84, 30, 120, 84, 84]

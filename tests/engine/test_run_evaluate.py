@@ -150,7 +150,7 @@ def test_matched_accuracy_is_the_mean_over_all_test_sets_of_that_mixture():
     for shares in ((2, 1, 1), (1, 3, 0), (0, 0, 1)):
         expected = drawn(found, targets, dict(enumerate(shares)))
         assert found.matched(targets, shares) == pytest.approx(expected, abs=1e-12)
-        # Shares are shares: their sum is nobody's business.
+        # Shares are relative: their sum does not matter.
         assert found.matched(targets, [7 * n for n in shares]) == pytest.approx(expected, abs=1e-12)
 
 
@@ -415,7 +415,7 @@ def test_a_clients_own_version_gets_what_it_kept_and_is_then_tuned(world, digits
 
 
 def test_fine_tuning_is_training_before_the_test(world, digits, net):
-    """Equal to naming the program; one of a model's own, and a model of nobody, are left alone."""
+    """Equal to naming the program; a model with its own, or without clients, is left alone."""
     small = world(clients=2)
     clients, tuned = (0, 1), Train(epochs=2)
     test = evaluator(small, digits)

@@ -175,7 +175,7 @@ def test_every_client_has_randomness_of_its_own_in_every_round(experiment, mean)
 
 
 def test_clients_draw_apart_from_one_another(experiment, mean):
-    """A client's randomness depends on nobody else: dropping one leaves the others' updates."""
+    """A client's randomness depends on no other client: dropping one leaves the others' updates."""
     updates: dict[str, dict[int, bytes]] = {"all": {}, "less": {}}
 
     def watch(into):
@@ -200,7 +200,7 @@ def test_sampling_draws_distinct_clients_in_order(clients, count, seed):
     assert set(chosen) <= set(range(clients))
 
 
-def test_sampling_reaches_everybody_equally():
+def test_sampling_draws_all_clients_equally_often():
     counts = torch.zeros(10)
     for round in range(2000):
         counts[list(sample(10, 3, 0, round))] += 1

@@ -233,11 +233,11 @@ def test_attack_is_seeded_and_harms(write):
     assert bits(runs[0].server.tensors) != bits(clean.server.tensors)
 
 
-def test_no_attack_is_an_attack_of_nobody(write):
+def test_an_attack_by_no_client_changes_nothing(write):
     plain = ag.run(write(rounds=1))
-    nobody = ag.run(write(rounds=1, attack={"fraction": 0.0, "intensity": 20.0}))
+    without = ag.run(write(rounds=1, attack={"fraction": 0.0, "intensity": 20.0}))
     harmless = ag.run(write(rounds=1, attack={"fraction": 0.4, "intensity": 0.0}))
-    assert bits(plain.server.tensors) == bits(nobody.server.tensors)
+    assert bits(plain.server.tensors) == bits(without.server.tensors)
     assert bits(plain.server.tensors) == bits(harmless.server.tensors)
 
 
@@ -296,7 +296,7 @@ def test_folder_in_use_is_noticed_before_anything_else(write, tmp_path):
 
 
 def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
-    """A module that nobody prepared: its own initial weights are the first global state."""
+    """A module without preparation: its own initial weights are the first global state."""
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(
             """

@@ -52,7 +52,7 @@ def test_every_weight_of_the_hypernetwork_has_a_part_in_it(network, clients):
     kinds = len(network.vocabulary.operators)
     for name, p in network.named_parameters():
         assert p.grad is not None and p.grad.any(), name
-    assert not network.word.weight.grad[kinds:].any()  # words of operators that nobody has
+    assert not network.word.weight.grad[kinds:].any()  # words of operators that occur in no graph
 
 
 def test_clients_in_another_order_get_the_same_weights(network, clients):

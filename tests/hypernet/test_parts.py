@@ -63,7 +63,7 @@ def test_what_lies_beyond_a_tensors_runs_is_masked(encoder):
     code = encoder([tensor], torch.tensor([0]))
     torch.testing.assert_close(code, held["out"][:, :2].mean(1))
     with torch.no_grad():
-        encoder.position[2:] += torch.randn(16).double()  # of pieces that nobody may attend to
+        encoder.position[2:] += torch.randn(16).double()  # of pieces that are masked
     torch.testing.assert_close(encoder([tensor], torch.tensor([0])), code)
 
 

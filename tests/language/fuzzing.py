@@ -622,7 +622,7 @@ def _grown(rng: random.Random, graph: ArchGraph) -> ArchGraph:
 
 @_mutation("graph")
 def grow(rng: random.Random, data: bytes) -> bytes:
-    """Operators that fit put where nobody would put them: the types are right, the rest is odd."""
+    """Operators that fit put in unusual places: the types are right, the rest is odd."""
     try:
         graph = flat.read(parse_document(data.decode("utf-8", "replace"), "grown"))
         ag.check(graph)

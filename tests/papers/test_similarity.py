@@ -159,7 +159,7 @@ def traced(width: int = 8, seed: int = 0) -> tuple[ag.ArchGraph, dict[str, Tenso
     return made.graph, made.state
 
 
-def test_equal_blocks_are_alike_and_a_projection_is_compared_with_nobody():
+def test_equal_blocks_are_alike_and_a_projection_is_compared_with_nothing():
     graph, state = traced()
     copied = {k: state[k.replace("stage.2", "stage.1")] for k in state}
     (found,) = block_similarity(graph, copied)

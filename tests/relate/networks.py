@@ -1,4 +1,4 @@
-"""Networks that nobody derived from one another."""
+"""Networks that were not derived from one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alignment of models that nobody derived from one another."""
+"""Alignment of models that were not derived from one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Join and meet of models that nobody derived from one another."""
+"""Join and meet of models that were not derived from one another."""
 
 from __future__ import annotations
 

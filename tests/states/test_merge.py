@@ -165,7 +165,7 @@ def test_sums_of_few_transfers_give_the_same(clients: list[Client]):
 
 
 @given(clients)
-def test_what_nobody_covers_keeps_its_bits(clients: list[Client]):
+def test_what_no_client_covers_keeps_its_bits(clients: list[Client]):
     old = random(SLOTS, 100)
     old["conv.weight"].view(-1)[::3] = -0.0
     old["fc.weight"].view(-1)[::5] = math.nan
@@ -179,7 +179,7 @@ def test_what_nobody_covers_keeps_its_bits(clients: list[Client]):
         assert new[slot.name][~left].isfinite().all()
 
 
-def test_nobody_at_all_changes_nothing():
+def test_no_client_at_all_changes_nothing():
     old = random(SLOTS, 3)
     new, coverage = Merger(SLOTS, old).result()
     assert all(same_bits(new[name], old[name]) for name in old)

@@ -1,4 +1,4 @@
-"""Small worlds: a residual net that nobody prepared, its tiers, and toy data."""
+"""Small worlds: a residual net without preparation, its tiers, and toy data."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_of_many_architectures_it_is_fedavg_in_a_world_of_the_smallest(lab, tier
     assert all(torch.equal(one[k], v) for k, v in two.items())
 
 
-def test_everybody_runs_the_one_with_the_fewest_parameters(lab, tiers):
+def test_all_clients_run_the_one_with_the_fewest_parameters(lab, tiers):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full", "flat", "slim", "full"])
     strategy = AllSmall()
     sizes = {name: ag.cost(t.graph).parameters for name, t in tiers.items()}

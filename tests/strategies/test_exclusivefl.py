@@ -125,11 +125,11 @@ def test_what_one_group_does_changes_no_bit_of_another(lab, tiers):
     slim, full = tiers["slim"].graph.digest, tiers["full"].graph.digest
     assert same(runs[0].group(slim), runs[1].group(slim))
     assert not same(runs[0].group(full), runs[1].group(full))
-    nobody = after_round(
+    empty = after_round(
         ExclusiveFL(), world, lambda t: lab.random_state(t.state, t.client), order=[0, 2]
     )
-    assert same(nobody.group(slim), runs[0].group(slim))
-    assert same(nobody.group(full), ExclusiveFL().init(world).group(full))
+    assert same(empty.group(slim), runs[0].group(slim))
+    assert same(empty.group(full), ExclusiveFL().init(world).group(full))
 
 
 def test_a_group_of_one_trains_by_itself(lab, tiers):

@@ -642,7 +642,7 @@ def test_results_are_taken_one_at_a_time(nets):
 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "dtype", "rows", "none"])
-def test_features_that_nobody_asked_for_are_refused(nets, fault):
+def test_features_that_were_not_requested_are_refused(nets, fault):
     world, strategy = world_of(nets, ["two", "four"]), FedIN()
     state = strategy.init(world)
     result = answer(strategy.send(world, state, 1, 1), 1.0)

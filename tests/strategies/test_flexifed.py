@@ -140,7 +140,7 @@ def agreement(a: str, b: str) -> int:
 def by_pairs(words: Sequence[str], sharing: str) -> dict[tuple[int, int], frozenset[int]]:
     """The paper's definition, pair by pair: with whom each layer of each client is averaged."""
     base = min(agreement(a, b) for a in words for b in words)
-    everybody = frozenset(range(len(words)))
+    all_clients = frozenset(range(len(words)))
     found = {}
     for i, word in enumerate(words):
         alike = frozenset(j for j, other in enumerate(words) if other == word)
@@ -148,7 +148,7 @@ def by_pairs(words: Sequence[str], sharing: str) -> dict[tuple[int, int], frozen
             if sharing == "max":
                 who = frozenset(j for j, o in enumerate(words) if agreement(word, o) > layer)
             elif layer < base:
-                who = everybody
+                who = all_clients
             else:
                 who = alike if sharing == "clustered" else frozenset()
             if who:
@@ -191,7 +191,7 @@ def test_every_layer_is_looked_at_a_bounded_number_of_times(sharing):
 
     for clients in (10, 1000):
         looked = 0
-        # Everybody parts from everybody else somewhere.
+        # Each pair of clients parts somewhere.
         words = [[Key("s")] * (5 + i % 20) + [Key(f"{i}")] * 5 for i in range(clients)]
         runs(words, sharing)
         assert looked <= 3 * sum(map(len, words))
@@ -322,7 +322,7 @@ def test_the_first_task_brings_each_clients_own_first_weights():
     assert torch.equal(tasks[2].state["parts.ana0.weight"], first["parts.anab0.weight"])
 
 
-def test_architectures_that_nobody_runs_make_nothing_uncommon():
+def test_architectures_without_clients_make_nothing_uncommon():
     models = {w: traced(w) for w in ("l", "anab", "anaa")}
     world = world_of(models, ["anab", "anaa", "anab"])
     strategy = FlexiFed(sharing="basic")
@@ -426,7 +426,7 @@ def test_one_name_for_what_other_papers_compare_with():
     assert found.needs_global is False
 
 
-# ---------------------------------------------------------------- models that nobody prepared
+# ---------------------------------------------------------------- models that were not prepared
 
 
 def vgg(plan: str, prefix: str) -> nn.Module:
@@ -464,13 +464,13 @@ def test_vgg_chains_share_the_layers_before_their_depths_differ():
         after, tasks, _ = play(FlexiFed(sharing=sharing), world, doubling)
         sent = FlexiFed(sharing=sharing).send(world, after, 1, 2)
         weights = [v.flatten()[0].item() for k, v in sent.state.items() if v.dim() == 4]
-        everybody, deep, alike = (1 + 2 + 4 + 8) / 4, (2 + 4 + 8) / 3, (2 + 8) / 2
+        all_clients, deep, alike = (1 + 2 + 4 + 8) / 4, (2 + 4 + 8) / 3, (2 + 8) / 2
         if sharing == "max":
-            expected = [everybody] * 6 + [deep] + [alike] * 6
+            expected = [all_clients] * 6 + [deep] + [alike] * 6
         elif sharing == "clustered":
-            expected = [everybody] * 6 + [alike] * 7
+            expected = [all_clients] * 6 + [alike] * 7
         else:
-            expected = [everybody] * 6 + weights[6:]
+            expected = [all_clients] * 6 + weights[6:]
             assert {k for k in sent.state if "head" in k} <= sent.kept
         assert weights == pytest.approx(expected)
         assert len(weights) == 13

@@ -1,4 +1,4 @@
-"""Models that nobody prepared, from a family file alone: every strategy runs on every one."""
+"""Models that were not prepared, from a family file alone: every strategy runs on every one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")
 # Kinds of client that a method can serve, where it cannot serve all.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("whole",),  # averages one architecture
-    "fedin": ("whole", "short"),  # first and last layers are everybody's
+    "fedin": ("whole", "short"),  # all clients share first and last layers
     "heterofl": ("whole", "half"),  # slices, and nothing else
 }
 # No state of a global model's form on the server.

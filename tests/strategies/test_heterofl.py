@@ -162,7 +162,7 @@ def test_label_rows_include_token_embeddings(tied):
 
 
 def test_an_opaque_operators_rows_are_no_labels():
-    """A cell's gates are nobody's classes, though they are as many."""
+    """A cell's gates are not classes, though they are as many."""
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -189,13 +189,13 @@ def test_rows_come_from_owners_of_the_label_only(lab, tiers):
     after, _ = lab.one_round(HeteroFL(), world, constant)
     bias, old = after["fc.bias"], lab.state["fc.bias"]
     assert bias[:3].tolist() == [2.0, 1.5, 2.0]
-    assert torch.equal(bias[3], old[3])  # nobody owns label 3
+    assert torch.equal(bias[3], old[3])  # no client owns label 3
     assert bias[4] == 3.0
     weight = after["fc.weight"]
     assert weight[0, 0] == 2.0 and weight[0, -1] == 1.0  # the half client covers half the inputs
     assert torch.equal(weight[4, 6:], lab.state["fc.weight"][4, 6:])
-    everybody, _ = lab.one_round(HeteroFL(label_rows=False), world, constant)
-    assert everybody["fc.bias"].tolist() == [2.0] * 5
+    uniform, _ = lab.one_round(HeteroFL(label_rows=False), world, constant)
+    assert uniform["fc.bias"].tolist() == [2.0] * 5
 
 
 def test_objective_masks_by_default(lab):
@@ -216,7 +216,7 @@ def test_dynamic_tiers_are_redrawn_with_the_familys_odds(lab, tiers):
     assert drawn[0] != drawn[1]
     flat = [name for tiers_ in drawn for name in tiers_]
     share = flat.count("full") / len(flat)
-    assert "quarter" not in flat  # offered, but nobody's
+    assert "quarter" not in flat  # offered, but no client runs it
     assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(flat))
     assert (
         strategy.begin(world, state, 3, [5, 6]).values

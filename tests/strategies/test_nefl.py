@@ -1,4 +1,4 @@
-"""NeFL: who shares what, in closed form; step sizes, draws, and submodels that nobody trained."""
+"""NeFL: who shares what, in closed form; step sizes, draws, and submodels without a client."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_inconsistent_parameters_are_means_within_their_submodel(lab, family, we
         expected = 2 if name.endswith("tracked") else share  # counters: the largest
         assert torch.equal(value, torch.full_like(value, expected)), name
     assert all((v == 3).all() for v in after.group("submodel/full").values())
-    # The global state's norms are nobody's: each submodel has its own.
+    # The global state's norms belong to no submodel: each submodel has its own.
     assert torch.equal(
         after.group("global")["layer1.0.bn1.weight"], lab.state["layer1.0.bn1.weight"]
     )
@@ -274,7 +274,7 @@ def test_the_order_of_clients_does_not_matter_for_any_part_of_the_state(lab, fam
 
 @pytest.mark.parametrize("steps", ["learnable", "off"])
 def test_one_full_submodel_is_uniform_fedavg(lab, steps):
-    """With step sizes and norms of its own, too: there is nobody else to differ from."""
+    """With step sizes and norms of its own, too: there is no other submodel to differ from."""
     world = lab.uniform(3, examples=[5, 50, 500])
     strategy = NeFL(steps=steps)
     start = strategy.init(world)
@@ -620,7 +620,7 @@ def test_two_rounds_of_training(lab, family, steps):
         assert model.state["layer2.0.step_size"].item() == 3
 
 
-def test_submodels_that_nobody_trains_keep_theirs(lab, family):
+def test_submodels_that_no_client_trains_keep_theirs(lab, family):
     world = lab.make_world(lab.graph, lab.state, family, ["full", "small"])
     strategy = NeFL(spread=0)
     state = start = strategy.init(world)

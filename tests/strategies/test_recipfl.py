@@ -466,7 +466,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_hypernetwork_as_it_was(world):
     assert after.group("optimiser/exp_avg")["norm.weight"].any()
 
 
-def test_frozen_tensors_come_with_every_task_and_nobody_holds_them(world):
+def test_frozen_tensors_come_with_every_task_and_are_never_stored(world):
     trained = {"strong": "head.*", "weak": "c.*"}
 
     def without(t: Tier) -> Tier:

@@ -1,4 +1,4 @@
-"""Standalone: nothing is sent, nothing comes back, nobody hears of anybody."""
+"""Standalone: nothing is sent, nothing comes back, no client depends on another."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_tiers_are_the_mean_of_their_clients_own_models(tiers, data):
     assert accuracy[0] != accuracy[2]
 
 
-def test_architectures_that_nobody_runs_are_not_tested(tiers, data):
+def test_architectures_without_clients_are_not_tested(tiers, data):
     shares = allot(data.train.targets, tiers=["all"] * 3, scheme="iid", seed=0)
     world = experiment(tiers, data, shares).world
     few = dataclasses.replace(world, clients=world.clients[1:2])

@@ -147,7 +147,7 @@ def named_without_decoder(network: GraphHypernetwork, graph: ArchGraph) -> None:
             except GraphError as error:
                 assert error.where in wanted, f"{error.where} is named, not {wanted[0]}"
             else:
-                raise AssertionError(f"nothing sets {wanted[0]}, and nobody says so")
+                raise AssertionError(f"nothing sets {wanted[0]}, and no rule says so")
     finally:
         network.slots = slots
 
