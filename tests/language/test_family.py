@@ -233,7 +233,7 @@ def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
 
 
 def test_family_without_a_global_model(tmp_path: Path) -> None:
-    """Every client has a model of its own: transfers come from nothing and initialise everything."""
+    """Every client has a model of its own: a transfer comes from nothing and initialises all."""
     (tmp_path / "net.yaml").write_text(MODEL)
     (tmp_path / "other.yaml").write_text(
         "{python: 'torch.nn:Linear', args: {in_features: 4, out_features: 5}, inputs: {input: [4]}}"
