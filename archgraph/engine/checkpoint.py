@@ -36,8 +36,9 @@ FORMAT = 2
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
 
-# Of tensors as they were: which objects, and how often each had been changed in place.
-Seen = dict[str, tuple["weakref.ref[torch.Tensor]", int]]
+# Of a file: its place in the checkpoint, and its tensors without keeping them alive: which objects,
+# and how often each had been changed in place.
+Saved = tuple[str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
 
 
 @dataclass(frozen=True)
@@ -63,42 +64,49 @@ class Writer:
 
     Attributes:
         identity: Digest of the experiment; a checkpoint of another one is refused.
-        changed: Clients that keep something else than at the last checkpoint.
     """
 
     identity: str
-    changed: set[int] = field(default_factory=set)
-    # The groups of the last checkpoint in the order of their files.
-    _saved: dict[str, Seen] = field(default_factory=dict)
+    # Files of the last checkpoint, by group or client.
+    _saved: dict[str | int, Saved] = field(default_factory=dict)
 
     def after(self, checkpoint: Checkpoint) -> None:
-        """Note what the last checkpoint holds, as it was loaded."""
-        self._saved = _all_seen(_groups(checkpoint.tensors))
+        """Note what the last checkpoint holds, as it was loaded or written."""
+        self._saved = {
+            key: (name, {k: (weakref.ref(v), _changes(v)) for k, v in tensors.items()})
+            for key, (name, tensors) in _files(checkpoint).items()
+        }
 
     def save(self, checkpoint: Checkpoint, place: Path, previous: Path | None) -> None:
         """Write a checkpoint beside its place, bring it to the disk and rename it.
 
         Args:
-            checkpoint: What to write. State that are the same objects as at the last call, and
-                what clients keep unless they are in `changed`, are linked.
+            checkpoint: What to write. Files whose tensors are the same objects as at the last call,
+                unchanged, are linked.
             place: Folder that will hold it.
             previous: Folder of the last checkpoint, if there is one.
         """
-        groups = _groups(checkpoint.tensors)
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+        folders = [draft / "groups", draft / "clients"]
         try:
-            written = self._groups(draft, groups, previous)
-            written += self._clients(draft, checkpoint.kept, previous)
+            for folder in folders:
+                folder.mkdir()
+            written: list[Path] = []
+            for key, (name, tensors) in _files(checkpoint).items():
+                past, seen = self._saved.get(key, ("", {}))
+                same = previous is not None and past and _same_tensors(tensors, seen)
+                source = previous / past if previous is not None and same else None
+                written += _put(draft / name, tensors, source)
             each(sync, written)
             values = {
                 "format": FORMAT,
                 "experiment": self.identity,
                 "round": checkpoint.round,
-                "groups": list(groups),
+                "groups": list(_groups(checkpoint.tensors)),
                 "values": checkpoint.values,
             }
             write(draft / "server.json", json.dumps(values))
-            for folder in (draft / "groups", draft / "clients", draft):
+            for folder in (*folders, draft):
                 sync(folder)
             draft.chmod(0o755)
             draft.replace(place)
@@ -106,29 +114,7 @@ class Writer:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        self.changed.clear()
-        self._saved = _all_seen(groups)
-
-    def _groups(
-        self, draft: Path, groups: Mapping[str, State], previous: Path | None
-    ) -> list[Path]:
-        (draft / "groups").mkdir()
-        before = {name: number for number, name in enumerate(self._saved)}
-        written: list[Path] = []
-        for number, (name, group) in enumerate(groups.items()):
-            same = name in before and _same_tensors(group, self._saved[name])
-            source = _file(previous, "groups", before[name]) if same and previous else None
-            written += _put(_file(draft, "groups", number), group, source)
-        return written
-
-    def _clients(self, draft: Path, kept: Mapping[int, State], previous: Path | None) -> list[Path]:
-        (draft / "clients").mkdir()
-        written: list[Path] = []
-        for client, tensors in kept.items():
-            same = client not in self.changed
-            source = _file(previous, "clients", client) if same and previous else None
-            written += _put(_file(draft, "clients", client), tensors, source)
-        return written
+        self.after(checkpoint)
 
 
 def load(place: Path, identity: str) -> Checkpoint:
@@ -153,7 +139,7 @@ def load(place: Path, identity: str) -> Checkpoint:
         experiment, done, plain = values["experiment"], values["round"], values["values"]
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= load_file(_file(place, "groups", at))
+            tensors |= load_file(place / _file("groups", at))
         kept = {
             int(path.stem): load_file(path)
             for path in sorted((place / "clients").glob("*.safetensors"))
@@ -183,9 +169,18 @@ def reading(place: Path) -> Iterator[None]:
         ) from error
 
 
-def _file(checkpoint: Path, part: str, number: int) -> Path:
-    """Where a group or what a client kept is; a number is a safe name, whatever it stands for."""
-    return checkpoint / part / f"{number:06d}.safetensors"
+def _file(part: str, number: int) -> str:
+    """Place of a file in a checkpoint; a number is a safe name, whatever it stands for."""
+    return f"{part}/{number:06d}.safetensors"
+
+
+def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
+    """Place and tensors of each file, by the group or client whose they are."""
+    groups = _groups(checkpoint.tensors)
+    return {
+        **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
+        **{client: (_file("clients", client), kept) for client, kept in checkpoint.kept.items()},
+    }
 
 
 def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
@@ -200,19 +195,10 @@ def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
     return groups
 
 
-def _all_seen(groups: Mapping[str, State]) -> dict[str, Seen]:
-    """Which tensors there are, without keeping them alive."""
-    return {
-        group: {name: (weakref.ref(tensor), _changes(tensor)) for name, tensor in tensors.items()}
-        for group, tensors in groups.items()
-    }
-
-
-def _same_tensors(tensors: State, seen: Seen) -> bool:
-    """Whether tensors are the very ones that were seen, unchanged since.
-
-    A strategy never changes them in place (``ServerState``); changes that torch counts are seen.
-    """
+def _same_tensors(
+    tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
+) -> bool:
+    """Whether tensors are the very ones that were seen; changes in place that torch counts show."""
     return tensors.keys() == seen.keys() and all(
         seen[name][0]() is tensor
         and not tensor.is_inference()

@@ -83,7 +83,6 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        kept_before = dict(self.kept)
         turn = Turn(setup, number, self.kept, self.watch)
         sampled = sample(len(world.clients), setup.sampled, world.seed, number)
         self.watch.round(number, len(sampled))
@@ -114,9 +113,6 @@ class Loop:
         self.lines.append(line)
         if self.record is not None:
             began = time.perf_counter()
-            for client, kept in self.kept.items():
-                if kept_before.get(client) is not kept:
-                    self.record.changed(client)
             self.record.line(line)
             self._save()
             self._recording = time.perf_counter() - began

@@ -146,15 +146,11 @@ class RunRecord:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
 
-    def changed(self, client: int) -> None:
-        """Note that what a client keeps differs from the last checkpoint."""
-        self._writer.changed.add(client)
-
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint: complete or not at all; then forget all but the last few.
 
-        Files of groups whose tensors are the same objects as at the last call, and of clients that
-        kept what they had, are links to those of the previous checkpoint.
+        Files whose tensors are the same objects as at the last call are links to those of the
+        previous checkpoint.
         """
         with _writing(self.folder):
             previous = max(self._rounds(), default=None)

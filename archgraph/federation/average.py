@@ -38,7 +38,7 @@ def part(
     """The task of a client: its part of the global model, to be trained.
 
     Args:
-        world: Who takes one.
+        world: Who takes part.
         state: Holds the global weights.
         client: To whom.
         tier: What it is to train; None: the tier that the family gives it.
@@ -84,7 +84,7 @@ def covered_mean(
     stays with clients (``Result.skip``) is left out. One update is in memory at a time.
 
     Args:
-        world: Who takes one.
+        world: Who takes part.
         state: Holds the global weights.
         results: What clients returned for tasks of :func:`part`.
         weights: Weight of a client: its number of examples, or 1.
@@ -198,7 +198,7 @@ def by_tier(
     """What is tested: the global model, and each tier's on the data of the clients that run it.
 
     Args:
-        world: Who takes one.
+        world: Who takes part.
         state: Holds the global weights.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.

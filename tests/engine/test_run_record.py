@@ -263,10 +263,7 @@ def test_checkpoint_round_trip(tmp_path):
 def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path):
     kept = {1: {"state/w": torch.ones(2)}, 2: {"state/w": torch.ones(2)}}
     with RunRecord.create(tmp_path, "", {}, keep=2) as record:
-        record.changed(1)
-        record.changed(2)
         record.save(Checkpoint(1, {}, {}, kept))
-        record.changed(2)
         kept = {**kept, 2: {"state/w": torch.zeros(2)}}
         record.save(Checkpoint(2, {}, {}, kept))
         record.save(Checkpoint(3, {}, {}, kept))
@@ -385,7 +382,6 @@ def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
     record, found, _ = RunRecord.resume(tmp_path, {}, keep=1)
     assert found is not None
     with record:
-        record.changed(1)
         record.save(Checkpoint(2, {"b/w": torch.ones(1)}, {}, {1: {"state/w": torch.zeros(1)}}))
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000002"]
     assert found.tensors["a/w"].tolist() == [0, 1, 2]
