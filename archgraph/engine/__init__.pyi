@@ -21,6 +21,5 @@ from .partition import class_histogram as class_histogram
 from .partition import local_test_indices as local_test_indices
 from .recalibration import recalibrated as recalibrated
 from .record import read_metrics as read_metrics
-from .shard import Shard as Shard
 from .testing import answers as answers
 from .world import prepare as prepare

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from archgraph.engine.client import KeptByClient, isolated
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.returned import returned
-from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (

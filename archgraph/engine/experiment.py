@@ -13,8 +13,7 @@ import torch
 
 from archgraph.engine.attack import malicious
 from archgraph.engine.data import Dataset
-from archgraph.engine.shard import Shard
-from archgraph.federation import Model, State, Strategy, Work, World
+from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
@@ -59,12 +58,9 @@ class Experiment:
 
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
-        return Shard.of(
-            self.data.train,
-            self.shares[client],
-            self.world.clients[client].histogram,
-            self.world.device,
-        )
+        inputs, targets = self.data.train.examples(self.shares[client])
+        device, histogram = self.world.device, self.world.clients[client].histogram
+        return Shard(tuple(x.to(device) for x in inputs), targets.to(device), histogram)
 
     def work(
         self,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 
 from archgraph.engine.checkpoint import Checkpoint
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, returned
-from archgraph.engine.shard import KeptByClient
 from archgraph.engine.turn import Turn
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, ServerState, Task, seeded

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.record import RunRecord
-from archgraph.engine.shard import KeptByClient
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState

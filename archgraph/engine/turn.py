@@ -11,10 +11,10 @@ import torch
 
 from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
+from archgraph.engine.client import KeptByClient, isolated
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
 from archgraph.engine.returned import returned
-from archgraph.engine.shard import KeptByClient, isolated
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, Task, seeded
 from archgraph.plain import Json

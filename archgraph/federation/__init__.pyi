@@ -17,6 +17,8 @@ from .objectives import mask_absent as mask_absent
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .reservoir import reservoir as reservoir
+from .shard import Shard as Shard
+from .shard import cut as cut
 from .state import GLOBAL as GLOBAL
 from .state import Json as Json
 from .state import ServerState as ServerState
@@ -37,7 +39,6 @@ from .tasks import Weights as Weights
 from .tasks import Work as Work
 from .tasks import silent as silent
 from .training import Train as Train
-from .training import cut as cut
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from archgraph import eager
 from archgraph.errors import RejectedUpdate
 from archgraph.federation.objectives import CrossEntropy, Objective, Penalty
+from archgraph.federation.shard import Shard
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
 from archgraph.module.build import build
@@ -67,7 +68,7 @@ def descend(
     steps = optimiser(work.local, trained, work.round, work.rounds)
     data = work.data
     if work.local.fraction < 1:
-        data = _Part.of(work.data, math.ceil(work.local.fraction * data.examples), work.generator)
+        data = _drawn(data, math.ceil(work.local.fraction * data.examples), work.generator)
     step = seen = 0
     total, count = 0.0, 0
     for epoch in range(work.local.epochs):
@@ -98,56 +99,11 @@ def descend(
     return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of a client's examples, the same ones in every pass.
-
-    Attributes:
-        whole: All of them together.
-        histogram: Of all the client's examples.
-    """
-
-    whole: Examples
-    histogram: tuple[int, ...]
-
-    @staticmethod
-    def of(data: ClientData, count: int, generator: torch.Generator) -> _Part:
-        """So many, drawn from the generator."""
-        batch = next(iter(data.batches(generator, data.examples)))
-        inputs = tuple(x[:count] for x in batch.inputs)
-        return _Part(Examples(inputs, batch.targets[:count], batch.ids[:count]), data.histogram)
-
-    @property
-    def examples(self) -> int:
-        return len(self.whole.ids)
-
-    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        count = self.examples
-        order = (
-            torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-        )
-        for at in cut(order, size):
-            there = at.to(self.whole.targets.device)
-            yield Examples(
-                tuple(x.index_select(0, there) for x in self.whole.inputs),
-                self.whole.targets.index_select(0, there),
-                self.whole.ids[at],
-            )
-
-
-def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Consecutive pieces of a size; a remainder of one joins the piece before it.
-
-    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
-    ([3, 4], [3, 3, 2])
-    """
-    sizes = [size] * (len(order) // size)
-    rest = len(order) - sum(sizes)
-    if rest == 1 and sizes:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return order.split(sizes)
+def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
+    """So many of a client's examples, the same ones in every pass."""
+    whole = next(iter(data.batches(generator, data.examples)))
+    inputs = tuple(x[:count] for x in whole.inputs)
+    return Shard(inputs, whole.targets[:count], data.histogram, whole.ids[:count])
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:

@@ -19,9 +19,8 @@ from archgraph.engine.data import Dataset, Split
 from archgraph.engine.data.sentences import INPUTS
 from archgraph.engine.facts import as_resolved
 from archgraph.engine.fit import fits, fitted, matched
-from archgraph.engine.shard import Shard
 from archgraph.errors import DataError, RunError, SpecError
-from archgraph.federation import Family, Tier
+from archgraph.federation import Family, Shard, Tier
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
 from archgraph.states import Transfer
@@ -190,7 +189,7 @@ def test_a_model_that_asks_for_something_else_is_refused():
 def test_a_shard_gives_all_inputs_of_the_same_examples():
     data = pairs()
     own = [7, 2, 4, 8]
-    shard = Shard.of(data.train, own, (1, 2, 1))
+    shard = Shard(*data.train.examples(own), histogram=(1, 2, 1))
     whole, targets = data.train.examples(own)
     for batch in shard.batches(torch.Generator().manual_seed(1), 3):
         assert len(batch.inputs) == 3

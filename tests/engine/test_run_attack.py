@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.engine.attack import Attack, Shuffled, malicious
+from archgraph.engine.client import isolated
 from archgraph.engine.local import execute
-from archgraph.engine.shard import Shard, isolated
-from archgraph.federation import LocalOptions, Model, Outcome, Train, Work, seeded
+from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec
 
 
 @pytest.fixture
 def work(digits, net, world):
-    shard = Shard.of(digits.train, range(60), (6,) * 10)
+    shard = Shard(*digits.train.examples(range(60)), histogram=(6,) * 10)
 
     def make() -> Work:
         return Work(
@@ -97,7 +97,7 @@ def test_further_models_are_attacked_too(work, net):
 
 
 def test_shuffling_moves_labels_and_nothing_else(digits):
-    shard = Shard.of(digits.train, range(50), (5,) * 10)
+    shard = Shard(*digits.train.examples(range(50)), histogram=(5,) * 10)
     order = torch.randperm(50, generator=seeded(0, "x"))
     shuffled = Shuffled(shard, order)
     plain = list(shard.batches(seeded(0, "y"), 16))

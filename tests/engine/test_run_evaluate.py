@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from archgraph.capture.trace import trace
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
@@ -22,9 +23,8 @@ from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.recalibration import recalibrated
-from archgraph.engine.shard import KeptByClient, Shard
 from archgraph.engine.testing import Answers, answers
-from archgraph.federation import Evaluated, LocalOptions, Outcome, Train, Work, cut, seeded
+from archgraph.federation import Evaluated, LocalOptions, Outcome, Shard, Train, Work, cut, seeded
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
@@ -485,7 +485,7 @@ def test_minibatches_cover_everything_and_none_is_single(n, size):
 
 
 def test_shard_draws_a_new_order_from_the_generator(digits):
-    shard = Shard.of(digits.train, range(20, 60), (4,) * 10)
+    shard = Shard(*digits.train.examples(range(20, 60)), histogram=(4,) * 10)
     generator = torch.Generator().manual_seed(0)
     first, second = ([b.ids for b in shard.batches(generator, 8)] for _ in range(2))
     assert sorted(torch.cat(first).tolist()) == list(range(40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.engine.shard import KeptByClient
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.trained import versions
 from archgraph.federation import Evaluated, Train
 

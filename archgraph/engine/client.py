@@ -1,4 +1,4 @@
-"""What a client has: its shard of a data set, what it kept, and its own randomness."""
+"""What a client has from earlier rounds, and its own randomness."""
 
 from __future__ import annotations
 
@@ -9,60 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from archgraph.engine.data import Indices, Split
-from archgraph.federation import Examples, cut
 from archgraph.states import State
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """Training data as models take it: a :class:`archgraph.federation.ClientData`.
-
-    Attributes:
-        inputs: The first input of all examples, normalised, ``[example, ...]``.
-        targets: Classes ``[example]``, or tokens ``[example, position]``.
-        histogram: Targets per class.
-        beside: Their further inputs in the model's order, ``[example, ...]`` each.
-
-    Example:
-        >>> shard = Shard(torch.zeros(5, 2), torch.arange(5), (1, 1, 1, 1, 1))
-        >>> [batch.targets.tolist() for batch in shard.batches(None, 2)]
-        [[0, 1], [2, 3, 4]]
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    histogram: tuple[int, ...]
-    beside: tuple[Tensor, ...] = ()
-
-    @classmethod
-    def of(
-        cls, split: Split, own: Indices, histogram: tuple[int, ...], device: str = "cpu"
-    ) -> Shard:
-        """The chosen examples of a split, on the device where they will be used."""
-        (inputs, *beside), targets = split.examples(own)
-        further = tuple(more.to(device) for more in beside)
-        return cls(inputs.to(device), targets.to(device), histogram, further)
-
-    @property
-    def examples(self) -> int:
-        """Number of examples."""
-        return len(self.inputs)
-
-    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """One pass in an order drawn from the generator; None: in the order of the data.
-
-        A remainder of one example joins the batch before it: batch statistics need two.
-        """
-        order = (
-            torch.arange(self.examples)
-            if generator is None
-            else torch.randperm(self.examples, generator=generator)
-        )
-        for ids in cut(order, size):
-            at = ids.to(self.inputs.device)
-            inputs = tuple(x.index_select(0, at) for x in (self.inputs, *self.beside))
-            yield Examples(inputs, self.targets.index_select(0, at), ids)
 
 
 @dataclass(frozen=True, eq=False)

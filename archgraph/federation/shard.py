@@ -1,0 +1,70 @@
+"""A client's training data in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archgraph.federation.tasks import Examples
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Training data as models take it: a :class:`archgraph.federation.ClientData`.
+
+    Attributes:
+        inputs: Arguments of the model for all examples, ``[example, ...]`` each.
+        targets: Classes ``[example]``, or tokens ``[example, position]``.
+        histogram: Targets per class.
+        ids: What each example is known by, ``[example]``; None: its position.
+
+    Example:
+        >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
+        >>> [batch.targets.tolist() for batch in shard.batches(None, 2)]
+        [[0, 1], [2, 3, 4]]
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+    histogram: tuple[int, ...]
+    ids: Tensor | None = None
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return len(self.targets)
+
+    def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
+        """One pass in an order drawn from the generator; None: in the order of the data.
+
+        A remainder of one example joins the batch before it: batch statistics need two.
+        """
+        count = self.examples
+        order = (
+            torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+        )
+        for chosen in cut(order, size):
+            at = chosen.to(self.targets.device)
+            yield Examples(
+                tuple(x.index_select(0, at) for x in self.inputs),
+                self.targets.index_select(0, at),
+                chosen if self.ids is None else self.ids[chosen],
+            )
+
+
+def cut(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Consecutive pieces of a size; a remainder of one joins the piece before it.
+
+    >>> [len(piece) for piece in cut(torch.arange(7), 3)], [len(p) for p in cut(torch.arange(8), 3)]
+    ([3, 4], [3, 3, 2])
+    """
+    sizes = [size] * (len(order) // size)
+    rest = len(order) - sum(sizes)
+    if rest == 1 and sizes:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return order.split(sizes)
