@@ -189,7 +189,8 @@ def test_a_model_that_asks_for_something_else_is_refused():
 def test_a_shard_gives_all_inputs_of_the_same_examples():
     data = pairs()
     own = [7, 2, 4, 8]
-    shard = Shard(*data.train.examples(own), histogram=(1, 2, 1))
+    inputs, targets = data.train.examples(own)
+    shard = Shard(inputs, targets, (1, 2, 1))
     whole, targets = data.train.examples(own)
     for batch in shard.batches(torch.Generator().manual_seed(1), 3):
         assert len(batch.inputs) == 3

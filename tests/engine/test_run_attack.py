@@ -19,7 +19,8 @@ from archgraph.language.experiment import AttackSpec
 
 @pytest.fixture
 def work(digits, net, world):
-    shard = Shard(*digits.train.examples(range(60)), histogram=(6,) * 10)
+    inputs, targets = digits.train.examples(range(60))
+    shard = Shard(inputs, targets, (6,) * 10)
 
     def make() -> Work:
         return Work(
@@ -97,7 +98,8 @@ def test_further_models_are_attacked_too(work, net):
 
 
 def test_shuffling_moves_labels_and_nothing_else(digits):
-    shard = Shard(*digits.train.examples(range(50)), histogram=(5,) * 10)
+    inputs, targets = digits.train.examples(range(50))
+    shard = Shard(inputs, targets, (5,) * 10)
     order = torch.randperm(50, generator=seeded(0, "x"))
     shuffled = Shuffled(shard, order)
     plain = list(shard.batches(seeded(0, "y"), 16))

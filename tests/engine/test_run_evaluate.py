@@ -485,7 +485,8 @@ def test_minibatches_cover_everything_and_none_is_single(n, size):
 
 
 def test_shard_draws_a_new_order_from_the_generator(digits):
-    shard = Shard(*digits.train.examples(range(20, 60)), histogram=(4,) * 10)
+    inputs, targets = digits.train.examples(range(20, 60))
+    shard = Shard(inputs, targets, (4,) * 10)
     generator = torch.Generator().manual_seed(0)
     first, second = ([b.ids for b in shard.batches(generator, 8)] for _ in range(2))
     assert sorted(torch.cat(first).tolist()) == list(range(40))
