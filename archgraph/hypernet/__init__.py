@@ -19,8 +19,7 @@ from archgraph.hypernet.graphs import (
 )
 from archgraph.hypernet.network import GraphHypernetwork
 from archgraph.hypernet.report import beyond_tiles, block_mean
-from archgraph.hypernet.server import optimiser_state, step, update, with_state
-from archgraph.hypernet.store import on_disk
+from archgraph.hypernet.server import on_disk, optimiser_state, step, with_state
 
 __all__ = [
     "Decoder",
@@ -43,6 +42,5 @@ __all__ = [
     "sweeps",
     "to_batch",
     "to_data",
-    "update",
     "with_state",
 ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 DecoderKind = Literal["tiled", "low_rank"]
-Elementwise = Callable[[Tensor], Tensor]  # elementwise
+Elementwise = Callable[[Tensor], Tensor]
 
 
 def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -23,10 +23,19 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         [[1, 2, 1, 2, 1]]
     """
     tensor = crop(tensor, shape)
-    repeats = [-(-size // max(own, 1)) for size, own in zip(shape, tensor.shape, strict=True)]
+    repeats = [-(-size // max(side, 1)) for size, side in zip(shape, tensor.shape, strict=True)]
     if any(times != 1 for times in repeats):
         tensor = tensor.repeat(repeats)
     return crop(tensor, shape)
+
+
+def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """A shape of at most so many values: its longest side is halved until it is."""
+    sides = [*shape]
+    while math.prod(sides) > most:
+        widest = sides.index(max(sides))
+        sides[widest] = -(-sides[widest] // 2)
+    return tuple(sides)
 
 
 def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -100,11 +109,8 @@ class Tiled(Decoder):
 
     def __init__(self, features: int, hidden: int, largest: tuple[int, ...], tile: int) -> None:
         longest = tile if len(largest) > 1 else tile * tile
-        shape = [min(size, longest) for size in largest]
-        while math.prod(shape) > 9 * tile * tile:
-            widest = shape.index(max(shape))
-            shape[widest] = -(-shape[widest] // 2)
-        super().__init__(features, hidden, tuple(shape))
+        sides = [min(size, longest) for size in largest]
+        super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
         """The start of the tile: with kernels of 1 × 1 a ninth of that for 3 × 3."""
@@ -132,13 +138,10 @@ class LowRank(Decoder):
     def __init__(
         self, features: int, hidden: int, largest: tuple[int, ...], rank: int, longest: int
     ) -> None:
-        kernel = [*largest[2:]]
-        while math.prod(kernel) > longest:
-            widest = kernel.index(max(kernel))
-            kernel[widest] = -(-kernel[widest] // 2)
+        kernel = _halved(largest[2:], longest)
         first, second = (min(size, longest) for size in largest[:2])
         super().__init__(features, hidden, (rank * (first + second + math.prod(kernel)),))
-        self.rank, self.sides, self.kernel = rank, (first, second), tuple(kernel)
+        self.rank, self.sides, self.kernel = rank, (first, second), kernel
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
         """All of it: it is short."""

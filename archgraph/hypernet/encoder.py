@@ -99,9 +99,9 @@ class ParameterEncoder(nn.Module):
         codes, order = [], []
         for length in lengths.unique().tolist():  # equally many pieces at a time: none is padding
             rows = torch.nonzero(lengths == length).flatten()
-            own = means[rows, : length * self.piece].to(weight.device)
+            values = means[rows, : length * self.piece].to(weight.device)
             rows = rows.to(weight.device)
-            pieces = self.embed(own.unflatten(1, (length, self.piece)))
+            pieces = self.embed(values.unflatten(1, (length, self.piece)))
             pieces = pieces + self.position[:length] + self.slot(slots[rows])[:, None]
             codes.append(self.layer(pieces).mean(1))
             order.append(rows)

@@ -66,12 +66,12 @@ class GatedGNN(nn.Module):
         sizes = [level.size for level in plan.levels]
         before = features[plan.order]
         # What the cell takes from a node's own features is known before the traversal begins.
-        own = functional.linear(before, self.cell.weight_hh, self.cell.bias_hh).split(sizes)
+        recurrents = functional.linear(before, self.cell.weight_hh, self.cell.bias_hh).split(sizes)
         # Levels stay apart: a buffer of all nodes would be copied, and its gradient, per level.
         after: list[Tensor] = []
         kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
         sent: list[list[Tensor]] = [[] for _ in kinds]
-        for level, h, recurrent in zip(plan.levels, before.split(sizes), own, strict=True):
+        for level, h, recurrent in zip(plan.levels, before.split(sizes), recurrents, strict=True):
             heard = [
                 self._heard(messages, values, level.size)
                 for messages, values in zip(level.messages, sent, strict=True)

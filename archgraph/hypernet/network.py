@@ -212,7 +212,7 @@ class GraphHypernetwork(nn.Module):
         Source:
             RecipFL, Eq. 4, whose printed sign is that of ascent.
         """
-        self._check(graphs, trained)
+        self.check(graphs, trained)
         if weights is not None and len(weights) != len(graphs):
             raise GraphError(
                 "not a weight for each client", found=len(weights), expected=len(graphs)
@@ -248,7 +248,7 @@ class GraphHypernetwork(nn.Module):
         self, graphs: Sequence[ArchGraph], states: Sequence[State], descriptor: Tensor | None
     ) -> dict[CodeKey, Tensor]:
         """For each key the codes of its tensors, client by client in the order of entries."""
-        self._check(graphs, states)
+        self.check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach).to(self.word.weight.device)
         tensors: list[Tensor] = []
@@ -286,8 +286,8 @@ class GraphHypernetwork(nn.Module):
         features = self.norm(self.gnn(features, *plans))
         seen = torch.tensor(informed, dtype=torch.bool, device=words.device)[:, None]
         by_key = {}
-        for key, own in places.items():
-            rows = torch.tensor(own, device=words.device)
+        for key, chosen in places.items():
+            rows = torch.tensor(chosen, device=words.device)
             about = described[client[rows]] * seen[rows]
             inputs = torch.cat([features[node[rows]], about], 1)
             by_key[key] = self.decoders[key[0]](inputs, largest[key])
@@ -317,11 +317,17 @@ class GraphHypernetwork(nn.Module):
             )
         return number
 
-    def _check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
+    def check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
+        """Check that there is a decoder for every tensor of some graphs, and that states fit them.
+
+        Raises:
+            GraphError: Names the tensor.
+        """
         if len(states) != len(graphs):
             raise GraphError("not a state for each client", found=len(states), expected=len(graphs))
         for graph, state in zip(graphs, states, strict=True):
             for entry in self.entries(graph):
+                self._number(entry)
                 shape = tuple(state[entry.name].shape) if entry.name in state else "nothing"
                 if shape != entry.shape:
                     raise GraphError(

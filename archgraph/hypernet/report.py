@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet.decoders import Tiled, stretch
 from archgraph.hypernet.network import GraphHypernetwork
@@ -42,21 +41,13 @@ def beyond_tiles(network: GraphHypernetwork, graph: ArchGraph, state: State) -> 
         >>> round(beyond_tiles(network, graph, {"weight": theta + torch.eye(2, 4)})["weight"], 4)
         0.1179
     """
-    network.unset(graph)  # every tensor has a decoder
+    network.check([graph], [state])
     beyond = {}
     for entry in network.entries(graph):
         decode = network.decoders[network.slots[entry.slot]]
         if not isinstance(decode, Tiled):
             continue
-        tensor = state.get(entry.name)
-        if tensor is None or tuple(tensor.shape) != entry.shape:
-            raise GraphError(
-                "state does not fit",
-                where=entry.name,
-                found="nothing" if tensor is None else tuple(tensor.shape),
-                expected=entry.shape,
-            )
-        exact = tensor.detach().double()
+        exact = state[entry.name].detach().double()
         left = exact - stretch(block_mean(exact, decode.part(entry.shape)), entry.shape)
         size = float(torch.linalg.vector_norm(exact))
         beyond[entry.name] = float(torch.linalg.vector_norm(left)) / size if size else 0.0

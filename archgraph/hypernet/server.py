@@ -1,74 +1,29 @@
-"""The server's step: φ follows how clients changed the weights that it generated."""
+"""The server's side: φ's optimiser, and the clients' states that it holds."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from archgraph.errors import RunError
-from archgraph.graph.ir import ArchGraph
-from archgraph.hypernet.network import GraphHypernetwork
 
 if TYPE_CHECKING:
     from archgraph.states import State
 
 
-def update(
-    network: GraphHypernetwork,
-    optimiser: torch.optim.Optimizer,
-    graphs: Sequence[ArchGraph],
-    states: Sequence[State],
-    trained: Sequence[State],
-    descriptor: Tensor | None = None,
-    weights: Sequence[float] | None = None,
-    *,
-    clip: float = 50.0,
-) -> float:
-    """One step of φ towards the weights that clients trained.
-
-    The weights that clients were given are generated again, so that nothing of a round's forward
-    pass lives while clients train.
-
-    Args:
-        network: The hypernetwork; changed in place.
-        optimiser: Optimiser of its parameters.
-        graphs: Each client's architecture.
-        states: Each client's weights as the hypernetwork read them when it generated.
-        trained: What each client trained from what was generated.
-        descriptor: [clients, descriptor], as it was when generating.
-        weights: Weight of each client; default 1.
-        clip: Greatest norm of the gradient.
-
-    Returns:
-        Σ_m w_m ½‖θ̃_m − θ_m‖² before the step.
-
-    Raises:
-        GraphError: If states do not fit their graphs; φ is unchanged then.
-
-    Example:
-        >>> from archgraph.capture.trace import trace
-        >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
-        >>> network = GraphHypernetwork.for_graphs([graph])
-        >>> optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
-        >>> gaps = [update(network, optimiser, [graph], [state], [state]) for _ in range(10)]
-        >>> gaps[-1] < gaps[0]
-        True
-
-    Source:
-        RecipFL, Eq. 4 with descent's sign; Adam and the bound are those of the authors' code.
-    """
-    optimiser.zero_grad(set_to_none=True)
-    gap = network.pull_back(graphs, states, trained, descriptor, weights)
-    step(network, optimiser, clip)
-    return gap
-
-
-def step(network: GraphHypernetwork, optimiser: torch.optim.Optimizer, clip: float = 50.0) -> float:
+def step(network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0) -> float:
     """Follow the gradients that one or several calls of ``pull_back`` have left.
+
+    Source: RecipFL, Eq. 4 with descent's sign; Adam and the bound are those of the authors' code.
 
     Args:
         network: The hypernetwork; changed in place.
@@ -126,3 +81,43 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
         # A count of steps is a number on the CPU, whatever the device.
         where = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
         optimiser.state[parameter][key] = where
+
+
+def on_disk(state: State, folder: str | os.PathLike[str] | None = None) -> dict[str, Tensor]:
+    """The same tensors, whose memory is a file that vanishes with the last of them.
+
+    The operating system reads what is used and drops it when memory is short. The file has no name
+    any more when this returns, so that nothing is left behind, whatever ends the process.
+
+    Args:
+        state: Tensors of any devices.
+        folder: Where; None: the folder for temporary files.
+
+    Returns:
+        Tensors on the CPU, to be read only.
+
+    Raises:
+        RunError: If the folder cannot be written.
+
+    Example:
+        >>> on_disk({"w": torch.ones(2)})
+        {'w': tensor([1., 1.])}
+    """
+    if not state:
+        return {}
+    name = ""
+    try:
+        descriptor, name = tempfile.mkstemp(".safetensors", "archgraph-", folder)
+        os.close(descriptor)
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}, name)
+        return load_file(name)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            "clients' states cannot be written",
+            where=str(folder or tempfile.gettempdir()),
+            found=getattr(error, "strerror", None) or str(error),
+            hint="free some space, name another folder in TMPDIR, or allow more memory",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()

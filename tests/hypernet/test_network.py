@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.hypernet import GraphHypernetwork, entries, update
+from archgraph.hypernet import GraphHypernetwork, entries, step
 from tests.hypernet.test_graphs import Everything
 
 SMALL = {"width": 16, "hidden": 32, "tile": 8}
@@ -131,10 +131,9 @@ def test_what_does_not_fit_is_refused_before_anything_moves(network, clients):
     with pytest.raises(ag.GraphError, match=r"0\.bias: state does not fit; found nothing"):
         network.generate(graphs, less, A)
     other = [*states[:2], {**states[2], "0.bias": torch.zeros(3)}]
-    optimiser = torch.optim.SGD(network.parameters(), lr=1.0)
     before = {k: v.clone() for k, v in network.state_dict().items()}
     with pytest.raises(ag.GraphError, match=r"0\.bias: .*found \(3,\); expected \(7,\)"):
-        update(network, optimiser, graphs, states, other, A)
+        network.pull_back(graphs, states, other, A)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
     with pytest.raises(ag.GraphError, match=r"descriptors do not fit; found \(3, 0\)"):
         network.generate(graphs, states)
@@ -148,7 +147,8 @@ def test_an_update_moves_no_further_than_its_bound(network, clients):
     graphs, states = clients
     optimiser = torch.optim.SGD(network.parameters(), lr=1.0)
     before = [p.detach().clone() for p in network.parameters()]
-    update(network, optimiser, graphs, states, states, A, clip=1e-2)
+    network.pull_back(graphs, states, states, A)
+    step(network, optimiser, clip=1e-2)
     moved = [p - q for p, q in zip(network.parameters(), before, strict=True)]
     length = torch.linalg.vector_norm(torch.cat([m.flatten() for m in moved]))
     assert length.item() == pytest.approx(1e-2, rel=1e-2)
@@ -192,5 +192,7 @@ def test_ten_updates_lower_the_loss_and_the_flipped_sign_raises_it(sign):
     for _ in range(11):
         loss, trained = lenet_round(graph, network, state, images, labels)
         losses.append(loss)
-        update(network, optimiser, [graph], [state], [trained], weights=[sign])
+        optimiser.zero_grad()
+        network.pull_back([graph], [state], [trained], weights=[sign])
+        step(network, optimiser)
     assert losses[-1] < 0.8 * losses[0] if sign > 0 else losses[-1] > 1.2 * losses[0]

@@ -26,7 +26,7 @@ from archgraph.federation import (
     configure,
     seeded,
 )
-from archgraph.hypernet import GraphHypernetwork, entries, update
+from archgraph.hypernet import GraphHypernetwork, entries, step
 from archgraph.rewrite.train_only import train_only
 from archgraph.strategies import recipfl
 from archgraph.strategies.recipfl import RecipFL, Server, Teach, guidance
@@ -181,7 +181,9 @@ def test_two_rounds_are_two_steps_of_one_adam_on_all_pairs(world):
     for _ in range(2):
         made = network.generate([t.graph for t in models], last, shares)
         new = [moved({k: v.detach() for k, v in m.items()}) for m in made]
-        update(network, adam, [t.graph for t in models], last, new, shares)
+        adam.zero_grad()
+        network.pull_back([t.graph for t in models], last, new, shares)
+        step(network, adam)
         last = [{**old, **n} for old, n in zip(last, new, strict=True)]
     # The moments: φ itself has parameters whose gradient is nothing but rounding (a softmax does
     # not see what is added to all keys), which Adam's normalisation makes as large as any.
