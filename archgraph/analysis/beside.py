@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.modules import Modules, common
@@ -16,33 +16,17 @@ def assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> 
     What serves the stream belongs to the first block that it serves; what else depends on the
     stream hangs on the last block that it needs; a counter goes with its module.
     """
-    graph, stream = modules.graph, modules.stream
-    order = modules.order
+    graph = modules.graph
     owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
-    streamed = set(owner)
-    ends: list[BlockDraft] = []
     below = dict.fromkeys(owner)  # the stream and all that depends on it, in order
     for n in graph.nodes:
         if n.name not in below and any(u in below for u in n.uses()):
             below[n.name] = None
-    live = stream.live
-    for output in stream.outputs:
-        needed = stream.ancestors((output,))
-        nodes = [n for n in needed if n in below and n not in owner and n not in live]
-        if not nodes:
-            continue
-        nodes.sort(key=order.__getitem__)
-        sources = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
-        entry = max(sources, key=order.__getitem__, default="")
-        piece = Piece(tuple(nodes), entry, output)
-        work = [modules.place(n) for n in nodes if n in stream.heavy]
-        path = common(work or [modules.place(n) for n in nodes])
-        ends.append(BlockDraft([piece], [piece], path, kind="head"))
-        owner.update(dict.fromkeys(nodes, len(drafts) + len(ends) - 1))
-        streamed.update(nodes)
+    ends = _ends(modules, evaluated, owner, below, len(drafts))
     drafts += ends
     if not drafts:
         drafts.append(BlockDraft([], [], ()))
+    streamed = set(owner)
     alone = _serve(graph, [n for n in graph.nodes if n.name not in owner], owner)
     for n in alone:
         if n.name in below:
@@ -54,6 +38,30 @@ def assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> 
     for n in graph.nodes:
         if n.name not in streamed:
             drafts[owner[n.name]].extra.append(n.name)
+    return ends
+
+
+def _ends(
+    modules: Modules,
+    evaluated: ArchGraph,
+    owner: dict[str, int],
+    below: Collection[str],
+    number: int,
+) -> list[BlockDraft]:
+    """Blocks of further outputs, numbered from ``number`` on; their operators get owners."""
+    stream, order = modules.stream, modules.order
+    ends: list[BlockDraft] = []
+    for output in stream.outputs:
+        needed = stream.ancestors((output,)) - stream.live
+        nodes = sorted((n for n in needed if n in below and n not in owner), key=order.__getitem__)
+        if nodes:
+            sources = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
+            entry = max(sources, key=order.__getitem__, default="")
+            piece = Piece(tuple(nodes), entry, output)
+            work = [n for n in nodes if n in stream.heavy]
+            path = common(map(modules.place, work or nodes))
+            owner |= dict.fromkeys(nodes, number + len(ends))
+            ends.append(BlockDraft([piece], [piece], path, kind="head"))
     return ends
 
 

@@ -25,26 +25,32 @@ Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Ax
 Rounding: TypeAlias = Literal["ceil", "floor"]
 
 
-def chosen_sizes(
+def choose(
     solved: Axes,
     shares: Shares | None,
     sizes: Sizes | None = None,
+    positions: Positions | None = None,
     *,
     grow: bool = False,
     rounding: Rounding = "ceil",
-) -> dict[Axis, int]:
-    """The new size of every chosen axis.
+) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
+    """The new size of each axis chosen by share or size; the positions of those chosen by position.
+
+    Positions win over sizes, sizes over shares, and a later entry over an earlier one. One position
+    always stays.
 
     Args:
         solved: The graph's axes.
         shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern.
-        sizes: Numbers of positions by axis name, role or pattern; these win over shares, and a
-            later entry over an earlier one.
-        grow: Read factors from 1 on instead of shares, and sizes that are not smaller.
-        rounding: What becomes of a fraction of a position; one position always stays.
+        sizes: Numbers of positions by axis name, role or pattern.
+        positions: The old position of each new one, by axis name, role or pattern.
+        grow: Read factors from 1 on instead of shares, and sizes that are not smaller; every old
+            position has to occur among the new ones. Otherwise each may occur once.
+        rounding: What becomes of a fraction of a position.
 
     Raises:
-        RewriteError: For a choice that is not a share, a factor or a possible size.
+        RewriteError: For an empty choice, or what is not a share, a factor, a possible size or
+            possible positions.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:
@@ -53,18 +59,24 @@ def chosen_sizes(
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> solved = axes(trace(net, torch.zeros(1, 3)).graph)
-        >>> [(a.name, n) for a, n in chosen_sizes(solved, 0.3).items()]
-        [('0.out', 3)]
-        >>> [(a.name, n) for a, n in chosen_sizes(solved, None, {"channels": 4}).items()]
-        [('0.out', 4)]
+        >>> [
+        ...     [n for a, n in choose(solved, *c)[0].items()]
+        ...     for c in ((0.3,), (None, {"channels": 4}))
+        ... ]
+        [[3], [4]]
     """
+    if shares is None and sizes is None and positions is None:
+        raise RewriteError(
+            "no axes are chosen",
+            found=None,
+            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
+        )
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
-    result: dict[Axis, int] = {}
+    counts: dict[Axis, int] = {}
     for axis, share in _by_axis(solved, shares, "a factor" if grow else "a share"):
-        factor = _number(axis, share, grow)
-        exact = round(factor * axis.size, 9)
-        result[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
+        exact = round(_number(axis, share, grow) * axis.size, 9)
+        counts[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
     for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
         low, high = (axis.size, math.inf) if grow else (1, axis.size)
         whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
@@ -76,60 +88,32 @@ def chosen_sizes(
                 expected=f"a whole number from {low}" + ("" if grow else f" to {high}"),
                 hint="take and narrow make axes narrower" if whole and grow else None,
             )
-        result[axis] = int(size)
-    return result
+        counts[axis] = int(size)
+    chosen = _by_axis(solved, positions, "positions by axis", single=False)
+    return counts, {axis: _index(axis, requested, grow) for axis, requested in chosen}
 
 
-def require_choice(*choices: Shares | Sizes | Positions | None) -> None:
-    """Refuse a call without a choice.
-
-    Raises:
-        RewriteError: If all are ``None``.
-    """
-    if all(choice is None for choice in choices):
+def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
+    """The old position of each new one of an axis."""
+    index = _whole_numbers(axis, requested)
+    outside = [i for i in index.tolist() if not 0 <= i < axis.size]
+    missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
+    if outside:
         raise RewriteError(
-            "no axes are chosen",
-            found=None,
-            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
+            "position outside the axis",
+            where=axis.name,
+            found=outside[0],
+            expected=f"0 to {axis.size - 1}",
         )
-
-
-def chosen_positions(
-    solved: Axes, positions: Positions | None, *, grow: bool = False
-) -> dict[Axis, npt.NDArray[np.int64]]:
-    """The old position of each new one, by axis.
-
-    Args:
-        solved: The graph's axes.
-        positions: Positions by axis name, role or pattern; a later entry wins.
-        grow: Every old position has to occur; otherwise each may occur once.
-
-    Raises:
-        RewriteError: For positions that the axis does not have, or that occur too often.
-        AxisError: For an axis that does not exist or is pinned.
-    """
-    result = {}
-    for axis, requested in _by_axis(solved, positions, "positions by axis", single=False):
-        index = _whole_numbers(axis, requested)
-        outside = [i for i in index.tolist() if not 0 <= i < axis.size]
-        missing = sorted(set(range(axis.size)) - set(index.tolist())) if grow else []
-        if outside:
-            raise RewriteError(
-                "position outside the axis",
-                where=axis.name,
-                found=outside[0],
-                expected=f"0 to {axis.size - 1}",
-            )
-        if missing:
-            raise RewriteError(
-                "every old position must occur", where=axis.name, found=f"no {missing[0]}"
-            )
-        if not grow and (not len(index) or len(np.unique(index)) != len(index)):
-            raise RewriteError(
-                "positions must be distinct and not empty", where=axis.name, found=requested
-            )
-        result[axis] = index
-    return result
+    if missing:
+        raise RewriteError(
+            "every old position must occur", where=axis.name, found=f"no {missing[0]}"
+        )
+    if not grow and (not len(index) or len(np.unique(index)) != len(index)):
+        raise RewriteError(
+            "positions must be distinct and not empty", where=axis.name, found=requested
+        )
+    return index
 
 
 def _by_axis(

@@ -126,10 +126,8 @@ def nearest(form: Form, others: Sequence[Form]) -> Form | None:
 class Forms:
     """The forms of one graph's parts.
 
-    Args:
-        graph: The graph.
-        by_widths: Whether operands that nothing else tells apart are ordered by the shapes of their
-            leaves, not by their names.
+    ``by_widths``: operands that nothing else tells apart are ordered by the shapes of their leaves,
+    not by their names.
 
     Attributes:
         graph: The graph.

@@ -82,22 +82,23 @@ class Merging:
                 and self.modules.work[m]
                 == self.modules.count(n for i in inside[m] for n in working[i])
             ]
-            looks = {m: tuple(self._look(heads[i]) for i in inside[m]) for m in whole}
-            alike = Counter(looks.values())
-            verdicts = {}
-            for m in whole:
-                kinds = [heads[i].kind for i in inside[m]]
-                places = [paths[i] for i in inside[m]]
-                verdicts[m] = self._is_block(m, kinds, places, looks[m], alike[looks[m]] > 1)
-            lists = [m for m in whole if any(heads[i].kind == "residual" for i in inside[m])]
-            if not all(verdicts[m] for m in lists):
-                verdicts |= dict.fromkeys(lists, False)
-            for m in whole:
-                if verdicts[m]:
-                    merged.update(inside[m])
-                    for i in inside[m]:
-                        group[i] = inside[m][0]
+            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in whole}
+            for m in self._blocks(members):
+                merged.update(inside[m])
+                group[inside[m][0] : inside[m][-1] + 1] = [inside[m][0]] * len(inside[m])
         return group
+
+    def _blocks(self, members: Mapping[Path, Sequence[tuple[Piece, Path]]]) -> list[Path]:
+        """Modules of one class that are building blocks, by their pieces and these's modules."""
+        looks = {m: tuple(self._look(h) for h, _ in pieces) for m, pieces in members.items()}
+        alike = Counter(looks.values())
+        blocks = []
+        for m, pieces in members.items():
+            kinds, paths = [h.kind for h, _ in pieces], [path for _, path in pieces]
+            if self._is_block(m, kinds, paths, looks[m], alike[looks[m]] > 1):
+                blocks.append(m)
+        lists = {m for m, pieces in members.items() if any(h.kind == "residual" for h, _ in pieces)}
+        return blocks if lists.issubset(blocks) else [m for m in blocks if m not in lists]
 
     def _rounds(
         self, working: Sequence[Sequence[str]], claimed: Sequence[str]

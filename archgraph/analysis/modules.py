@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -29,18 +30,8 @@ def common(paths: Iterable[Path]) -> Path:
     >>> common([("layer1", "0", "conv1"), ("layer1", "0", "bn1")])
     ('layer1', '0')
     """
-    shared: Path | None = None
-    for path in paths:
-        if shared is None:
-            shared = path
-            continue
-        size = 0
-        for a, b in zip(shared, path, strict=False):
-            if a != b:
-                break
-            size += 1
-        shared = shared[:size]
-    return shared or ()
+    same = itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
+    return tuple(part for part, *_ in same)
 
 
 def under(path: Path, module: Path) -> bool:

@@ -17,13 +17,6 @@ def multiplied(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
     Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
     parameters, position tables and class tokens do not count; operators without any are left out.
-
-    Example:
-        >>> from torch import nn, zeros
-        >>> from archgraph.capture.trace import trace
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> [sorted(leaves) for leaves in multiplied(trace(net, zeros(1, 3)).graph).values()]
-        [['0.weight'], ['2.weight']]
     """
     alone = fixed(graph)
     result = {}
@@ -83,7 +76,12 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
     """Parameters with two or more dimensions that a weighted operator multiplies with.
 
-    See :func:`multiplied`.
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> sorted(layer_weights(trace(net, zeros(1, 3)).graph))
+        ['0.weight', '2.weight']
     """
     return frozenset().union(*multiplied(graph).values())
 

@@ -8,21 +8,19 @@ what stands between two of them, and merges the pieces of one building block wit
 from __future__ import annotations
 
 import fnmatch
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
+from archgraph.analysis.removal import Removal
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Node, Ref, per_graph, refs, walk
+from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.hints import unknown
-from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 from archgraph.tables import Table, plural
 
 Named = TypeVar("Named", "Block", "Section")
@@ -225,12 +223,12 @@ def structure(graph: ArchGraph) -> Structure:
         for name in blocks:
             if not any(d.given == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    judge = _Judge(graph, drafts)
+    judge = Removal(graph, drafts)
     groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
     names = unique(g.name for g in groups)
     return Structure(
         tuple(
-            Section(name, tuple(judge.block(d, name) for d in g.blocks), g.kind)
+            Section(name, tuple(_block(drafts, judge, d, name) for d in g.blocks), g.kind)
             for name, g in zip(names, groups, strict=True)
         ),
         tuple(p.exit for p in drafts.stream.pieces),
@@ -242,163 +240,23 @@ def _begin(drafts: Drafts, group: Group) -> int:
     return min((drafts.order[n] for d in group.blocks for n in d.stream), default=0)
 
 
-class _Judge:
-    """Which blocks may be left out, and why not."""
-
-    def __init__(self, graph: ArchGraph, drafts: Drafts) -> None:
-        self.graph = graph
-        self.drafts = drafts
-        self.order = drafts.order
-        self._listed: dict[str, frozenset[str]] = {}
-        self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
-        self.outputs = set(refs(graph.outputs))
-
-    def block(self, draft: BlockDraft, section: str) -> Block:
-        """The finished block."""
-        nodes = tuple(sorted([*draft.stream, *draft.extra], key=self.order.__getitem__))
-        entry, end = self.drafts.entry(draft), self.drafts.exit(draft)
-        reason = self._obstacle(draft, nodes, entry, end)
-        last = draft.last
-        region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
-        return Block(
-            draft.name,
-            section,
-            nodes,
-            entry,
-            end,
-            not reason,
-            reason,
-            draft.kind,
-            region.exit if region else "",
-            region.shortcut if region else "",
-            tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
-            draft.uses,
-        )
-
-    def _obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
-        """Why a block cannot be left out; empty where it can."""
-        if draft.kind == "head":
-            return f"makes the output %{end}"
-        if not draft.stream or entry == end:
-            return "holds nothing that could be left out"
-        members, terms = set(nodes), self._terms(draft)
-        return (
-            self._long_connection(draft, members, entry)
-            or (self._kept_term(terms, members, entry) if terms else self._other(entry, end))
-            or self._leak(draft, nodes, terms)
-        )
-
-    def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
-        """Why what a block takes from further up the stream stands in the way."""
-        near = members | {entry}
-        for piece in draft.pieces:
-            used = {u for n in piece.nodes for u in self.graph.node[n].uses()}
-            if piece.joins and any(u in self.streamed and u not in near for u in used):
-                return f"ends a long connection in %{piece.exit}"
-        return ""
-
-    def _other(self, entry: str, end: str) -> str:
-        """Why what enters a block cannot stand in for what leaves it."""
-        a, b = self.graph.node[entry], self.graph.node[end]
-        if a.type != b.type:
-            before, after = (", ".join(map(str, node.types)) for node in (a, b))
-            return f"changes {before} to {after}"
-        solved = axes(self.graph).value
-        for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
-            if self._frozen(x, y) or self._frozen(y, x):
-                return f"dimension {i} is {x} before it and {y} after it"
-        return ""
-
-    def _leak(self, draft: BlockDraft, nodes: Sequence[str], terms: Mapping[str, str]) -> str:
-        """Why a result inside a block is needed outside of it, other than the block's own."""
-        graph, members, end = self.graph, set(nodes), self.drafts.exit(draft)
-        ends = (self.drafts.entry(draft), end)
-        leaking = {n for n in draft.stream if n not in ends and graph.node[n].op != "input"}
-        for name in nodes:
-            if name != end and any(u in leaking for u in graph.node[name].uses()):
-                leaking.add(name)
-        for name in filter(leaking.__contains__, nodes):
-            if name in self.outputs:
-                return f"%{name} inside it is an output"
-            outside = [u for u in graph.users[name] if u not in members]
-            if name in terms:  # every later list that it is a term of drops it
-                outside = [u for u in outside if name not in self._lists(u, terms[name])]
-            if outside:
-                return f"%{name} inside it is also used by %{outside[0]}"
-        return ""
-
-    def _frozen(self, data: Layout, other: Layout) -> bool:
-        """Whether a dimension that is not a channel axis would stand in for one that can be cut."""
-        return not _axes_in(data) and not self._free.isdisjoint(_axes_in(other))
-
-    @functools.cached_property
-    def _free(self) -> frozenset[str]:
-        return frozenset(a.name for a in axes(self.graph).free)
-
-    def _terms(self, draft: BlockDraft) -> dict[str, str]:
-        """What a dense block appends to the stream: operand and the operator that appends it."""
-        last = draft.last
-        if last is None or last.kind != "dense" or len(draft.heads) > 1:
-            return {}
-        end = self.graph.node[last.exit]
-        if last.exit != draft.pieces[-1].exit:
-            return {}
-        listed = self._lists(end.name, end.op)
-        return {n: end.op for n in last.nodes if n != last.exit and n in listed}
-
-    def _lists(self, name: str, op: str) -> frozenset[str]:
-        """What an operator of a kind joins as items of a list."""
-        if name not in self._listed:
-            self._listed[name] = _listed(self.graph.node[name])
-        return self._listed[name] if self.graph.node[name].op == op else frozenset()
-
-    def _kept_term(self, terms: Mapping[str, str], members: set[str], entry: str) -> str:
-        """Why the width that a dense block adds cannot be taken away; empty where it can."""
-        solved = axes(self.graph)
-        stream = _axes_in(*solved.value[entry][0])
-        for name in terms:
-            own = _axes_in(*solved.value[name][0])
-            if not own:
-                return f"appends %{name}, whose width is not that of a parameter of its own"
-            for axis, ref in own.items():
-                if axis not in self._free:
-                    return f"appends {ref}, which is pinned: {solved[axis].reason}"
-                if axis in stream:
-                    return f"appends {ref}, which what it is appended to has, too"
-                for leaf in self._alone.get(axis, ()):
-                    if not members.issuperset(self.graph.leaf_users[leaf]):
-                        return f"appends {ref}, which {leaf} needs"
-        return ""
-
-    @functools.cached_property
-    def _alone(self) -> Mapping[str, list[str]]:
-        """Leaves with a dimension that would be empty without an axis, by axis."""
-        reached: dict[str, list[str]] = {}
-        for leaf, dims in axes(self.graph).leaf.items():
-            for name in {n for d in dims for n in _only(d)}:
-                reached.setdefault(name, []).append(leaf)
-        return reached
-
-
-def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
-    """The axes that layouts are made of, by name, in order."""
-    parts = (leaf for layout in layouts for leaf in leaves(layout))
-    return {leaf.name: leaf for leaf in parts if isinstance(leaf, AxisRef)}
-
-
-def _only(layout: Layout) -> set[str]:
-    """Axes without which a dimension is empty: not those that are one term of several."""
-    match layout:
-        case AxisRef(name):
-            return {name}
-        case Prod(factors):
-            return {n for f in factors for n in _only(f)}
-        case _:
-            return set()
-
-
-def _listed(node: Node) -> frozenset[str]:
-    """Results that an operator uses only as items of a list."""
-    lists = {i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)}
-    plain = {i for _, v in node.args if not isinstance(v, tuple) for i in walk(v)}
-    return frozenset(i.name for i in lists - plain)
+def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:
+    """The finished block."""
+    nodes = tuple(sorted([*draft.stream, *draft.extra], key=drafts.order.__getitem__))
+    entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
+    reason = judge.obstacle(draft, nodes, entry, end)
+    region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
+    return Block(
+        draft.name,
+        section,
+        nodes,
+        entry,
+        end,
+        not reason,
+        reason,
+        draft.kind,
+        region.exit if region else "",
+        region.shortcut if region else "",
+        tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
+        draft.uses,
+    )

@@ -85,13 +85,6 @@ class Widths:
     Factor by factor where both graphs' layouts are alike, then from products and sums with one
     unknown axis left.
 
-    Args:
-        client: One graph.
-        whole: The other.
-        shared: Pairs of leaves (client's, whole's).
-        blocks: Pairs of blocks; what the whole's other dense blocks append is left out.
-        nodes: Pairs of operators; some state sizes in their arguments.
-
     Attributes:
         claims: By axis of the whole: the sizes that the client's leaves give it; several where the
             client has several axes for it.
@@ -119,9 +112,6 @@ class Widths:
 
     def kept(self, place: str) -> dict[str, np.ndarray]:
         """The first positions of each axis that the client has less of.
-
-        Args:
-            place: What messages call the client.
 
         Raises:
             RewriteError: If the client is not a cut of the whole.
@@ -175,41 +165,29 @@ class Widths:
 def solve(
     equations: Iterable[Equation], gone: Iterable[str] = ()
 ) -> tuple[dict[str, list[int]], list[Equation]]:
-    """Sizes of axes from the sizes of layouts that hold them.
-
-    Args:
-        equations: Places, layouts, and their sizes.
-        gone: Axes of which nothing is left.
+    """Sizes of axes from the sizes of layouts that hold them; nothing is left of axes ``gone``.
 
     Returns:
         The sizes found for each axis, several where equations contradict each other; equations
         that several sizes fulfil.
     """
-    claims: dict[str, list[int]] = {name: [0] for name in gone}
-
-    def claim(axis: str, size: int) -> None:
-        sizes = claims.setdefault(axis, [])
-        if size not in sizes:
-            sizes.append(size)
-
-    pending: list[Equation] = []
-    for name, layout, size in dict.fromkeys(equations):
+    claims: dict[str, dict[int, None]] = {name: {0: None} for name in gone}
+    distinct = dict.fromkeys(equations)
+    for _, layout, size in distinct:
         if isinstance(layout, AxisRef):
-            claim(layout.name, size)
-        elif axes_of(layout):
-            pending.append((name, layout, size))
-    while pending:
-        left: list[Equation] = []
+            claims.setdefault(layout.name, {})[size] = None
+    left = [e for e in distinct if not isinstance(e[1], AxisRef) and axes_of(e[1])]
+    progress = True
+    while progress:
+        pending, left = left, []
         for equation in pending:
-            solved = _solved(*equation[1:], {name: range(n[0]) for name, n in claims.items()})
+            known = {axis: range(next(iter(sizes))) for axis, sizes in claims.items()}
+            solved = _solved(*equation[1:], known)
             if solved is None:
                 left.append(equation)
-            for axis, value in (solved or {}).items():
-                claim(axis, value)
-        if len(left) == len(pending):
-            return claims, left
-        pending = left
-    return claims, []
+            claims |= {axis: {size: None} for axis, size in (solved or {}).items()}
+        progress = 0 < len(left) < len(pending)
+    return {axis: list(sizes) for axis, sizes in claims.items()}, left
 
 
 def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, int] | None:

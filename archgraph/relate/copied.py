@@ -28,12 +28,6 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
     there; then put its operators and leaves, under names that are free, between that result and
     everything that used it.
 
-    Args:
-        whole: The graph that lacks the block.
-        graph: The graph that has it.
-        alignment: Of ``graph`` with ``whole``.
-        block: The block of ``graph``.
-
     Raises:
         RewriteError: If the block has no place in the whole, does not fit, or cannot stand alone.
         GraphError: If what follows does not work on its result.
@@ -65,11 +59,7 @@ def with_copy(whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: B
 def _spot(
     whole: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block
 ) -> tuple[str, str]:
-    """The result behind which the block goes, and the leaf behind which its leaves go.
-
-    Raises:
-        RewriteError: If the other graph has something of its own there.
-    """
+    """The result behind which the block goes, and the leaf behind which its leaves go."""
     pairs = dict(alignment.blocks)
     mine, theirs = structure(graph).blocks, structure(whole).blocks
     place = {b.name: i for i, b in enumerate(theirs)}
@@ -98,11 +88,7 @@ def _spot(
 
 
 def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:
-    """The block's graph, cut or widened so that the block fits where it goes.
-
-    Raises:
-        RewriteError: If it does not.
-    """
+    """The block's graph, cut or widened so that the block fits where it goes."""
     solved = axes(graph)
     there = axes(whole).value[spot][0]
     shape = whole.node[spot].shape
@@ -126,11 +112,7 @@ def _fitted(whole: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> Arch
 
 
 def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tuple[str, Value]]]:
-    """The operators that make the block's result or update its counters, and these updates.
-
-    Raises:
-        RewriteError: If they take a result from elsewhere.
-    """
+    """The operators that make the block's result or update its counters, and these updates."""
     inside = set(block.nodes) - {block.entry}
     updates = [
         (k, v) for k, v in source.updates if inside.issuperset([*refs(v), *source.leaf_users[k]])
@@ -145,11 +127,7 @@ def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tupl
 
 
 def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[str]:
-    """Leaves that operators of the block use, and those of its modules that none uses (counters).
-
-    Raises:
-        RewriteError: Names a leaf that others use as well.
-    """
+    """Leaves that operators of the block use, and unused ones of its modules (counters)."""
     names = {n.name for n in nodes}
     used = {leaf for n in nodes for leaf in n.leaves()}
     shared = [k for k in sorted(used) if not names.issuperset(source.leaf_users[k])]

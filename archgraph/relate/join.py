@@ -84,16 +84,11 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 
     Example:
         >>> import torch
-        >>> from archgraph.capture.trace import trace
-        >>> def net(*widths):
-        ...     layers = []
-        ...     for a, b in zip((3, *widths), widths):
-        ...         layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
-        ...     layers += [torch.nn.Linear(widths[-1], 2)]
-        ...     return trace(torch.nn.Sequential(*layers), torch.zeros(1, 3)).graph
-        >>> joined = join([net(8), net(4, 4)])
-        >>> [p.shape for p in joined.graph.params if "weight" in p.name]
-        [(8, 3), (8, 8), (2, 8)]
+        >>> from archgraph import shorten, take, trace
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+        >>> graph = trace(net, torch.zeros(1, 4)).graph
+        >>> join([take(graph, 0.5), shorten(graph, {"0": 2})]).graph == graph
+        True
     """
     several = _checked(graphs, "join")
     graph, transfers = _first_possible(_ordered(several, largest_first=True), _joined)
@@ -127,12 +122,7 @@ def meet(graphs: Iterable[GraphLike]) -> Met:
 
 
 def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
-    """The graphs as a tuple.
-
-    Raises:
-        RewriteError: If they are not several, or there is none.
-        GraphError: If one of them is not a graph.
-    """
+    """The graphs as a tuple."""
     if isinstance(graphs, (ArchGraph, Rewritten)) or not isinstance(graphs, Iterable):
         found = type(graphs).__name__
         raise RewriteError(f"not graphs to {verb}", found=found, expected="several graphs")
@@ -156,11 +146,7 @@ def _ordered(graphs: Iterable[ArchGraph], *, largest_first: bool) -> list[ArchGr
 def _first_possible(
     bases: Sequence[ArchGraph], make: Callable[[ArchGraph, Sequence[ArchGraph]], Attempt]
 ) -> Attempt:
-    """The result from the first graph from which there is one.
-
-    Raises:
-        RewriteError: If there is none: why not from the first one.
-    """
+    """The result from the first graph from which there is one."""
     problem: ArchGraphError | None = None
     for base in bases:
         try:
@@ -195,11 +181,7 @@ def _joined(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
 
 
 def _deepened(whole: ArchGraph, graph: ArchGraph) -> ArchGraph:
-    """A graph with all blocks of another one, of whatever widths.
-
-    Raises:
-        RewriteError: Names the first block that has no place in it.
-    """
+    """A graph with all blocks of another one, of whatever widths."""
     alignment = align(graph, whole)
     while lacking := next((u for u in alignment.unmatched if u.side == "client"), None):
         problem = ""
@@ -282,11 +264,7 @@ def _met(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
 
 
 def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """A graph without a block, a section or a leaf that evaluation does not use.
-
-    Raises:
-        RewriteError: If it cannot be left out.
-    """
+    """A graph without a block, a section or a leaf that evaluation does not use."""
     parts = structure(graph)
     names = [b.name for s in parts.sections if s.name == item.part for b in s.blocks]
     names = [b.name for b in parts.blocks if b.name == item.part] or names
@@ -299,11 +277,7 @@ def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
 
 
 def _without_leaf(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """A graph without a leaf.
-
-    Raises:
-        RewriteError: If training uses it.
-    """
+    """A graph without a leaf."""
     updates = tuple((k, v) for k, v in graph.updates if k != item.part)
     rest = prune(graph.replace(updates=updates))
     users = rest.leaf_users.get(item.part)
@@ -321,11 +295,7 @@ def _inseparable(graph: ArchGraph, item: Unmatched, problem: str) -> RewriteErro
 
 
 def _sizes_asked(alignments: Iterable[Alignment]) -> dict[str, list[int]]:
-    """The widths that some graphs have for the axes of the graph that each is aligned with.
-
-    Raises:
-        RewriteError: If a shape does not tell.
-    """
+    """The widths that some graphs have for the axes of the graph that each is aligned with."""
     sizes: dict[str, list[int]] = {}
     for alignment in alignments:
         alignment.widths.decided(alignment.client.name or "graph")

@@ -15,14 +15,7 @@ Refused = Mapping[tuple[int, int], str]
 def unmatched(
     sides: Sides, matches: Sequence[Match], refused: Refused, leaves: Collection[str]
 ) -> Iterator[Unmatched]:
-    """Parts without a counterpart: the client's blocks, then its leaves, then the whole's blocks.
-
-    Args:
-        sides: The graphs.
-        matches: Blocks that belong together.
-        refused: Why blocks of one form were not matched.
-        leaves: The client's leaves that have a counterpart.
-    """
+    """Parts without a counterpart: the client's blocks, its leaves, then the whole's blocks."""
     yield from _blocks(sides, 0, matches, refused)
     graph = sides[0].graph
     matched = {i for run, _ in matches for i in run}

@@ -41,18 +41,10 @@ def add_adapters(
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
-        >>> class Net(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.stem, self.body = torch.nn.Linear(3, 8), torch.nn.Linear(8, 8)
-        ...         self.head = torch.nn.Linear(8, 2)
-        ...
-        ...     def forward(self, x):
-        ...         x = self.stem(x)
-        ...         return self.head(x + self.body(x).relu())
-        >>> small = add_adapters(trace(Net(), torch.zeros(1, 3)).graph, 2, verify=True)
-        >>> [(p.name, p.shape) for p in small.graph.params if "down" in p.name]
-        [('body.adapter.down.weight', (2, 8)), ('body.adapter.down.bias', (2,))]
+        >>> net = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> small = add_adapters(trace(net, torch.zeros(1, 5, 8)).graph, 2, verify=True)
+        >>> [(p.name, p.shape) for p in small.graph.params if "down.weight" in p.name]
+        [('linear1.adapter.down.weight', (2, 8)), ('self_attn.adapter.down.weight', (2, 8))]
 
     Source: Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019, §2.
     """

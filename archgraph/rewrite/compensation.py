@@ -76,11 +76,7 @@ class _Compensation:
             self.sums.setdefault(contraction.node, []).append(contraction)
 
     def divide(self, contraction: Contraction) -> None:
-        """Divide one factor of a sum of products: a leaf if one can be, else what makes an operand.
-
-        Raises:
-            Refusal: If none can be, with the problem of each.
-        """
+        """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
         wanted = self.copies.axes_in(contraction.layout)
         if any(self._divide_leaf(name, dim, wanted) for name, dim in weights):
@@ -159,11 +155,7 @@ class _Upstream:
         self.divided: Factors = {}
 
     def factors(self, operand: Ref, dim: int) -> Factors:
-        """Factors that divide an operand along a dimension.
-
-        Raises:
-            Refusal: If there are none.
-        """
+        """Factors that divide an operand along a dimension."""
         start = operand.name
         pending: list[tuple[str, int | None]] = [(start, dim)]
         while pending:

@@ -119,11 +119,7 @@ def _restored(
 def _covered(
     before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
 ) -> None:
-    """What is new lies in the new blocks, and only what is new starts anew.
-
-    Raises:
-        RewriteError: If not: the network would compute something else.
-    """
+    """What is new lies in the new blocks, and only what is new starts anew."""
     inside = {n for block in blocks for n in block.nodes}
     for param in after.params:
         if param.name in before.param or param.role == "constant":
@@ -157,11 +153,7 @@ class _Identity:
         self.inside = set(block.nodes)
 
     def starts(self) -> dict[str, Start]:
-        """Initialisers by leaf.
-
-        Raises:
-            RewriteError: If the block cannot be the identity.
-        """
+        """Initialisers by leaf."""
         if self.block.sums:
             return self._residual()
         if self.block.kind == "chain":

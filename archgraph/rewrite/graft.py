@@ -106,11 +106,7 @@ def grafted(
 
 
 def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
-    """The grafted network runs, and without the new blocks it is the original.
-
-    Raises:
-        RewriteError: If it is not.
-    """
+    """The grafted network runs, and without the new blocks it is the original."""
     before, after = laws.in_float64(graph), laws.in_float64(rewritten.graph)
     state, inputs = laws.random_state(before), laws.random_inputs(before)
     expected = laws.outputs(build(before, state).eval(), inputs)

@@ -26,13 +26,8 @@ def with_head(
 ) -> tuple[ArchGraph, Value]:
     """A graph with a head behind a section or block, and what the head answers.
 
-    Args:
-        whole: The architecture, with the heads that it was given so far.
-        graph: The architecture without them.
-        head: An architecture with one input and one output, or a number of classes for a mean over
-            positions and a linear layer.
-        stem: What the names of its leaves begin with.
-        where: The section or block.
+    ``whole`` is the graph with the heads that it was given so far; the leaves of this one begin
+    with ``stem``.
 
     Raises:
         GraphError: For neither an architecture nor a number, or a block that does not exist.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from archgraph.analysis.modules import common
 from archgraph.analysis.structure import Block, Section
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node
@@ -98,11 +99,7 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
     Without a number, one is appended.
     """
     paths = [name.split(".")[:-1] for name in leaf_names]
-    module: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        module.append(parts[0])
+    module = list(common(map(tuple, paths)))
     named = block.split(".")
     if module[: len(named)] == named:
         module = named

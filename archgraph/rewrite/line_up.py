@@ -59,11 +59,7 @@ def line_up(
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
-    """Names of a copy of one graph's block as they are in another graph's.
-
-    Raises:
-        RewriteError: If the two blocks do not compute the same but for sizes.
-    """
+    """Names of a copy of one graph's block as they are in another graph's."""
     graph, plan = splice.graph, splice.plan(block)
     pairs, named = _side_by_side(graph, block, like, wish)
     modules = {p.rpartition(".")[0]: q.rpartition(".")[0] for p, q in named.items() if "." in p + q}
@@ -110,17 +106,18 @@ def _side_by_side(
         if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
             _refuse(block, x.op, y.op)
         for i, j in _parallel(tuple(v for _, v in x.args), tuple(v for _, v in y.args)):
-            match i, j:
-                case Ref(p), Ref(q):
-                    pending.append((p, q))
-                case Leaf(p), Leaf(q):
-                    if named.setdefault(p, q) != q:
-                        _refuse(block, p, q)
-                case (int() | Batch() | float(), int() | Batch() | float()):
-                    pass
-                case _ if not same(i, j):
-                    _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
+            if isinstance(i, Ref) and isinstance(j, Ref):
+                pending.append((i.name, j.name))
+            elif isinstance(i, Leaf) and isinstance(j, Leaf):
+                if named.setdefault(i.name, j.name) != j.name:
+                    _refuse(block, i.name, j.name)
+            elif not (_number(i) and _number(j)) and not same(i, j):
+                _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
     return pairs, named
+
+
+def _number(value: Value) -> bool:
+    return isinstance(value, (int, float, Batch))
 
 
 def _refuse(block: Block, found: object, expected: object) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import Shares, Sizes, chosen_sizes, require_choice
+from archgraph.analysis.choice import Shares, Sizes, choose
 from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -36,8 +36,8 @@ def narrow(
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern.
-        sizes: Numbers of first positions that stay, by axis name, role or pattern.
+        shares: One share in (0, 1] for every free axis, or shares by axis, as in :func:`take`.
+        sizes: Numbers of first positions that stay, by axis.
         mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
             weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
             :func:`widen` with the same seed: copies are merged with what they copied, summed where
@@ -64,10 +64,9 @@ def narrow(
     """
     if mode not in get_args(NarrowMode):
         raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
-    require_choice(shares, sizes)
     solved = axes(graph)
-    wanted = chosen_sizes(solved, shares, sizes)
-    wanted = {axis: size for axis, size in wanted.items() if size < axis.size}
+    counts, _ = choose(solved, shares, sizes)
+    wanted = {axis: size for axis, size in counts.items() if size < axis.size}
     kept = {a.name: np.arange(n) for a, n in wanted.items()}
     narrowed = cut(graph, kept)
     # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.

@@ -15,39 +15,31 @@ from pydantic import BeforeValidator, Field
 from archgraph.fields import Base, Count, Mistake, Natural
 
 
-def _share(value: float) -> float:
-    return _number(value, 0 < value <= 1, "is not a share", "a number in (0, 1]")
-
-
-def _factor(value: float) -> float:
-    return _number(value, value >= 1, "is not a factor", "a number from 1 on")
-
-
-def _number(value: float, fits: bool, message: str, expected: str) -> float:
-    if not fits:
-        hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
-        raise Mistake(message, found=value, expected=expected, hint=hint)
-    return value
-
-
-def _if_number(check: Callable[[float], float], written: Any) -> BeforeValidator:
-    """Check numbers; what is not a number is left to the type that follows."""
+def _number(
+    fits: Callable[[float], bool], what: str, expected: str, bounds: Any
+) -> BeforeValidator:
+    """A number within bounds; what is not a number is left to pydantic to refuse."""
 
     def checked(value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return check(value) if number else value
+        if number and not fits(value):
+            hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
+            raise Mistake(f"is not a {what}", found=value, expected=expected, hint=hint)
+        return value
 
-    return BeforeValidator(checked, json_schema_input_type=written)
+    return BeforeValidator(checked, json_schema_input_type=Annotated[float, bounds])
 
 
 def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Factor = Annotated[float, Field(ge=1)]
-CheckedShare = Annotated[float, _if_number(_share, _Share)]
-CheckedFactor = Annotated[float, _if_number(_factor, _Factor)]
+CheckedShare = Annotated[
+    float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
+]
+CheckedFactor = Annotated[
+    float, _number(lambda n: n >= 1, "factor", "a number from 1 on", Field(ge=1))
+]
 ShareChoice = CheckedShare | dict[str, CheckedShare]
 FactorChoice = CheckedFactor | dict[str, CheckedFactor]
 BlockNames = Annotated[
@@ -128,22 +120,15 @@ def _by_axis(main: str) -> Any:
     return long
 
 
+def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
+    """The value of a rewrite's key: its options, or a short form that stands for them."""
+    return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
+
+
 # The value of a key, by rewrite.
-Skip = Annotated[
-    SkipOptions,
-    BeforeValidator(_blocks, json_schema_input_type=str | tuple[str, ...] | SkipOptions),
-]
-Take = Annotated[
-    TakeOptions,
-    BeforeValidator(_by_axis("shares"), json_schema_input_type=ShareChoice | TakeOptions),
-]
-Narrow = Annotated[
-    NarrowOptions,
-    BeforeValidator(_by_axis("shares"), json_schema_input_type=ShareChoice | NarrowOptions),
-]
-Widen = Annotated[
-    WidenOptions,
-    BeforeValidator(_by_axis("factors"), json_schema_input_type=FactorChoice | WidenOptions),
-]
+Skip = _key(SkipOptions, _blocks, str | tuple[str, ...])
+Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
+Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
+Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 NumberBySection = dict[str, Count]
 NamesOrAll = bool | BlockNames

@@ -56,10 +56,7 @@ class RewriteRow:
     def apply(self, graph: ArchGraph, value: Any, *, verify: bool = False) -> Rewritten:
         """Rewrite a graph as a file's value says.
 
-        Args:
-            graph: The architecture.
-            value: Options by name, ``True`` for the defaults, or the function's first argument.
-            verify: Run the law, where the function has one to run.
+        That is options by name, ``True`` for the defaults, or the function's first argument.
 
         Raises:
             RewriteError: If the rewrite cannot be applied.

@@ -30,12 +30,8 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
-        >>> [
-        ...     len(s.blocks)
-        ...     for s in structure(
-        ...         shorten(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
-        ...     ).sections
-        ... ]
+        >>> short = shorten(trace(net, torch.zeros(1, 4)).graph, {"0": 2}).graph
+        >>> [len(s.blocks) for s in structure(short).sections]
         [2, 1]
     """
     parts = structure(graph)

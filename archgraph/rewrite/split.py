@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeVar, overload
 
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
@@ -25,6 +25,8 @@ from archgraph.graph.ir import (
 from archgraph.ops.check import check
 from archgraph.rewrite.insert import fresh
 from archgraph.states import Entry, Rewritten, signature
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,21 +252,8 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     """Two architectures as one: the second takes first what the first returns."""
-    values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
-    first = [v for _, v in two.inputs][: len(values)]
-    rename: dict[str, str] = {}
-    problem = "a part does not take what the one before it returns"
-    for value, wanted in zip(values, first, strict=False):
-        actual = one.node[value.name].type if isinstance(value, Ref) else None
-        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
-        if actual is None or actual != expected:
-            raise RewriteError(problem, where=where, found=actual, expected=expected)
-        assert isinstance(value, Ref) and isinstance(wanted, Ref)
-        rename[wanted.name] = value.name
-    if len(first) < len(values):
-        found, takes = f"{len(values)} values", f"{len(first)}"
-        raise RewriteError(problem, where=where, found=found, expected=takes)
     heads = {n.name: n for n in one.nodes if n.op == "input"}
+    rename = _supplied(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
     in_use = set(one.node)
     for node in two.nodes:
@@ -274,20 +263,11 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     def follow(value: Value) -> Value:
         return Ref(rename.get(value.name, value.name)) if isinstance(value, Ref) else value
 
-    inputs = dict(one.inputs)
-    for key, value in two.inputs:
-        renamed = replace(value, follow)
-        if not supplied.issuperset(refs(value)) and inputs.setdefault(key, renamed) != renamed:
-            raise RewriteError("two parts take different values under one name", where=key)
-    params = dict(one.param)
-    for param in two.params:
-        if params.setdefault(param.name, param) != param:
-            raise RewriteError(
-                "two parts have different leaves of one name",
-                where=param.name,
-                found=param,
-                expected=params[param.name],
-            )
+    arguments = ((k, replace(v, follow)) for k, v in two.inputs if not supplied.issuperset(refs(v)))
+    problem = "two parts take different values under one name"
+    inputs = _united(dict(one.inputs), arguments, problem)
+    leaves = ((p.name, p) for p in two.params)
+    params = _united(dict(one.param), leaves, "two parts have different leaves of one name")
     after = two.mapped(follow)
     operators = [n for n in one.nodes if n.op != "input"]
     for node in after.nodes:
@@ -303,6 +283,33 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
         after.outputs,
         (*one.updates, *after.updates),
     )
+
+
+def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) -> dict[str, T]:
+    """Two mappings as one, in which no name stands for two things."""
+    for name, value in more:
+        if known.setdefault(name, value) != value:
+            raise RewriteError(problem, where=name, found=value, expected=known[name])
+    return known
+
+
+def _supplied(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
+    """What the first of two architectures returns, by the second's input that it stands for."""
+    values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
+    first = [v for _, v in two.inputs][: len(values)]
+    rename: dict[str, str] = {}
+    problem = "a part does not take what the one before it returns"
+    for value, wanted in zip(values, first, strict=False):
+        actual = one.node[value.name].type if isinstance(value, Ref) else None
+        expected = two.node[wanted.name].type if isinstance(wanted, Ref) else None
+        if actual is None or actual != expected:
+            raise RewriteError(problem, where=where, found=actual, expected=expected)
+        assert isinstance(value, Ref) and isinstance(wanted, Ref)
+        rename[wanted.name] = value.name
+    if len(first) < len(values):
+        found, takes = f"{len(values)} values", f"{len(first)}"
+        raise RewriteError(problem, where=where, found=found, expected=takes)
+    return rename
 
 
 def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:

@@ -46,18 +46,10 @@ def add_step_sizes(
     Example:
         >>> import torch
         >>> from archgraph.capture.trace import trace
-        >>> class Net(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.stem, self.body = torch.nn.Linear(3, 4), torch.nn.Linear(4, 4)
-        ...         self.head = torch.nn.Linear(4, 2)
-        ...
-        ...     def forward(self, x):
-        ...         x = self.stem(x)
-        ...         return self.head(x + self.body(x).relu())
-        >>> stepped = add_step_sizes(trace(Net(), torch.zeros(1, 3)).graph)
+        >>> net = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> stepped = add_step_sizes(trace(net, torch.zeros(1, 5, 8)).graph)
         >>> [p.name for p in stepped.graph.params if not p.shape]
-        ['body.step_size']
+        ['linear1.step_size', 'self_attn.step_size']
 
     Source: Kang et al., *NeFL: Nested Model Scaling for Federated Learning*, Eq. 3.
     """

@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import (
-    Positions,
-    Rounding,
-    Shares,
-    Sizes,
-    chosen_positions,
-    chosen_sizes,
-    require_choice,
-)
+from archgraph.analysis.choice import Positions, Rounding, Shares, Sizes, choose
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrite.cut import cut
@@ -55,12 +47,8 @@ def take(
         >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
         {'0.weight': (4, 3), '2.weight': (2, 4)}
     """
-    require_choice(shares, sizes, positions)
-    solved = axes(graph)
-    stay = {
-        a: np.arange(n) for a, n in chosen_sizes(solved, shares, sizes, rounding=rounding).items()
-    }
-    stay |= chosen_positions(solved, positions)
+    counts, chosen = choose(axes(graph), shares, sizes, positions, rounding=rounding)
+    stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
     kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut(graph, kept)
     if verify:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.choice import (
-    Positions,
-    Shares,
-    Sizes,
-    chosen_positions,
-    chosen_sizes,
-    require_choice,
-)
+from archgraph.analysis.choice import Positions, Shares, Sizes, choose
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -40,10 +33,10 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 on for every free axis, or factors by axis name, role or pattern.
-        sizes: New numbers of positions by axis name, role or pattern.
-        positions: The old position that each new one copies, by axis name, role or pattern.
-            Positions win over sizes, sizes over factors, and a later entry over an earlier one.
+        factors: One factor from 1 on for every free axis, or factors by axis; axes are named as in
+            :func:`take`.
+        sizes: New numbers of positions, by axis.
+        positions: The old position that each new one copies, by axis.
         seed: Of the copies.
         approximate: Copy also where the function changes (a norm over an axis whose positions are
             not repeated equally often, a softmax over it).
@@ -64,10 +57,8 @@ def widen(
 
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
     """
-    require_choice(factors, sizes, positions)
     solved = axes(graph)
-    wanted = chosen_sizes(solved, factors, sizes, grow=True)
-    chosen = chosen_positions(solved, positions, grow=True)
+    wanted, chosen = choose(solved, factors, sizes, positions, grow=True)
     copies = Copies(graph, copied_positions(wanted, chosen, seed))
     parts, refused = compensation(copies)
     if refused and not approximate:
@@ -107,6 +98,6 @@ def refusals(graph: ArchGraph, factor: float = 1.5, *, seed: int = 0) -> dict[st
     solved = axes(graph)
     reasons: dict[str, str] = {}
     for axis in solved.free:
-        index = copied_positions(chosen_sizes(solved, {axis: factor}, grow=True), {}, seed)
+        index = copied_positions(*choose(solved, {axis: factor}, grow=True), seed)
         reasons |= compensation(Copies(graph, index))[1]
     return reasons

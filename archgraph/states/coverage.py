@@ -99,12 +99,7 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def boxes(self, name: str, limit: int) -> list[tuple[Slices, float]]:
-        """The coverage of an entry as disjoint boxes that fill it, each of one value.
-
-        Args:
-            name: The entry.
-            limit: With more cells than this the list is empty: look up the tensor.
-        """
+        """The coverage of an entry as disjoint boxes that fill it, each of one value."""
         (bounds, table), boxes = self._alike(name)
         if not boxes and table.size <= limit:
             edges = [part.tolist() for part in bounds]

@@ -160,13 +160,7 @@ class Entry:
     def pull(
         self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0
     ) -> Tensor:
-        """The target's values from the source's, a contiguous copy.
-
-        Args:
-            x: The source entry; not used when initialised.
-            dtype: Element type of an initialised entry.
-            seed: Of an initialised entry.
-        """
+        """The target's values from the source's, a contiguous copy."""
         if self.init is not None:
             x = self.init.make(dtype, seed)
         assert x is not None

@@ -49,22 +49,10 @@ def carry(
     gradients go (:func:`pull_moments`); counters are copied; a parameter
     that the rewrite initialises or repeats (``deepen``, ``graft``) starts without state, as in a
     new optimiser.
-    Learning rates and other settings are the new optimiser's own. What then holds, for an optimiser
-    without weight decay:
-
-    - a selection (``take``, ``shorten``, ``split``): training the wide network with everything
-      that is left out at zero and its gradient masked, then cutting, is cutting, then training;
-    - replication (``widen``): the mapped moments are those which the wide network would have
-      gathered itself. Momentum SGD moves it to where widening takes the original after the same
-      step with the learning rate of an entry divided by its coverage (divided for copied entries,
-      multiplied for those that widening divides); Adam (ε → 0) to the same with the learning rate
-      of a divided entry multiplied alone, copied entries move exactly as before;
-    - merging copies (``narrow`` with ``net2net``): the inverse of that;
-    - new blocks that are the identity (``deepen``): what was there makes the step that it would
-      have made without them.
-
-    Other maps change the function, so that no moment is the right one: a sum in equal parts
-    (``narrow`` as printed) adds it up. Net2Net itself says nothing of optimisers.
+    Learning rates and other settings are the new optimiser's own. A selection, a replication, its
+    inverse and new blocks that are the identity train as the old network would have: what exactly
+    holds is said in ``docs/decisions/growth-optimisers.md``. Others change the function, so that
+    no moment is the right one: a sum in equal parts (``narrow`` as printed) adds it up.
 
     Args:
         transfer: From the old network's state to the new one's.
