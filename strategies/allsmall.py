@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import archgraph as ag
 from archgraph.federation import (
     Contribution,
     CrossEntropy,
@@ -67,9 +66,7 @@ class AllSmall(Strategy):
         Raises:
             RunError: If ``tier`` names an unknown tier.
         """
-        if self.tier is not None:
-            return world.tier(self.tier)
-        return min(world.tiers, key=lambda tier: ag.cost(tier.graph).parameters)
+        return world.by_size[0] if self.tier is None else world.tier(self.tier)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """The small model, whatever the client could run."""

@@ -53,13 +53,9 @@ class ExclusiveFL(Strategy):
     def init(self, world: World) -> ServerState:
         """First weights of each architecture: those of the first tier that has it."""
         state = ServerState()
-        run_by = {client.name for client in world.clients}
-        groups: set[str] = set()
-        for tier in world.tiers:
-            group = tier.graph.digest
-            if tier.name in run_by and group not in groups:
-                groups.add(group)
-                state = state.with_group(group, tier.state)
+        for tier in reversed(world.tiers):
+            if world.clients_of(tier.name):
+                state = state.with_group(tier.graph.digest, tier.state)
         return state
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:

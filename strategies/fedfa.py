@@ -108,7 +108,7 @@ class FedFA(Strategy):
         """``M_G^0`` (Algorithm 1, line 3), and architectures that do not need a score (1-2)."""
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
-            smallest, *others = sorted(world.tiers, key=_size)
+            smallest, *others = world.by_size
             limited = self._limited(world)
             draw = seeded(world.seed, "fedfa choice")
             for client in range(len(tiers)):
@@ -128,7 +128,7 @@ class FedFA(Strategy):
             for tier in world.tiers
             for one in [_fit(world, tier.name, self.variant)]
         }
-        smallest = candidates[min(world.tiers, key=_size).name]
+        smallest = candidates[world.by_size[0].name]
         limited = self._limited(world)
         for client in world.clients:
             if client.id not in limited:
@@ -144,9 +144,7 @@ class FedFA(Strategy):
         """Each client's best architecture; equal scores: the smaller one."""
         tiers = list(state.values["tiers"])
         for result in results:
-            scores = {
-                t.name: result.metrics[f"zico/{t.name}"] for t in sorted(world.tiers, key=_size)
-            }
+            scores = {t.name: result.metrics[f"zico/{t.name}"] for t in world.by_size}
             tiers[result.client] = max(scores, key=scores.__getitem__)
         return state.with_values(tiers=tiers)
 
@@ -394,8 +392,3 @@ def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
         for name, entry in grafted.transfer.entries.items()
     }
     return ag.Transfer(down.source, grafted.transfer.target, entries)
-
-
-def _size(tier: Tier) -> int:
-    """Number of parameters."""
-    return sum(math.prod(p.shape) for p in tier.graph.params if p.role == "parameter")

@@ -215,7 +215,7 @@ class FedIN(Strategy):
                 name=tier.name,
                 graph=tier.graph,
                 state=dict(tier.state) | {name: weights[first] for first, name in names.items()},
-                clients=tuple(c.id for c in world.clients if c.name == tier.name),
+                clients=world.clients_of(tier.name),
                 kept=True,
             )
 

@@ -94,10 +94,9 @@ class FlexiFed(Strategy):
 
     def init(self, world: World) -> ServerState:
         """Who shares what; a shared layer starts as in the first architecture that has it."""
-        run_by = {client.name for client in world.clients}
         alike: dict[ag.ArchGraph, list[Tier]] = {}
         for tier in world.tiers:
-            if tier.name in run_by:
+            if world.clients_of(tier.name):
                 alike.setdefault(tier.graph, []).append(tier)
         chains = [[link.kind for link in chain(g, self.match, self.unit)] for g in alike]
         shared_runs = runs(chains, self.sharing)

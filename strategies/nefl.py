@@ -6,7 +6,7 @@ Heterogeneous Clients* (text in Algorithms 1-2, §IV, §V-A3, §V-B4, Appendix A
 =========================  ==============================================================
 symbol                     here
 =========================  ==============================================================
-``N_s`` submodels          ``World.tiers`` by number of parameters (:func:`ladder`)
+``N_s`` submodels          ``World.by_size`` (§IV: γ_1 ≤ … ≤ γ_Ns)
 ``γ_W``, ``γ_D``           the family's ``take`` and ``skip``: ``Tier.transfer``
 ``θ_c`` consistent         group ``global`` of the server state
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
@@ -128,7 +128,7 @@ class NeFL(Strategy):
 
     def drawn(self, world: World, client: int, round: int) -> Tier:
         """The submodel that a client trains in a round: uniform around its own size (§V-A3)."""
-        sizes = ladder(world)
+        sizes = world.by_size
         own = [tier.name for tier in sizes].index(world.clients[client].name)
         near = sizes[max(own - self.spread, 0) : own + self.spread + 1]
         draw = seeded(world.seed, "nefl submodel", round, client)
@@ -167,13 +167,13 @@ class NeFL(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
-        largest, policy = ladder(world)[-1], NormPolicy(self.norm)
+        largest, policy = world.by_size[-1], NormPolicy(self.norm)
         for name, tier in [("global", largest), *((t.name, t) for t in world.tiers)]:
             yield Evaluated(
                 name=name,
                 graph=self._submodel(world, tier).graph,
                 state=self._state(world, state, tier),
-                clients=tuple(c.id for c in world.clients if c.name == name),
+                clients=world.clients_of(name),
                 statistics=policy.evaluation,
                 kept=policy.personal and name != "global",
             )
@@ -193,11 +193,6 @@ class NeFL(Strategy):
         """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
         weights = self._submodel(world, tier).transfer.pull(state.group("global"))
         return weights | state.group(f"submodel/{tier.name}")
-
-
-def ladder(world: World) -> list[Tier]:
-    """The submodels from the smallest to the largest (§IV: γ_1 ≤ … ≤ γ_Ns)."""
-    return sorted(world.tiers, key=lambda tier: ag.cost(tier.graph).parameters)
 
 
 @dataclass(frozen=True)
@@ -228,15 +223,6 @@ def submodel(
     norm: Norm = "per_submodel",
 ) -> Submodel:
     """A tier's architecture with its step sizes.
-
-    Args:
-        whole: The global architecture.
-        graph: The tier's.
-        transfer: Global → tier.
-        steps: As the option.
-        initial: As the option.
-        inconsistent: As the option.
-        norm: As the option.
 
     Raises:
         RewriteError: If a residual sum has no single branch to scale.

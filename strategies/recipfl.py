@@ -170,16 +170,16 @@ class RecipFL(Strategy):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
         server = Server.of(self, world, state)
-        own, *small = server.parts([client])
-        states = [{**part.first, **tensors} for part, tensors in server.generated([own, *small])]
+        main, *small = server.parts([client])
+        states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
         train = Train(CrossEntropy(mask_absent=self.mask_absent))
-        local = server.local(own.graph)
-        private = local - ag.frozen(own.graph)
+        local = server.local(main.graph)
+        private = local - ag.frozen(main.graph)
         return Task(
             client=client,
-            graph=own.graph,
+            graph=main.graph,
             # What the client changes for itself is sent before it has any of its own.
-            state={k: v for k, v in states[0].items() if not (own.trained and k in private)},
+            state={k: v for k, v in states[0].items() if not (main.trained and k in private)},
             program=Teach(train, server.changing(small[0].graph)) if small else train,
             kept=local,
             others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
@@ -193,7 +193,7 @@ class RecipFL(Strategy):
         The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
         ``θ_m - θ̃_m`` would lead away from what clients trained.
         """
-        server = Server.of(self, world, state, own=True)
+        server = Server.of(self, world, state, change=True)
         network = server.network
         optimiser = torch.optim.Adam(network.parameters(), lr=self.lr)
         with_state(network, optimiser, state.group("optimiser"))
@@ -228,8 +228,8 @@ class RecipFL(Strategy):
         Raises:
             RejectedUpdate: Names the tensor.
         """
-        small, own = self.small_tier(world).graph, world.tier_of(result.client).graph
-        sent = [("", own, result.state), *((n, small, s) for n, s in result.others.items())]
+        small, main = self.small_tier(world).graph, world.tier_of(result.client).graph
+        sent = [("", main, result.state), *((n, small, s) for n, s in result.others.items())]
         for model, graph, state in sent:
             for name, tensor in state.items():
                 if graph.param[name].role != "parameter" or not tensor.is_floating_point():
@@ -247,8 +247,7 @@ class RecipFL(Strategy):
         """Each tier's model, as each of its clients would get it now."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
-            clients = tuple(c.id for c in world.clients if c.name == tier.name)
-            if clients:
+            if clients := world.clients_of(tier.name):
                 yield Evaluated(
                     name=tier.name,
                     graph=tier.graph,
@@ -266,9 +265,7 @@ class RecipFL(Strategy):
         Raises:
             RunError: If ``small`` names one that is not there.
         """
-        if self.small is not None:
-            return world.tier(self.small)
-        return min(world.tiers, key=lambda tier: ag.cost(tier.graph).parameters)
+        return world.by_size[0] if self.small is None else world.tier(self.small)
 
     def graphs(self, world: World) -> list[ag.ArchGraph]:
         """All architectures that the hypernetwork has to know, each once."""
@@ -343,12 +340,12 @@ class Server:
     network: GraphHypernetwork
 
     @staticmethod
-    def of(strategy: RecipFL, world: World, state: ServerState, *, own: bool = False) -> Server:
+    def of(strategy: RecipFL, world: World, state: ServerState, *, change: bool = False) -> Server:
         """With φ as it stands in the state, to be read; or with a copy of it, to be changed."""
         with torch.device("meta"):
             network = GraphHypernetwork.for_graphs(strategy.graphs(world), **strategy.sizes(world))
         group = state.group("hypernet").items()
-        phi = {k: v.to(world.device, copy=own or not _aligned(v)) for k, v in group}
+        phi = {k: v.to(world.device, copy=change or not _aligned(v)) for k, v in group}
         network.load_state_dict(phi, assign=True)
         return Server(strategy, world, state, network)
 

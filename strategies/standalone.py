@@ -60,6 +60,5 @@ class Standalone(Strategy):
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each client's own model, by architecture."""
         for tier in world.tiers:
-            clients = tuple(c.id for c in world.clients if c.name == tier.name)
-            if clients:
+            if clients := world.clients_of(tier.name):
                 yield Evaluated(tier.name, tier.graph, tier.state, clients, kept=True)

@@ -32,13 +32,9 @@ class KeptByClient:
     keep: State = field(default_factory=dict)
 
     def over(self, sent: State, names: frozenset[str] | None = None) -> dict[str, Tensor]:
-        """A state overlaid with what was kept of it.
+        """A state that was sent, overlaid with what was kept of it (of some entries, if named).
 
         An entry of another shape stays as it was sent: the client now runs another architecture.
-
-        Args:
-            sent: What the server sent.
-            names: Entries to overlay; None: all that were kept.
         """
         result = dict(sent)
         for name, tensor in self.state.items():

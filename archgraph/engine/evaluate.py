@@ -46,11 +46,6 @@ class Evaluator:
     ) -> dict[str, Json]:
         """Figures of each model, and of all together.
 
-        Args:
-            models: What the strategy answers for.
-            kept: What clients kept.
-            round: Rounds that are done; randomness of programs depends on it.
-
         Returns:
             ``models``: of each ``accuracy`` and ``loss`` (of next words ``perplexity`` too) on all
             test data (of a model that every client has in its own way: the mean over its clients),
@@ -243,28 +238,21 @@ def _together(
 ) -> dict[str, Json]:
     """Global, local and worst-tier figures from those of each model."""
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
-    owned = {client for name in tiers for client in clients[name]}
-    own = {
+    personal = {
         client: _mean(clients[name][client] for name in tiers if client in clients[name])
-        for client in sorted(owned)
+        for client in sorted({client for name in tiers for client in clients[name]})
     }
-    own |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in own}
+    personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
+    whole = {name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()}
+
+    def badness(name: str) -> float:
+        return whole[name].get("perplexity", -whole[name]["accuracy"])
+
     result: dict[str, Json] = {"models": figures}
-    whole = [{k: v for k, v in row.items() if k != "local"} for row in figures.values()]
     if whole:
-        result["global"] = (
-            {k: v for k, v in figures[GLOBAL].items() if k != "local"}
-            if GLOBAL in figures
-            else _mean(whole)
-        )
-
-        def badness(name: str) -> float:
-            row = figures[name]
-            return row["perplexity"] if "perplexity" in row else -row["accuracy"]
-
-        name = max(tiers, key=badness)
-        row = {k: v for k, v in figures[name].items() if k != "local"}
-        result["worst"] = {"name": name, **row}
-    if own:
-        result["local"] = _mean(own.values())
+        result["global"] = whole[GLOBAL] if GLOBAL in whole else _mean(whole.values())
+        worst = max(tiers, key=badness)
+        result["worst"] = {"name": worst, **whole[worst]}
+    if personal:
+        result["local"] = _mean(personal.values())
     return result

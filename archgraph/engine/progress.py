@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from archgraph.analysis.cost import cost
 from archgraph.federation import GLOBAL, World
@@ -40,41 +40,34 @@ class Bars:
 
     def client(self, name: str) -> None:
         """A client begins."""
-        if self.display is not None:
-            self.display.update(CLIENTS, note=name)
+        self._update(CLIENTS, note=name)
 
     def step(self, *, epoch: int, step: int, loss: float) -> None:
         """A client made a step."""
-        if self.display is not None:
-            self.display.update(ROUNDS, note=f"epoch {epoch + 1}, step {step + 1}, loss {loss:.3f}")
+        self._update(ROUNDS, note=f"epoch {epoch + 1}, step {step + 1}, loss {loss:.3f}")
 
     def client_done(self) -> None:
         """A client is done."""
-        if self.display is not None:
-            self.display.advance(CLIENTS)
+        self._update(CLIENTS, advance=1)
 
     def testing(self, name: str) -> None:
         """A model is being tested."""
-        if self.display is not None:
-            self.display.update(CLIENTS, note=f"testing {name}")
+        self._update(CLIENTS, note=f"testing {name}")
 
     def round_done(self, evaluation: Mapping[str, Json]) -> None:
         """A round is done, with its evaluation if there was one."""
+        figures = evaluation.get(GLOBAL, {})
+        note = f"accuracy {figures['accuracy']:.2%}" if "accuracy" in figures else ""
+        self._update(ROUNDS, advance=1, note=note)
+
+    def _update(self, bar: TaskID, **changes: Any) -> None:
         if self.display is not None:
-            figures = evaluation.get(GLOBAL, {})
-            note = f"accuracy {figures['accuracy']:.2%}" if "accuracy" in figures else ""
-            self.display.update(ROUNDS, advance=1, note=note)
+            self.display.update(bar, **changes)
 
 
 @contextlib.contextmanager
 def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
-    """Progress bars on standard error, where that is a terminal.
-
-    Args:
-        rounds: Number of rounds.
-        done: Rounds that were done before.
-        show: False: never.
-    """
+    """Progress bars on standard error, where that is a terminal and they are to be shown."""
     if not (show and sys.stderr.isatty()):
         yield Bars()
         return
@@ -109,13 +102,7 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
-    """A row per tier: its size, its clients, and how its model did on all and on local test data.
-
-    Args:
-        world: Who took part.
-        evaluation: As :class:`archgraph.engine.evaluate.Evaluator` returns it.
-        title: Above the table.
-    """
+    """A row per tier: its size, its clients, and how its model did on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     text = any("perplexity" in figures for figures in models.values())
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}

@@ -62,12 +62,7 @@ class RunRecord:
     ) -> RunRecord:
         """Begin a run in an empty or new folder, or in place of the run that is there.
 
-        Args:
-            folder: The run folder.
-            text: The experiment as resolved, YAML.
-            facts: All that decides the run's numbers; a checkpoint of other facts is refused.
-            files: Further files by their place in the folder.
-            keep: Checkpoints to keep, the latest ones.
+        A checkpoint of other facts is refused later; so many checkpoints stay, the latest ones.
 
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
@@ -250,10 +245,6 @@ def resumable(folder: Path) -> None:
 @contextlib.contextmanager
 def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     """Make sure that a run can be written to a folder, before any work; remove it if that fails.
-
-    Args:
-        folder: The run folder.
-        overwrite: Whether a run that is there may be replaced.
 
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.

@@ -47,10 +47,6 @@ def versions(
     """Names and weights, one at a time: of each model, or of each client's version of it.
 
     Fine-tuning before a test does not create separate versions: a run does not keep its result.
-
-    Args:
-        models: What a strategy answers for.
-        kept: What clients kept.
     """
     for model in models:
         if not (model.clients and (model.kept or model.states is not None)):

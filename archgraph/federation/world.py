@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from archgraph.analysis.cost import cost
 from archgraph.errors import RunError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
@@ -118,3 +119,12 @@ class World:
     def tier_of(self, client: int) -> Tier:
         """The tier that the family gives a client."""
         return self.tier(self.clients[client].name)
+
+    def clients_of(self, tier: str) -> tuple[int, ...]:
+        """The clients that the family gives a tier, by id."""
+        return tuple(client.id for client in self.clients if client.name == tier)
+
+    @property
+    def by_size(self) -> tuple[Tier, ...]:
+        """The tiers from the fewest parameters to the most; equals as in the family."""
+        return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

@@ -76,15 +76,15 @@ def figures(
         ...     [found.verdict for found in figures([folder])]
         ['equal']
     """
-    given = [Path(path) for path in paths]
+    chosen = [Path(path) for path in paths]
     documents = []
-    for path in files(given):
+    for path in files(chosen):
         document = read_document(path)
         named = isinstance(document.data, dict) and "figures" in document.data
-        if named or path in given:
+        if named or path in chosen:
             documents.append(document)
     if not documents:
-        raise SpecError("holds no file of figures", where=", ".join(map(str, given)))
+        raise SpecError("holds no file of figures", where=", ".join(map(str, chosen)))
     sources = _Sources(python)
     return tuple(finding for d in documents for finding in _compared(d, sources))
 
@@ -263,5 +263,5 @@ def _measure(figure: FigureSpec, graph: ArchGraph) -> int:
         )
     if figure.measure == "state":
         return sum(math.prod(p.shape) for p in graph.params if p.role != "constant")
-    found: Any = cost(graph)
-    return 2 * found.macs if figure.measure == "flops" else getattr(found, figure.measure)
+    spent: Any = cost(graph)
+    return 2 * spent.macs if figure.measure == "flops" else getattr(spent, figure.measure)

@@ -29,7 +29,7 @@ from archgraph.ops.table import row
 from archgraph.states import State
 
 Matching = Literal["greedy", "assignment"]
-# Correlations held at a time.
+# Correlations in memory at a time.
 ROOM = 1 << 24
 
 
@@ -64,7 +64,7 @@ def weights(graph: ArchGraph, nodes: Sequence[str] | None = None) -> tuple[Weigh
         graph: The architecture.
         nodes: Only of these operators.
     """
-    found: dict[str, Weight] = {}
+    by_leaf: dict[str, Weight] = {}
     chosen = graph.nodes if nodes is None else [graph.node[name] for name in nodes]
     for node in chosen:
         facts = row(node.op)
@@ -75,8 +75,8 @@ def weights(graph: ArchGraph, nodes: Sequence[str] | None = None) -> tuple[Weigh
                 first = [sides.index("out"), sides.index("in")]
                 rest = [d for d in range(rank) if d not in first]
                 if rank >= 2 and graph.param[leaf.name].role != "constant":
-                    found.setdefault(leaf.name, Weight(leaf.name, (*first, *rest)))
-    return tuple(found.values())
+                    by_leaf.setdefault(leaf.name, Weight(leaf.name, (*first, *rest)))
+    return tuple(by_leaf.values())
 
 
 # ---------------------------------------------------------------- similarity
@@ -242,7 +242,7 @@ def block_similarity(
     for name in sections:
         structure(graph).section(name)
     theirs, weights_of = other or (graph, state)
-    found = []
+    compared = []
     for section in structure(graph).sections:
         if sections and section.name not in sections:
             continue
@@ -273,7 +273,7 @@ def block_similarity(
         if pairs:
             above = tuple(a for a in rows if any(a == pair[0] for pair in pairs))
             beside = tuple(b for b in columns if any(b == pair[1] for pair in pairs))
-            found.append(
+            compared.append(
                 SectionSimilarity(
                     section.name,
                     above,
@@ -283,7 +283,7 @@ def block_similarity(
                     most,
                 )
             )
-    return tuple(found)
+    return tuple(compared)
 
 
 def _alike(ours: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -303,8 +303,8 @@ def _shape(weight: Tensor) -> tuple[int, int, int]:
 
 def _kernels(graph: ArchGraph, nodes: Sequence[str], state: State) -> list[Tensor]:
     """Weights of a block that have kernels, else all."""
-    found = [weight.of(state) for weight in weights(graph, nodes)]
-    return [w for w in found if w.shape[2] > 1] or found
+    values = [weight.of(state) for weight in weights(graph, nodes)]
+    return [w for w in values if w.shape[2] > 1] or values
 
 
 # ---------------------------------------------------------------- scales

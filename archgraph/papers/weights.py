@@ -22,7 +22,7 @@ NAMED = 40
 LEAST = 0.05
 
 
-def similarity_tables(found: Sequence[SectionSimilarity]) -> Iterator[Table]:
+def similarity_tables(sections: Sequence[SectionSimilarity]) -> Iterator[Table]:
     """A table per section: a row per block.
 
     Example:
@@ -33,7 +33,7 @@ def similarity_tables(found: Sequence[SectionSimilarity]) -> Iterator[Table]:
         >>> table.rows
         (('a', '', '0.800'), ('b', '0.800', ''))
     """
-    for section in found:
+    for section in sections:
         rows = (
             (name, *("" if value is None else f"{value:.3f}" for value in values))
             for name, values in zip(section.rows, section.values, strict=True)
@@ -48,11 +48,11 @@ def similarity_tables(found: Sequence[SectionSimilarity]) -> Iterator[Table]:
         )
 
 
-def heat(found: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
+def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     """Similarities of blocks, a panel per section, coloured by their distance from chance.
 
     Args:
-        found: What :func:`archgraph.papers.similarity.block_similarity` gives.
+        sections: What :func:`archgraph.papers.similarity.block_similarity` gives.
         title: Heading.
 
     Raises:
@@ -60,22 +60,22 @@ def heat(found: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    if not found:
+    if not sections:
         raise RunError("no blocks to compare", expected="a section with two blocks alike in shape")
-    widths = [max(len(section.columns), 2) for section in found]
-    heights = max(len(section.rows) for section in found)
+    widths = [max(len(section.columns), 2) for section in sections]
+    heights = max(len(section.rows) for section in sections)
     figure, axes = _figure(1.6 + 0.85 * sum(widths), 1.9 + 0.55 * heights, widths, title)
     scale = LinearSegmentedColormap.from_list("similarity", colours.SCALE)
     differences = [
         abs(value - section.chance)
-        for section in found
+        for section in sections
         for values in section.values
         for value in values
         if value is not None
     ]
     most = max(*differences, LEAST) if differences else LEAST
     image: Any = None
-    for panel, section in zip(axes, found, strict=True):
+    for panel, section in zip(axes, sections, strict=True):
         table = [
             [math.nan if v is None else v - section.chance for v in values]
             for values in section.values
@@ -105,31 +105,31 @@ def heat(found: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     return figure
 
 
-def scale_table(found: ScaleComparison) -> Table:
+def scale_table(comparison: ScaleComparison) -> Table:
     """A row per layer: magnitude in the baseline; each model's ratio and distance in units of it.
 
     Example:
         >>> from archgraph.papers.similarity import Scale
-        >>> found = ScaleComparison(
+        >>> comparison = ScaleComparison(
         ...     "a", ("w",), {"w": 2.0}, {"b": {"w": Scale(3.0, 1.5, 1.0)}, "c": {}}
         ... )
-        >>> scale_table(found).rows
+        >>> scale_table(comparison).rows
         (('w', '2', '1.500 · 0.500', '–'),)
     """
     rows = []
-    for layer in found.layers:
-        base = found.magnitudes[layer]
+    for layer in comparison.layers:
+        base = comparison.magnitudes[layer]
         cells = [layer, f"{base:.4g}"]
-        for model in found.models.values():
+        for model in comparison.models.values():
             scale = model.get(layer)
             far = 0.0 if scale is None else _over(scale.distance, base)
             cells.append("–" if scale is None else f"{scale.ratio:.3f} · {far:.3f}")
         rows.append(tuple(cells))
     return Table(
-        title=f"scales beside {found.baseline}",
-        columns=("layer", found.baseline, *found.models),
+        title=f"scales beside {comparison.baseline}",
+        columns=("layer", comparison.baseline, *comparison.models),
         rows=tuple(rows),
-        right=frozenset(range(1, len(found.models) + 2)),
+        right=frozenset(range(1, len(comparison.models) + 2)),
         short=frozenset({0}),
         note=(
             "mean L1 norm of a weight map; of other models: theirs over it · mean distance of maps "
@@ -138,11 +138,11 @@ def scale_table(found: ScaleComparison) -> Table:
     )
 
 
-def scale_plot(found: ScaleComparison, *, title: str = "") -> Figure:
+def scale_plot(comparison: ScaleComparison, *, title: str = "") -> Figure:
     """Per layer and model the ratio of magnitudes, and the distance in units of the baseline's."""
     figure, axes = _figure(11.0, 4.6, (1, 1), title)
-    places = {layer: i for i, layer in enumerate(found.layers)}
-    for number, (name, model) in enumerate(found.models.items()):
+    places = {layer: i for i, layer in enumerate(comparison.layers)}
+    for number, (name, model) in enumerate(comparison.models.items()):
         look: dict[str, Any] = {
             "label": name,
             "color": colours.SERIES[number % len(colours.SERIES)],
@@ -153,11 +153,11 @@ def scale_plot(found: ScaleComparison, *, title: str = "") -> Figure:
         }
         at = [places[layer] for layer in model]
         axes[0].plot(at, [scale.ratio for scale in model.values()], **look)
-        far = [_over(s.distance, found.magnitudes[layer]) for layer, s in model.items()]
+        far = [_over(s.distance, comparison.magnitudes[layer]) for layer, s in model.items()]
         axes[1].plot(at, far, **look)
     axes[0].axhline(1.0, color=colours.INK, linewidth=1.0, zorder=1.5)
     for panel, what in zip(axes, ("average magnitude", "average distance"), strict=True):
-        panel.set_title(f"{what} / magnitude of {found.baseline}", loc="left", fontsize=10)
+        panel.set_title(f"{what} / magnitude of {comparison.baseline}", loc="left", fontsize=10)
         panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(colours.LINE)
@@ -167,7 +167,7 @@ def scale_plot(found: ScaleComparison, *, title: str = "") -> Figure:
     low, high = axes[0].get_ylim()
     if low > 0 and high / low > 20:
         axes[0].set_yscale("log")
-    if found.models:
+    if comparison.models:
         axes[0].legend(frameon=False, fontsize=9)
     return figure
 

@@ -25,7 +25,6 @@ from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.nefl import (
     Inconsistent,
     NeFL,
-    ladder,
     left_out_after,
     own_norms,
     submodel,
@@ -212,7 +211,7 @@ def test_consistent_parameters_are_averaged_in_nested_regions(lab):
     }
     names = ["1"] * 2 + ["2"] + ["3"] * 3 + ["4"] + ["5"] * 2
     world = lab.make_world(graph, state, tiers, names)
-    assert [t.name for t in ladder(world)] == ["1", "2", "3", "4", "5"]
+    assert [t.name for t in world.by_size] == ["1", "2", "3", "4", "5"]
     strategy = NeFL(spread=0)
     start = strategy.init(world)
     tasks = [strategy.send(world, start, c, 1) for c in range(len(names))]
@@ -554,7 +553,7 @@ def five(graph: ag.ArchGraph) -> dict[str, ag.Rewritten]:
 def test_clients_draw_uniformly_around_their_own_size(lab):
     graph, state = chain(5)
     world = lab.make_world(graph, state, five(graph), [str(i) for i in range(5)])
-    assert [t.name for t in ladder(world)] == ["0", "1", "2", "3", "4"]
+    assert [t.name for t in world.by_size] == ["0", "1", "2", "3", "4"]
     strategy = NeFL()
     near = {0: "012", 1: "0123", 2: "01234", 3: "1234", 4: "234"}
     for client, names in near.items():
