@@ -102,7 +102,7 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
-    """A row per tier: its size, its clients, and how its model did on all and on local test data."""
+    """A row per tier: size, clients, and how its model did on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     text = any("perplexity" in figures for figures in models.values())
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}

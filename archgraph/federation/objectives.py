@@ -43,32 +43,24 @@ class Logits:
         key = self.output
         if isinstance(outputs, Tensor) and key is None:
             return outputs
+        named: dict[Any, Any] = {}
         if isinstance(outputs, Mapping):
-            if key is None:
-                key = "logits" if "logits" in outputs else next(iter(outputs), None)
-                key = key if key == "logits" or len(outputs) == 1 else None
-            found = outputs.get(key)
-            names = ", ".join(map(str, outputs))
+            named = dict(outputs)
         elif isinstance(outputs, Sequence):
-            at = 0 if key is None and len(outputs) == 1 else key
             fields = getattr(outputs, "_fields", range(len(outputs)))
-            found = next(
-                (
-                    v
-                    for n, i, v in zip(fields, range(len(outputs)), outputs, strict=True)
-                    if at in (n, i)
-                ),
-                None,
-            )
-            names = ", ".join(map(str, fields))
-        else:
-            found, names = None, type(outputs).__name__
+            named = dict(zip(fields, outputs, strict=True))
+            if isinstance(key, int) and 0 <= key < len(outputs):
+                named[key] = outputs[key]
+        if key is None:
+            key = "logits" if "logits" in named else next(iter(named)) if len(named) == 1 else None
+        found = named.get(key)
+        names = ", ".join(map(str, named)) or type(outputs).__name__
         if isinstance(found, Tensor):
             return found
         raise RunError(
             "no logits among the outputs of the model",
             found=names,
-            expected="one tensor, one called logits" if key is None else key,
+            expected="one tensor, one called logits" if self.output is None else self.output,
             hint="say which: Logits(output=...)",
         )
 

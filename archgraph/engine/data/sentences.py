@@ -116,7 +116,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
     """
     _check_length(length)
     pad, unknown, begin, end = (vocabulary[mark] for mark in MARKS[:4])
-    small = torch.int16 if len(vocabulary) <= torch.iinfo(torch.int16).max else torch.int32
+    small = _smallest(len(vocabulary))
 
     def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
         shape = len(pairs), length
@@ -193,7 +193,7 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             expected="tokenizer.json and tokenizer_config.json, or vocab.txt",
         ) from error
-    small = torch.int16 if len(tokenizer) <= torch.iinfo(torch.int16).max else torch.int32
+    small = _smallest(len(tokenizer))
 
     def encode(pairs: Sequence[SentencePair]) -> dict[str, Tensor]:
         arrays = tokenizer(
@@ -212,6 +212,10 @@ def pretrained(folder: str | Path, length: int = LENGTH) -> Encode:
         }
 
     return encode
+
+
+def _smallest(tokens: int) -> torch.dtype:
+    return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
 
 
 def _check_length(length: int) -> None:
