@@ -115,8 +115,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
 
 def strategies() -> str:
     """Every shipped strategy: what it is, and a table of its options as a file gives them."""
-    tables = (language.topic(name).markdown(2) for name in language.strategy_names())
-    return "\n\n".join(tables) + "\n"
+    names = language.strategy_names()
+    return "\n\n".join(language.topic(name).markdown(level=2) for name in names) + "\n"
 
 
 def fields(names: tuple[str, ...]) -> str:
