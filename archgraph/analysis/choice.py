@@ -36,17 +36,10 @@ def choose(
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
     """The new size of each axis chosen by share or size; the positions of those chosen by position.
 
-    Positions win over sizes, sizes over shares, and a later entry over an earlier one. One position
-    always stays.
-
-    Args:
-        solved: The graph's axes.
-        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern.
-        sizes: Numbers of positions by axis name, role or pattern.
-        positions: The old position of each new one, by axis name, role or pattern.
-        grow: Read factors from 1 on instead of shares, and sizes that are not smaller; every old
-            position has to occur among the new ones. Otherwise each may occur once.
-        rounding: What becomes of a fraction of a position.
+    Each is a choice by axis name, role or pattern, of which a later entry wins; positions win over
+    sizes, sizes over shares. To ``grow`` is to read factors from 1 on instead of shares and sizes
+    that are not smaller, and every old position has to occur among the new ones; otherwise each may
+    occur once. One position always stays.
 
     Raises:
         RewriteError: For an empty choice, or what is not a share, a factor, a possible size or
@@ -59,11 +52,8 @@ def choose(
         >>> from archgraph.capture.trace import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> solved = axes(trace(net, torch.zeros(1, 3)).graph)
-        >>> [
-        ...     [n for a, n in choose(solved, *c)[0].items()]
-        ...     for c in ((0.3,), (None, {"channels": 4}))
-        ... ]
-        [[3], [4]]
+        >>> [*choose(solved, 0.3)[0].values()], [*choose(solved, None, {"channels": 4})[0].values()]
+        ([3], [4])
     """
     if shares is None and sizes is None and positions is None:
         raise RewriteError(

@@ -109,8 +109,8 @@ def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
 def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
     """Blocks without a counterpart: those that cannot be left out either, and the client's."""
     fixed = 0
-    for side, runs in zip(sides, zip(*matches, strict=True) if matches else ((), ()), strict=True):
-        matched = {i for run in runs for i in run}
+    for index, side in enumerate(sides):
+        matched = {i for match in matches for i in match[index]}
         fixed += sum(not b.removable and i not in matched for i, b in enumerate(side.blocks))
     return fixed, len(sides[0].unmatched(run for run, _ in matches))
 
@@ -123,12 +123,10 @@ def _run(
     kinds = [[s.graph.node[n].types for n in s.inputs] for s in sides]
 
     def options(i: int, j: int) -> Iterator[tuple[int, int, int]]:
-        pieces = _pieces(sides, range(a[i], a.stop), range(b[j], b.stop))
+        pieces = _pieces(sides, a[i:], b[j:])
         if pieces is None:
             return
-        left, right = (
-            range(run[0], run[0] + n) for run, n in zip((a[i:], b[j:]), pieces, strict=True)
-        )
+        left, right = a[i : i + pieces[0]], b[j : j + pieces[1]]
         value = likeness.value(left, right)
         if value:
             ends = mine.blocks[left[-1]].exit, theirs.blocks[right[-1]].exit
@@ -139,7 +137,7 @@ def _run(
             yield value, *pieces
 
     total, chosen = best_matches(len(a), len(b), options)
-    return total, [(range(a[i], a[i] + m), range(b[j], b[j] + n)) for i, j, m, n in chosen]
+    return total, [(a[i : i + m], b[j : j + n]) for i, j, m, n in chosen]
 
 
 def _pieces(sides: Sides, a: range, b: range) -> tuple[int, int] | None:

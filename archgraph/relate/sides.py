@@ -68,7 +68,7 @@ def side_by_side(client: ArchGraph, whole: ArchGraph) -> Sides:
 
 
 def level(sides: Sides, names: tuple[str, str]) -> bool:
-    """Whether a result of each graph have the same resolution."""
+    """Whether two results, one of each graph, have the same resolution."""
     a, b = (side.resolution(name) for side, name in zip(sides, names, strict=True))
     return len(a) == len(b) and all(
         x == y for x, y in zip(a, b, strict=True) if x is not None and y is not None

@@ -11,8 +11,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.module.build import build
 from archgraph.rewrite import laws
-from archgraph.rewrite.lengthen import extend
-from archgraph.rewrite.line_up import line_up
+from archgraph.rewrite.lengthen import extend, line_up
 from archgraph.rewrite.sections import section_names, whole, with_sections
 from archgraph.rewrite.skip import skip
 from archgraph.rewrite.splice import Splice

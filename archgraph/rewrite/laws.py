@@ -182,10 +182,8 @@ def mask_equals_take(
     """Law of width: the cut network computes what the wide one does with dropped positions zeroed.
 
     Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
-    operator counts zeros too; for them only running is checked.
-
-    Returns:
-        Largest relative difference.
+    operator counts zeros too; for them only running is checked. Returns the largest relative
+    difference.
 
     Raises:
         RewriteError: If the difference exceeds the tolerance.
@@ -253,11 +251,8 @@ def same_function(
 ) -> float:
     """Law of growth: the rewritten network computes what the original does, in evaluation.
 
-    Returns:
-        Largest relative difference.
-
     Raises:
-        RewriteError: If it exceeds the tolerance.
+        RewriteError: If the largest relative difference, which is returned, exceeds the tolerance.
     """
     before = in_float64(graph)
     state, inputs = random_state(before, seed), random_inputs(before, seed=seed)

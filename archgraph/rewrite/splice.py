@@ -11,7 +11,7 @@ import torch
 
 from archgraph.analysis.roles import fixed
 from archgraph.analysis.structure import Block
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, refs, replace
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_graph, refs, replace
 from archgraph.graph.passes import reached, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import schema
@@ -78,7 +78,7 @@ class _Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What of a block is copied; what it shares with other blocks is not."""
 
     nodes: tuple[str, ...]
@@ -100,7 +100,6 @@ class Splice:
     graph: ArchGraph
     source: dict[str, str] = field(default_factory=dict)
     made: list[Block] = field(default_factory=list)
-    plans: dict[str, _Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.whole = self.graph
@@ -110,15 +109,9 @@ class Splice:
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 
-    def plan(self, block: Block) -> _Plan:
-        """Operators between entry and exit, what serves only them, their leaves and counters."""
-        if block.name not in self.plans:
-            self.plans[block.name] = _plan(self.graph, block)
-        return self.plans[block.name]
-
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
         """Copy a block behind a spot; whatever read the value there reads the copy's result."""
-        plan, leaf = self.plan(block), renaming.leaves
+        plan, leaf = plan_of(self.graph, block), renaming.leaves
         names = {n: f"{n}~{len(self.made) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
         nodes, params, updates = renaming.copy(
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
@@ -175,8 +168,9 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
     )
 
 
-def _plan(graph: ArchGraph, block: Block) -> _Plan:
-    """What of a block is copied.
+@per_graph
+def plan_of(graph: ArchGraph, block: Block) -> Plan:
+    """What of a block is copied: its operators, what serves only them, their leaves and counters.
 
     First what leads from the entry to the exit. Then, of what serves nothing else, the operators
     with weights, random numbers or an operand that is copied: masks are shared, tables and noise
@@ -223,7 +217,7 @@ def _plan(graph: ArchGraph, block: Block) -> _Plan:
     )
     unused = silent(graph).items()
     mine += tuple(name for name, module in unused if module and module.issubset(mine))
-    return _Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
+    return Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
 
 
 def _leaves(graph: ArchGraph, name: str) -> Iterable[str]:

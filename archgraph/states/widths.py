@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import shares
 from archgraph.analysis.structure import structure
+from archgraph.analysis.widths import axes_of
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.layout.layouts import AxisRef
 from archgraph.states.transfer import Transfer
 
 
@@ -41,8 +40,12 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
     for entry in transfer.entries.values():
         if entry.source is not None:
             for layout, taken in zip(solved.of(entry.source), entry.dims, strict=True):
-                for name, count in _parts(layout, None if taken is None else taken.positions):
-                    sizes[name] = max(sizes.get(name, 0), count)
+                for axis in axes_of(layout):
+                    # The axis' own position at each of the layout's; 1 where it has none.
+                    place = shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
+                    place = place if taken is None else place[taken.positions]
+                    if count := len(np.unique(place[place > 1])):
+                        sizes[axis.name] = max(sizes.get(axis.name, 0), count)
     for block in structure(graph).blocks:
         for before, after in zip(
             *(solved.value[name][0] for name in (block.entry, block.exit)), strict=False
@@ -51,25 +54,3 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
                 if before.size == after.size and before.name in sizes:
                     sizes.setdefault(after.name, sizes[before.name])
     return sizes
-
-
-def _parts(layout: Layout, taken: npt.NDArray[np.int64] | None) -> Iterator[tuple[str, int]]:
-    """Axes of a layout, and how many positions of each are among those taken (None: all)."""
-    match layout:
-        case AxisRef(name, size):
-            yield name, size if taken is None else len(np.unique(taken))
-        case Prod(factors):
-            for factor in reversed(factors):
-                assert isinstance(factor.size, int)
-                yield from _parts(factor, None if taken is None else taken % factor.size)
-                taken = None if taken is None else taken // factor.size
-        case Sum(terms):
-            begin = 0
-            for term in terms:
-                assert isinstance(term.size, int)
-                inside = taken
-                if taken is not None:
-                    inside = taken[(taken >= begin) & (taken < begin + term.size)] - begin
-                    begin += term.size
-                if inside is None or len(inside):
-                    yield from _parts(term, inside)

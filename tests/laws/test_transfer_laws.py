@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.errors import RewriteError
-from archgraph.states import Coverage, DimMap, Entry, Slot, Term, Transfer, chain
+from archgraph.states import DimMap, Entry, Slot, Transfer
+from archgraph.states.coverage import Coverage, Term
+from archgraph.states.dimension_map import chain
 
 WEIGHTS = [-2.0, 0.25, 0.5, 1.0, 2.0]
 

@@ -12,15 +12,15 @@ import torch
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Constant, Param, TensorType, Value
 from archgraph.states import (
-    INITIALISERS,
     DimMap,
     Entry,
     Rewritten,
     Slot,
     Transfer,
-    accumulator,
     signature,
 )
+from archgraph.states.entry import INITIALISERS
+from archgraph.states.state import accumulator
 
 
 def graph(**shapes: tuple[int, ...]) -> ArchGraph:
