@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ArchGraphError(Exception):
     """Base of all errors that archgraph raises on purpose.
@@ -37,6 +39,15 @@ class ArchGraphError(Exception):
         self.found = found
         self.expected = expected
         self.hint = hint
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was found, what was expected and what to do: for an error that says more of where.
+
+        >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
+        {'found': 3, 'expected': None, 'hint': None}
+        """
+        return {"found": self.found, "expected": self.expected, "hint": self.hint}
 
     def __str__(self) -> str:
         """Render as `where: message; found …; expected …; hint`, leaving out what is unknown."""

@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,25 +79,38 @@ class RunGroup:
 
     Attributes:
         label: Unlike that of any other group of the comparison.
-        strategy: Name of the strategy.
         settings: What decides the figures, as plain values, without the seed.
         runs: In the order of their seeds.
         seeds: Of the runs.
-        at: The last round after which all of them were tested.
         tests: The rounds after which tests count.
-        planned: Rounds that were asked for.
         figures: By the key of the measure; what not every run measured is missing.
     """
 
     label: str
-    strategy: str
     settings: Mapping[str, Any]
     runs: tuple[Log, ...]
     seeds: tuple[int, ...]
-    at: int
     tests: tuple[int, ...]
-    planned: int
     figures: Mapping[str, Figure]
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return _strategy(self.settings)
+
+    @property
+    def at(self) -> int:
+        """The last round after which all of them were tested."""
+        return self.tests[-1]
+
+    @property
+    def planned(self) -> int:
+        """Rounds that were asked for."""
+        return int(self.settings["rounds"])
+
+    def counted(self, log: Log) -> list[Test]:
+        """The tests of a run that count."""
+        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
 
 
 @dataclass(frozen=True)
@@ -222,7 +235,7 @@ def comparison(
     tiers: bool = False,
     last: float | None = None,
 ) -> Comparison:
-    """ReadFigure runs and put those that differ only in the seed together.
+    """Read runs and put those that differ only in the seed together.
 
     Args:
         places: Run folders, or folders that hold some.
@@ -259,14 +272,14 @@ def comparison(
         key = json.dumps(settings, sort_keys=True)
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
-    chosen = [_chosen(runs, last) for runs in by_settings.values()]
-    tested = [row for of in chosen for test in of.evaluations() for row in _by_tier(test).values()]
-    mixed = all("matched" in row for row in tested)
-    names = dict.fromkeys(n for of in chosen for test in of.evaluations() for n in _by_tier(test))
+    groups = [_group(*row, last) for row in zip(labels, by_settings.values(), strict=True)]
+    tested = [_by_tier(test) for of in groups for log in of.runs for test in of.counted(log)]
+    mixed = all("matched" in row for test in tested for row in test.values())
+    names = dict.fromkeys(name for test in tested for name in test)
     columns = [_of_tier(name, "matched" if mixed else "accuracy") for name in names]
     measures = (*TESTED, *(columns if tiers else ()), *SPENT)
-    groups = tuple(_group(*row, measures) for row in zip(labels, chosen, strict=True))
-    return Comparison(groups, measures, last, mixed if tiers and columns else None)
+    measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
+    return Comparison(measured, measures, last, mixed if tiers and columns else None)
 
 
 def _folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
@@ -301,31 +314,10 @@ def _evaluate(config: str) -> Any:
     return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """Runs that differ in the seed only, and which of their tests count."""
-
-    runs: tuple[Log, ...]
-    seeds: tuple[int, ...]
-    settings: Mapping[str, Any]
-    tests: tuple[int, ...]
-
-    @property
-    def at(self) -> int:
-        return self.tests[-1]
-
-    def rounds(self, log: Log) -> list[RoundLine]:
-        return [line for line in log.rounds if line["round"] <= self.at]
-
-    def of(self, log: Log) -> list[Test]:
-        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
-
-    def evaluations(self) -> Iterator[Test]:
-        for log in self.runs:
-            yield from self.of(log)
-
-
-def _chosen(runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None) -> _Chosen:
+def _group(
+    label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None
+) -> RunGroup:
+    """Runs of equal settings and which of their tests count, without figures."""
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
@@ -344,34 +336,30 @@ def _chosen(runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None)
     many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
     # 0.29 of 100 rounds are 29, not 28.999….
     tests = tuple(n for n in common if n > round(common[-1] - many, 9))
-    return _Chosen(
+    return RunGroup(
+        label,
+        settings,
         runs=tuple(log for _, log, _ in runs),
         seeds=tuple(seed for seed, _, _ in runs),
-        settings=settings,
         tests=tests or tuple(common[-1:]),
+        figures={},
     )
 
 
-def _group(label: str, chosen: _Chosen, measures: Iterable[Measure]) -> RunGroup:
+def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
+    """What every run of a group measured; where only some did, the value that stands for none."""
     figures = {}
     for measure in measures:
-        values = [measure.read(chosen.rounds(log), chosen.of(log)) for log in chosen.runs]
+        values = []
+        for log in group.runs:
+            rounds = [line for line in log.rounds if line["round"] <= group.at]
+            values.append(measure.read(rounds, group.counted(log)))
         if any(value is not None for value in values):
             values = [measure.absent if value is None else value for value in values]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             figures[measure.key] = Figure(tuple(known))
-    return RunGroup(
-        label=label,
-        strategy=_strategy(chosen.settings),
-        settings=chosen.settings,
-        runs=chosen.runs,
-        seeds=chosen.seeds,
-        at=chosen.at,
-        tests=chosen.tests,
-        planned=chosen.settings["rounds"],
-        figures=figures,
-    )
+    return figures
 
 
 def _tested(log: Log) -> Iterator[RoundLine]:
@@ -518,12 +506,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
+_seconds, _number = "{:.2f}".format, "{:.4g}".format
 
 
 def _lost(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:

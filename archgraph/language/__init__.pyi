@@ -1,7 +1,7 @@
+from .document import beside as beside
 from .experiment import ExperimentSpec as ExperimentSpec
 from .family import FamilySpec as FamilySpec
 from .json_schema import schema as schema
-from .linked import beside as beside
 from .linked import load_experiment as load_experiment
 from .linked import load_family as load_family
 from .loading import load as load

@@ -133,24 +133,25 @@ class FromFile(Base):
         return self._document.locating(*place) if self._document else contextlib.nullcontext()
 
 
-def folder_beside(document: Document, name: str, place: Place) -> Path:
-    """A folder named absolutely, or relative to the file that names it.
+def beside(document: Document, name: str, place: Place, *, folder: bool = False) -> Path:
+    """A file or folder named absolutely, or relative to the file that names it.
 
     Raises:
         SpecError: If there is none.
     """
     try:
-        folder = (Path(document.file).parent / Path(name).expanduser()).resolve()
-        there = folder.is_dir()
+        path = (Path(document.file).parent / Path(name).expanduser()).resolve()
+        there = path.is_dir() if folder else path.is_file()
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
-        folder, there = Path(name), False
+        path, there = Path(name), False
     if not there:
-        found = str(folder) if name.isprintable() else name
+        kind = "folder" if folder else "file"
+        found = str(path) if name.isprintable() else name
         document.fail(
             place,
-            "names a folder that is not there",
+            f"names a {kind} that is not there",
             found=found if len(found) < 200 else shorten(found),
-            expected="a folder of this machine, absolute or relative to this file",
-            hint="nothing is downloaded",
+            expected=f"a {kind} of this machine, absolute or relative to this file",
+            hint="nothing is downloaded" if folder else None,
         )
-    return folder
+    return path

@@ -140,7 +140,7 @@ class GraphDraft:
         try:
             return infer_call(node, results, leaves)
         except GraphError as error:  # the caller knows the place
-            raise GraphError(error.message, found=error.found, expected=error.expected) from error
+            raise GraphError(error.message, **error.facts) from error
 
     def graph(
         self,

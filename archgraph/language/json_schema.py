@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from archgraph.errors import SpecError
@@ -21,7 +22,11 @@ SchemaKind = Literal["model", "family", "experiment", "figures"]
 KINDS: tuple[SchemaKind, ...] = ("model", "family", "experiment", "figures")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SCALAR = {"type": ["integer", "number", "string", "boolean", "null"]}
+_FILES: Mapping[str, type[BaseModel]] = {
+    "family": FamilySpec,
+    "experiment": ExperimentSpec,
+    "figures": FiguresSpec,
+}
 
 
 def schema(kind: SchemaKind) -> dict[str, Any]:
@@ -37,22 +42,14 @@ def schema(kind: SchemaKind) -> dict[str, Any]:
         >>> sorted(schema("experiment")["required"])
         ['data', 'family', 'name', 'rounds', 'strategy']
     """
-    match kind:
-        case "model":
-            found = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
-            _add_steps(found["$defs"])
-            found = _link(found)
-        case "family":
-            found = FamilySpec.model_json_schema()
-        case "experiment":
-            found = ExperimentSpec.model_json_schema()
-        case "figures":
-            found = FiguresSpec.model_json_schema()
-        case _:
-            raise SpecError(
-                "is not a kind of file",
-                **unknown(str(kind), KINDS),
-            )
+    if kind == "model":
+        found = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
+        _add_steps(found["$defs"])
+        found = _link(found)
+    elif kind in _FILES:
+        found = _FILES[kind].model_json_schema()
+    else:
+        raise SpecError("is not a kind of file", **unknown(str(kind), KINDS))
     return {"$schema": DIALECT, "title": f"archgraph {kind}", **found}
 
 

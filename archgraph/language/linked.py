@@ -6,12 +6,12 @@ import math
 import os
 from pathlib import Path
 
+from archgraph.fields import Place
 from archgraph.hints import unknown
 from archgraph.language.data import DataSpec
-from archgraph.language.document import Document, folder_beside
+from archgraph.language.document import Document, beside
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.family import FamilySpec
-from archgraph.language.mistakes import shorten
 from archgraph.language.model import anchored
 from archgraph.language.yaml import read_document
 
@@ -49,7 +49,7 @@ def _data(document: Document, data: DataSpec) -> DataSpec:
     if data.tokenizer is None:
         return data
     place = ("data", "tokenizer")
-    folder = folder_beside(document, data.tokenizer, place)
+    folder = beside(document, data.tokenizer, place, folder=True)
     return data.model_copy(update={"tokenizer": str(folder)})
 
 
@@ -97,25 +97,7 @@ def _family(document: Document) -> FamilySpec:
     return spec
 
 
-def _source(document: Document, source: object, place: tuple[str | int, ...]) -> object:
+def _source(document: Document, source: object, place: Place) -> object:
     if isinstance(source, str):
         return str(beside(document, source, place))
     return anchored(source, Path(document.file).parent.absolute())
-
-
-def beside(document: Document, name: str, place: tuple[str | int, ...]) -> Path:
-    """A file named relative to the file that names it."""
-    path = Path(document.file).parent / name
-    try:
-        path = path.resolve()
-        there = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
-        there = False
-    if not there:
-        found = str(path) if name.isprintable() else name
-        document.fail(
-            place,
-            "names a file that is not there",
-            found=found if len(found) < 200 else shorten(found),
-        )
-    return path

@@ -78,13 +78,8 @@ def load_model(
         try:
             return _lowered(document, tuple((choices or {}).items())), None
         except GraphError as error:  # a law about the whole, which no step could break alone
-            document.fail(
-                ("sections",),
-                f"{error.where}: {error.message}" if error.where else error.message,
-                found=error.found,
-                expected=error.expected,
-                hint=error.hint,
-            )
+            message = f"{error.where}: {error.message}" if error.where else error.message
+            document.fail(("sections",), message, **error.facts)
     if choices:
         raise SpecError(
             "has no choices", where=document.file, found=", ".join(choices), expected="none"
@@ -101,14 +96,8 @@ def load_model(
         check(graph)
     except GraphError as error:
         where = error.where or "graph"
-        line = flat.line_of(document, where)
-        raise SpecError(
-            error.message,
-            where=f"{document.file}:{line}: {where}",
-            found=error.found,
-            expected=error.expected,
-            hint=error.hint,
-        ) from error
+        place = f"{document.file}:{flat.line_of(document, where)}: {where}"
+        raise SpecError(error.message, where=place, **error.facts) from error
     return graph, None
 
 

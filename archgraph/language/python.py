@@ -17,7 +17,7 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.document import Document, folder_beside
+from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import shorten
 from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
 from archgraph.limits import LIMITS
@@ -174,7 +174,7 @@ def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
             found=shorten(name),
             expected=f"{FOLDER}: a folder",
         )
-    return folder_beside(document, name, place)
+    return beside(document, name, place, folder=True)
 
 
 def imported(name: str, where: str) -> Any:

@@ -390,7 +390,8 @@ clients:
         ("name: b", "name: a",
          "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'; "
          "expected a name of its own"),
-        ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "),
+        ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
+         "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_family(

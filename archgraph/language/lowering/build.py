@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from archgraph.errors import GraphError, SpecError
+from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
 from archgraph.hints import unknown
@@ -48,6 +48,7 @@ def lower(
 
     Raises:
         SpecError: If it cannot be built, with file, line and key.
+        GraphError: If the whole breaks a law that no step could break alone.
     """
     reader = StepReader(document, choose(document, model, choices or {}))
     check_names(reader)
@@ -85,16 +86,7 @@ class _Lowering:
             values[section.name] = x
         outputs = self._outputs(root, x)
         self._check_used(outputs)
-        try:
-            return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
-        except GraphError as error:
-            raise SpecError(
-                f"{error.where}: {error.message}" if error.where else error.message,
-                where=self.document.file,
-                found=error.found,
-                expected=error.expected,
-                hint=error.hint,
-            ) from error
+        return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
 
     def _check_used(self, outputs: Value) -> None:
         for name in self.draft.unused(outputs):

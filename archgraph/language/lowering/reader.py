@@ -168,9 +168,7 @@ class StepReader:
         except Mistake as mistake:
             self.document.fail(self.known(place, mistake.place), mistake.message, **mistake.facts)
         except GraphError as error:
-            self.document.fail(
-                place, error.message, found=error.found, expected=error.expected, hint=error.hint
-            )
+            self.document.fail(place, error.message, **error.facts)
 
 
 def _has_expression(value: Any) -> bool:

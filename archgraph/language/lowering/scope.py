@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import networkx as nx
+
 from archgraph.fields import Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import unknown
@@ -95,29 +97,16 @@ def labels_of(steps: Sequence[Step]) -> list[str | None]:
 
 def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal: int) -> list[str]:
     """Steps on a way from a later step back to the one that draws on it, if there is one."""
-
-    def drawn(index: int) -> list[int]:
-        options = steps[index].options if isinstance(steps[index].options, dict) else {}
-        names: list[str] = []
-        for key in ("from", "other", "context"):
-            value = options.get(key)
-            names += (
-                [value] if isinstance(value, str) else value if isinstance(value, tuple) else []
-            )
-        found = [labels.index(n) for n in names if n in labels]
-        return found if "from" in options else [*found, index - 1]
-
-    def title(index: int) -> str:
-        return labels[index] or steps[index].name
-
-    pending = [[goal]]
-    seen: set[int] = set()
-    while pending:
-        path = pending.pop()
-        if path[-1] == start:
-            return [title(i) for i in (*path[::-1], start)] if start != goal else [title(start)] * 2
-        for index in drawn(path[-1]):
-            if index >= 0 and index not in seen:
-                seen.add(index)
-                pending.append([*path, index])
-    return []
+    drawn = nx.DiGraph()
+    drawn.add_nodes_from(range(len(steps)))
+    for index, step in enumerate(steps):
+        options = step.options if isinstance(step.options, dict) else {}
+        written = [options.get(key, ()) for key in ("from", "other", "context")]
+        names = [n for v in written for n in ((v,) if isinstance(v, str) else v)]
+        drawn.add_edges_from((index, labels.index(n)) for n in names if n in labels)
+        if "from" not in options and index:
+            drawn.add_edge(index, index - 1)
+    if not nx.has_path(drawn, goal, start):
+        return []
+    path = nx.shortest_path(drawn, goal, start)
+    return [labels[i] or steps[i].name for i in (*path[::-1], start)]
