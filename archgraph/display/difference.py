@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archgraph.graph.ir import ArchGraph, Node, Param, Ref, replace, show
+from archgraph.graph.ir import ArchGraph, Node, Param, Ref, Value, replace, show
 from archgraph.tables import Table
 
 
@@ -87,13 +87,10 @@ def diff(a: ArchGraph, b: ArchGraph) -> Difference:
             nodes += [Change(_place(n), None, _call(n, partner)) for n in b.nodes[j1:j2]]
 
     def values(graph: ArchGraph, names: dict[str, str]) -> dict[str, str]:
-        def rename(value: Any) -> Any:
-            return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
-
-        parts = {f"input {k}": show(replace(v, rename)) for k, v in graph.inputs}
-        parts |= {f"update {k}": show(replace(v, rename)) for k, v in graph.updates}
+        parts = {f"input {k}": _renamed(v, names) for k, v in graph.inputs}
+        parts |= {f"update {k}": _renamed(v, names) for k, v in graph.updates}
         parts |= {f"section {k}": show(v) for k, v in graph.sections}
-        return parts | {"output": show(replace(graph.outputs, rename))}
+        return parts | {"output": _renamed(graph.outputs, names)}
 
     old, new = values(a, {}), values(b, partner)
     ends = [
@@ -116,10 +113,14 @@ def _place(node: Node) -> str:
 
 
 def _call(node: Node, names: dict[str, str]) -> str:
-    """An application in the names of the other graph, as far as operators were matched."""
-
-    def rename(value: Any) -> Any:
-        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
-
-    args = ", ".join(f"{k}={show(replace(v, rename))}" for k, v in node.args)
+    args = ", ".join(f"{k}={_renamed(v, names)}" for k, v in node.args)
     return f"{node.op}({args})"
+
+
+def _renamed(value: Value, names: dict[str, str]) -> str:
+    """A value in the names of the other graph, as far as operators were matched."""
+
+    def rename(item: Any) -> Any:
+        return Ref(names.get(item.name, item.name)) if isinstance(item, Ref) else item
+
+    return show(replace(value, rename))

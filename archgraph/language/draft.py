@@ -6,6 +6,7 @@ tracing the built module gives the same graph back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -66,10 +67,7 @@ class GraphDraft:
         """
         if name in self.leaves:
             raise GraphError("there are two leaves of one name", found=name)
-        elements = 1
-        for size in shape:
-            elements *= size
-        if elements > LIMITS.leaf_elements:
+        if math.prod(shape) > LIMITS.leaf_elements:
             raise GraphError(
                 "leaf too large",
                 where=name,
@@ -154,30 +152,21 @@ class GraphDraft:
         Raises:
             GraphError: If it breaks a law.
         """
-        graph = ArchGraph(
-            inputs=tuple((n, Ref(n)) for n, node in self.nodes.items() if node.op == "input"),
-            params=tuple(state_order(tuple(self.leaves.values()))),
-            nodes=tuple(self.nodes.values()),
-            outputs=outputs,
-            updates=tuple(self.updates.items()),
-            sections=sections,
-            name=name,
-        )
-        graph = renumber(graph)
+        inputs = tuple((n, Ref(n)) for n, node in self.nodes.items() if node.op == "input")
+        params = tuple(state_order(tuple(self.leaves.values())))
+        whole = self._whole(outputs).replace(inputs=inputs, params=params)
+        graph = renumber(whole.replace(sections=sections, name=name))
         check(graph)
         return graph
 
     def unused(self, outputs: Value) -> tuple[str, ...]:
         """Names of the nodes that no output needs."""
-        whole = ArchGraph(
-            inputs=(),
-            params=tuple(self.leaves.values()),
-            nodes=tuple(self.nodes.values()),
-            outputs=outputs,
-            updates=tuple(self.updates.items()),
-        )
-        live = prune(whole).node
+        live = prune(self._whole(outputs)).node
         return tuple(n for n in self.nodes if n not in live)
+
+    def _whole(self, outputs: Value) -> ArchGraph:
+        params, nodes = tuple(self.leaves.values()), tuple(self.nodes.values())
+        return ArchGraph((), params, nodes, outputs, tuple(self.updates.items()))
 
 
 def state_order(params: tuple[Param, ...]) -> Iterator[Param]:

@@ -125,19 +125,17 @@ def _package(name: str) -> str:
 
 
 def _safe(document: Document, place: Place, args: Mapping[str, Any], *, weights: bool) -> Path:
-    """The folder that a reader is given, if its weights are safe to read.
-
-    Args:
-        document: The file.
-        place: Where the arguments are written.
-        args: The arguments.
-        weights: Whether it has to hold weights; a tokenizer's or configuration's need not.
-    """
-    folder = _folder(document, place, args)
+    """The folder that a reader is given; what it holds of weights, or has to, is safe to read."""
+    place = (*place, FOLDER)
+    name = args.get(FOLDER)
+    if not isinstance(name, str) or not name:
+        expected = f"{FOLDER}: a folder"
+        document.fail(place, "is not the name of a folder", found=shorten(name), expected=expected)
+    folder = beside(document, name, place, folder=True)
     pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
     if not any(folder.glob("*.safetensors")) and (weights or pickles):
         document.fail(
-            (*place, FOLDER),
+            place,
             "has no weights in safetensors",
             found=", ".join(pickles) or "no weights at all",
             expected="model.safetensors",
@@ -161,20 +159,6 @@ def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -
                 expected=value,
                 hint="weights are read from safetensors in a folder of this machine",
             )
-
-
-def _folder(document: Document, place: Place, args: Mapping[str, Any]) -> Path:
-    """The folder that a reader is given, relative to the file that names it."""
-    place = (*place, FOLDER)
-    name = args.get(FOLDER)
-    if not isinstance(name, str) or not name:
-        document.fail(
-            place,
-            "is not the name of a folder",
-            found=shorten(name),
-            expected=f"{FOLDER}: a folder",
-        )
-    return beside(document, name, place, folder=True)
 
 
 def imported(name: str, where: str) -> Any:

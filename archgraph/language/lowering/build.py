@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
-from archgraph.hints import unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import ParamValue
 from archgraph.language.lowering.choices import choose
-from archgraph.language.lowering.names import check_names
 from archgraph.language.lowering.reader import BlockOptions, StepReader
 from archgraph.language.lowering.scope import (
     CHANNELS,
@@ -28,7 +26,7 @@ from archgraph.language.lowering.scope import (
     INPUT,
     Scope,
     labels_of,
-    missing,
+    lookup,
 )
 from archgraph.language.lowering.shortcut import Shortcut, kind_of
 from archgraph.language.model import AuthoredModel, BlockBody, BlockSpec, SectionSpec, Step
@@ -51,7 +49,7 @@ def lower(
         GraphError: If the whole breaks a law that no step could break alone.
     """
     reader = StepReader(document, choose(document, model, choices or {}))
-    check_names(reader)
+    reader.check()
     return _Lowering(reader).graph()
 
 
@@ -85,10 +83,6 @@ class _Lowering:
                 sections.append((section.name, blocks))
             values[section.name] = x
         outputs = self._outputs(root, x)
-        self._check_used(outputs)
-        return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
-
-    def _check_used(self, outputs: Value) -> None:
         for name in self.draft.unused(outputs):
             if self.draft.nodes[name].op != "input":
                 self.document.fail(
@@ -96,27 +90,19 @@ class _Lowering:
                     "makes a value that nothing uses",
                     hint="draw it with from:, or take it out",
                 )
+        return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
 
     def _outputs(self, root: Scope, last: Ref) -> Value:
-        outputs = self.model.outputs
-        if outputs is None:
-            return last
-        if isinstance(outputs, str):
-            return self._output(root, outputs, ("outputs",))
-        if isinstance(outputs, tuple):
-            return tuple(self._output(root, n, ("outputs", i)) for i, n in enumerate(outputs))
-        return Record(tuple((k, self._output(root, n, ("outputs", k))) for k, n in outputs.items()))
-
-    def _output(self, root: Scope, name: str, place: Place) -> Ref:
-        value = root.find(name)
-        if value is None:
-            known = list(root.names())
-            self.document.fail(
-                place,
-                "names an unknown value",
-                **unknown(name, known),
-            )
-        return value
+        find = functools.partial(lookup, self.document, root, (), 0)
+        match self.model.outputs:
+            case None:
+                return last
+            case str(name):
+                return find(name, ("outputs",))
+            case tuple(names):
+                return tuple(find(n, ("outputs", i)) for i, n in enumerate(names))
+            case names:
+                return Record(tuple((k, find(n, ("outputs", k))) for k, n in names.items()))
 
     # -- sections and blocks --------------------------------------------------------------
 
@@ -263,7 +249,7 @@ class _Lowering:
         labels = labels_of(steps)
         for index, (step, name) in enumerate(zip(steps, names, strict=True)):
             here = (*place, index)
-            find = functools.partial(self._find, scope, steps, index)
+            find = functools.partial(lookup, self.document, scope, steps, index)
             x = self._step(
                 Step(name, step.options), here, scope, x, modules[index], normalised, find
             )
@@ -273,15 +259,6 @@ class _Lowering:
                     self._taken(label, (*here, step.name, "as"))
                 scope.values[label] = x
         return x
-
-    def _find(
-        self, scope: Scope, steps: Sequence[Step], index: int, name: str, place: Place
-    ) -> Ref:
-        """The value of a name, as a step of a list sees it."""
-        value = scope.find(name)
-        if value is None:
-            missing(self.document, name, place, scope, steps, index)
-        return value
 
     def _step(
         self,

@@ -17,15 +17,10 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
     Raises:
         SpecError: If a choice is unknown or its value not among the candidates.
     """
-    sections = {s.name: s for s in model.sections}
-    params = dict(model.params)
     for key, value in choices.items():
         if key not in model.choices:
-            raise SpecError(
-                "is not a choice of the model",
-                where=document.file,
-                **unknown(key, model.choices),
-            )
+            facts = unknown(key, model.choices)
+            raise SpecError("is not a choice of the model", where=document.file, **facts)
         if value not in model.choices[key]:
             raise SpecError(
                 f"is not a candidate of {key!r}",
@@ -34,15 +29,13 @@ def choose(document: Document, model: AuthoredModel, choices: Mapping[str, int])
                 expected=f"one of {', '.join(map(str, model.choices[key]))}",
             )
     written_choices(document, model)
-    for key, value in choices.items():
-        name, dot, option = key.partition(".")
-        if not dot:
-            params[key] = value
-        else:
-            sections[name] = sections[name].model_copy(update={option: value})
-    return model.model_copy(
-        update={"params": params, "sections": tuple(sections[s.name] for s in model.sections)}
-    )
+    params = {**model.params, **{k: v for k, v in choices.items() if "." not in k}}
+    sections = []
+    for section in model.sections:
+        prefix = f"{section.name}."
+        own = {k.removeprefix(prefix): v for k, v in choices.items() if k.startswith(prefix)}
+        sections.append(section.model_copy(update=own))
+    return model.model_copy(update={"params": params, "sections": tuple(sections)})
 
 
 def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
@@ -60,9 +53,8 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
             now: Any = model.params[key]
         elif dot and name in sections:
             section = sections[name]
-            given = {"depth": section.depth, **section.arguments}
-            if section.stride is not None:
-                given["stride"] = section.stride
+            stride = {} if section.stride is None else {"stride": section.stride}
+            given = {"depth": section.depth, **section.arguments, **stride}
             if option not in given:
                 document.fail(
                     place,

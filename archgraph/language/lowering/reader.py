@@ -1,8 +1,8 @@
-"""Steps as they are written: their row of the table, their options, the expressions inside."""
+"""Steps as they are written: what can be said before anything is built, rows, options, values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from archgraph.language import steps as table
 from archgraph.language.document import Document
 from archgraph.language.expression import ParamValue, is_expression, resolve
 from archgraph.language.mistakes import explain, shorten
-from archgraph.language.model import AuthoredModel, BlockBody, Step
+from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
 from archgraph.language.steps import StepOptions
 
 Read = TypeVar("Read", bound=StepOptions)
@@ -37,6 +37,69 @@ class StepReader:
 
     document: Document
     model: AuthoredModel
+
+    def check(self) -> None:
+        """Check names, arguments of blocks and options of steps, used or not.
+
+        Raises:
+            SpecError: For the first mistake, with file, line and key.
+        """
+        model = self.model
+        for name in model.blocks:
+            if table.find(name) or name == "block":
+                self.document.fail(
+                    ("blocks", name), "has the name of a step", found=repr(name), hint="rename it"
+                )
+        seen: set[str] = set()
+        for index, section in enumerate(model.sections):
+            place: Place = ("sections", index)
+            if section.name in seen or section.name in model.inputs:
+                self.document.fail(
+                    (*place, "name"), "is taken", found=repr(section.name), expected="another name"
+                )
+            seen.add(section.name)
+            if section.block is not None:
+                self._check_arguments(section, section.block, place)
+            else:
+                self._check_steps(section.steps or (), (*place, "steps"))
+        for name, block in model.blocks.items():
+            for part in ("steps", "after"):
+                self._check_steps(getattr(block, part), ("blocks", name, part))
+
+    def _check_arguments(self, section: SectionSpec, name: str, place: Place) -> None:
+        block = self.model.blocks.get(name)
+        if block is None:
+            self.document.fail(
+                (*place, "block"),
+                "is not a block of this model",
+                **unknown(name, self.model.blocks),
+            )
+        own = [k for k in type(section).model_fields if k != "steps"]
+        for key in (*section.arguments, *section.first_arguments):
+            if key not in block.params:
+                inside = (*place, "first", key) if key in section.first else (*place, key)
+                known = sorted({*own, *block.params})
+                self.document.fail(
+                    inside,
+                    f"is neither a section's key nor a parameter of block {name!r}",
+                    **unknown(key, known),
+                )
+
+    def _check_steps(self, steps: Sequence[Step], place: Place) -> None:
+        """Names and options of steps, whether any section uses them or not."""
+        for index, step in enumerate(steps):
+            here = (*place, index)
+            if is_expression(step.name):
+                continue
+            if step.name == "block":
+                options = self.options(BlockOptions, step, "steps", here, None)
+                self._check_steps(options.steps, (*here, "block", "steps"))
+                self._check_steps(options.after, (*here, "block", "after"))
+            elif step.name in self.model.blocks:
+                self.block_arguments(step, here, None)
+            else:
+                row = self.row(step.name, here)
+                self.options(row.options, step, row.main, here, None)
 
     def row(self, name: str, place: Place) -> table.StepRow:
         """Row of the table that a name means."""

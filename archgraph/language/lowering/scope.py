@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import networkx as nx
 
@@ -56,15 +55,17 @@ class Scope:
         return f"{self.path}.{name}" if self.path else name
 
 
-def missing(
-    document: Document,
-    name: str,
-    place: Place,
-    scope: Scope,
-    steps: Sequence[Step] = (),
-    index: int = 0,
-) -> NoReturn:
-    """A name that stands for nothing yet: unknown, given later, or given by a cycle."""
+def lookup(
+    document: Document, scope: Scope, steps: Sequence[Step], index: int, name: str, place: Place
+) -> Ref:
+    """The value of a name, as a step of a list sees it.
+
+    Raises:
+        SpecError: If it stands for nothing yet: unknown, made later, or made by a cycle.
+    """
+    value = scope.find(name)
+    if value is not None:
+        return value
     labels = labels_of(steps)
     if name in labels:
         path = _cycle(steps, labels, index, labels.index(name))
@@ -79,12 +80,7 @@ def missing(
             found=repr(name),
             hint="move the step that makes it up",
         )
-    known = list(dict.fromkeys(scope.names()))
-    document.fail(
-        place,
-        "names an unknown value",
-        **unknown(name, known),
-    )
+    document.fail(place, "names an unknown value", **unknown(name, scope.names()))
 
 
 def labels_of(steps: Sequence[Step]) -> list[str | None]:

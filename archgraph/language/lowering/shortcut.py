@@ -7,12 +7,12 @@ from typing import Any
 
 from archgraph.fields import Place
 from archgraph.graph.ir import Ref, Size
-from archgraph.hints import nearest
+from archgraph.hints import unknown
 from archgraph.language import steps as table
 from archgraph.language.draft import GraphDraft
 from archgraph.language.expression import is_expression
 from archgraph.language.lowering.reader import StepReader
-from archgraph.language.lowering.scope import Scope, missing
+from archgraph.language.lowering.scope import Scope, lookup
 from archgraph.language.model import BlockBody, ShortcutSpec
 from archgraph.language.steps import Site
 from archgraph.language.steps.base import shown
@@ -31,9 +31,7 @@ def kind_of(
         reader.document.fail(
             (*place, "shortcut"),
             "has an unknown value",
-            found=f"{block.shortcut} = {kind!r}",
-            expected=f"one of {', '.join(SHORTCUTS)}",
-            hint=nearest(str(kind), SHORTCUTS),
+            **{**unknown(str(kind), SHORTCUTS), "found": f"{block.shortcut} = {kind!r}"},
         )
     return None if kind == "none" else str(kind)
 
@@ -73,7 +71,10 @@ class Shortcut:
     def _projected(self, x: Ref, have: tuple[Size, ...], want: tuple[Size, ...]) -> Ref:
         """The block's input, or the value named instead of it, in the shape of its result."""
         options = self.kind if isinstance(self.kind, ShortcutSpec) else ShortcutSpec()
-        source = x if options.source is None else self._source(options.source)
+        source = x
+        if options.source is not None:
+            place = (*self.place, "from")
+            source = lookup(self.reader.document, self.scope, (), 0, options.source, place)
         stride = _stride(self.draft.shape(source), want)
         if self.kind == "identity" or stride is None:
             self.reader.document.fail(
@@ -85,12 +86,6 @@ class Shortcut:
                 else "equal shapes, or sizes that one stride relates",
             )
         return self._project(options, source, want, stride)
-
-    def _source(self, name: str) -> Ref:
-        value = self.scope.find(name)
-        if value is None:
-            missing(self.reader.document, name, (*self.place, "from"), self.scope)
-        return value
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
         """A 1×1 convolution or a linear map, and a batch norm where the steps end in one."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import pydantic
 from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural
@@ -116,21 +119,44 @@ STEPS: dict[str, StepRow] = {}
 
 def step(
     name: str,
-    options: type[StepOptions],
     stem: str = "",
     main: str = "",
     *,
     example: str,
     several: bool = False,
     batch_norm: bool = False,
-) -> Callable[[Emit], Emit]:
-    """Put a step into the table: its emitter's docstring is what ``archgraph help`` says."""
+) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+    """Put a step into the table: a function whose further arguments are its options.
 
-    def add(emit: Emit) -> Emit:
-        sentence = " ".join((emit.__doc__ or "").split())
+    It takes its site and its value, or all of its values where it may have several. A text in an
+    option's ``Annotated`` type says what it is; the docstring says what the step does.
+    """
+
+    def add(function: Callable[..., Ref]) -> Callable[..., Ref]:
+        signature = inspect.signature(function, eval_str=True)
+        fields: dict[str, Any] = {}
+        for key, parameter in list(signature.parameters.items())[2:]:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            about = next(m for m in typing.get_args(parameter.annotation) if isinstance(m, str))
+            fields[key] = (parameter.annotation, Field(default, description=about))
+
+        def emit(site: Site, options: StepOptions, xs: tuple[Ref, ...]) -> Ref:
+            chosen = {key: getattr(options, key) for key in fields}
+            return function(site, xs if several else xs[0], **chosen)
+
+        sentence = " ".join((function.__doc__ or "").split())
+        model = options_model(name, fields)
         STEPS[name] = StepRow(
-            options, emit, stem or name, main, several, batch_norm, sentence, example
+            model, emit, stem or name, main, several, batch_norm, sentence, example
         )
-        return emit
+        return function
 
     return add
+
+
+def options_model(name: str, fields: dict[str, Any]) -> type[StepOptions]:
+    """The options of a step as a pydantic model."""
+    if not fields:
+        return StepOptions
+    title = "".join(word.capitalize() for word in name.split("_"))
+    return pydantic.create_model(f"{title}Options", __base__=StepOptions, **fields)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import pydantic
 from pydantic import Field
 
 from archgraph.fields import Count
 from archgraph.graph.ir import TRAINING, Ref, Value
-from archgraph.language.steps.base import STEPS, AxisNumber, Site, StepOptions, StepRow
+from archgraph.language.steps.base import STEPS, AxisNumber, Site, StepRow, options_model
 from archgraph.ops.schema import Argument, schema
 
 # Arguments that count axes, whose range is that of a tensor's rank.
@@ -83,11 +82,6 @@ def derive(
     first = next(iter(known))
     arguments = {key: option.argument or key for key, option in options.items()}
     fields: dict[str, Any] = {k: o.field(known[arguments[k]]) for k, o in options.items()}
-    model = (
-        pydantic.create_model(f"{_title(name)}Options", __base__=StepOptions, **fields)
-        if fields
-        else StepOptions
-    )
 
     def emit(site: Site, o: Any, xs: tuple[Ref, ...]) -> Ref:
         if unless and not getattr(o, unless):
@@ -100,12 +94,13 @@ def derive(
         return site.call(op, **given)
 
     STEPS[name] = StepRow(
-        model, emit, stem or name, main, sentence=sentence, example=example or name
+        options_model(name, fields),
+        emit,
+        stem or name,
+        main,
+        sentence=sentence,
+        example=example or name,
     )
-
-
-def _title(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
 
 
 _ACTIVATIONS = {

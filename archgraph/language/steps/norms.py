@@ -8,27 +8,25 @@ from pydantic import Field
 
 from archgraph.fields import Count, Mistake
 from archgraph.graph.ir import TRAINING, Mode, Ref
-from archgraph.language.steps.base import Site, StepOptions, step
+from archgraph.language.steps.base import Site, step
 
-Epsilon = Annotated[float, Field(gt=0, description="added to the variance")]
+Epsilon = Annotated[float, Field(gt=0), "added to the variance"]
 
 
-class BatchNormOptions(StepOptions):
-    """Batch norm over axis 1, with running statistics."""
-
-    eps: Epsilon = 1e-5
+@step("batch_norm", "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}")
+def _batch_norm(
+    site: Site,
+    x: Ref,
+    eps: Epsilon = 1e-5,
     momentum: Annotated[
-        float, Field(gt=0, le=1, description="share of a new batch in the running statistics")
-    ] = 0.1
-    affine: bool = Field(default=True, description="a learned factor and summand per channel")
-
-
-@step("batch_norm", BatchNormOptions, "bn", batch_norm=True, example="batch_norm: {momentum: 0.2}")
-def _batch_norm(site: Site, o: BatchNormOptions, xs: tuple[Ref, ...]) -> Ref:
+        float, Field(gt=0, le=1), "share of a new batch in the running statistics"
+    ] = 0.1,
+    affine: Annotated[bool, "a learned factor and summand per channel"] = True,
+) -> Ref:
     """Each channel (axis 1) gets mean 0 and variance 1 over the batch; running ones in eval."""
-    channels = site.size(xs[0], 1)
-    weight = site.parameter("weight", (channels,)) if o.affine else None
-    bias = site.parameter("bias", (channels,)) if o.affine else None
+    channels = site.size(x, 1)
+    weight = site.parameter("weight", (channels,)) if affine else None
+    bias = site.parameter("bias", (channels,)) if affine else None
     mean = site.buffer("running_mean", (channels,))
     variance = site.buffer("running_var", (channels,))
     counter = site.buffer("num_batches_tracked", (), "int64")
@@ -36,79 +34,66 @@ def _batch_norm(site: Site, o: BatchNormOptions, xs: tuple[Ref, ...]) -> Ref:
     site.draft.updates[counter.name] = Mode(counted, None)
     return site.call(
         "aten.batch_norm",
-        input=xs[0],
+        input=x,
         weight=weight,
         bias=bias,
         running_mean=mean,
         running_var=variance,
         training=TRAINING,
-        momentum=o.momentum,
-        eps=o.eps,
+        momentum=momentum,
+        eps=eps,
     )
 
 
-class GroupNormOptions(StepOptions):
-    """Group norm of axis 1."""
-
-    groups: Count = Field(description="number of groups that the channels form")
-    eps: Epsilon = 1e-5
-
-
-@step("group_norm", GroupNormOptions, "norm", main="groups", example="group_norm: 4")
-def _group_norm(site: Site, o: GroupNormOptions, xs: tuple[Ref, ...]) -> Ref:
+@step("group_norm", "norm", main="groups", example="group_norm: 4")
+def _group_norm(
+    site: Site,
+    x: Ref,
+    groups: Annotated[Count, "number of groups that the channels form"],
+    eps: Epsilon = 1e-5,
+) -> Ref:
     """Groups of channels (axis 1) of each example get mean 0 and variance 1."""
-    channels = site.size(xs[0], 1)
-    if channels % o.groups:
+    channels = site.size(x, 1)
+    if channels % groups:
         raise Mistake(
             "does not divide its channels",
             place=("groups",),
-            found=f"{o.groups} groups, {channels} channels",
+            found=f"{groups} groups, {channels} channels",
         )
     return site.call(
         "aten.group_norm",
-        input=xs[0],
-        num_groups=o.groups,
+        input=x,
+        num_groups=groups,
         weight=site.parameter("weight", (channels,)),
         bias=site.parameter("bias", (channels,)),
-        eps=o.eps,
+        eps=eps,
     )
 
 
-class LayerNormOptions(StepOptions):
-    """Layer norm over the last axes."""
-
-    axes: Count = Field(default=1, description="how many of the last axes")
-    eps: Epsilon = 1e-5
-
-
-@step("layer_norm", LayerNormOptions, "norm", example="layer_norm")
-def _layer_norm(site: Site, o: LayerNormOptions, xs: tuple[Ref, ...]) -> Ref:
+@step("layer_norm", "norm", example="layer_norm")
+def _layer_norm(
+    site: Site, x: Ref, axes: Annotated[Count, "how many of the last axes"] = 1, eps: Epsilon = 1e-5
+) -> Ref:
     """The numbers along the last axes get mean 0 and variance 1."""
-    shape = tuple(site.size(xs[0], -i) for i in range(o.axes, 0, -1))
+    shape = tuple(site.size(x, -i) for i in range(axes, 0, -1))
     return site.call(
         "aten.layer_norm",
-        input=xs[0],
+        input=x,
         normalized_shape=shape,
         weight=site.parameter("weight", shape),
         bias=site.parameter("bias", shape),
-        eps=o.eps,
+        eps=eps,
     )
 
 
-class RmsNormOptions(StepOptions):
-    """Root-mean-square norm over the last axis."""
-
-    eps: Epsilon = 1e-6
-
-
-@step("rms_norm", RmsNormOptions, "norm", example="rms_norm")
-def _rms_norm(site: Site, o: RmsNormOptions, xs: tuple[Ref, ...]) -> Ref:
+@step("rms_norm", "norm", example="rms_norm")
+def _rms_norm(site: Site, x: Ref, eps: Epsilon = 1e-6) -> Ref:
     """The numbers along the last axis are divided by their root mean square."""
-    shape = (site.size(xs[0], -1),)
+    shape = (site.size(x, -1),)
     return site.call(
         "aten.rms_norm",
-        input=xs[0],
+        input=x,
         normalized_shape=shape,
         weight=site.parameter("weight", shape),
-        eps=o.eps,
+        eps=eps,
     )

@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Annotated, Literal, NamedTuple
 
 from archgraph.fields import Count, Mistake, Natural
 from archgraph.graph.ir import Ref
-from archgraph.language.steps.base import CountOrPair, Emit, Padding, Site, StepOptions, shown, step
+from archgraph.language.steps.base import CountOrPair, Padding, Site, shown, step
 
-Kernel = Annotated[
-    CountOrPair, Field(description="size of the window: one number, or one for each spatial axis")
+Kernel = Annotated[CountOrPair, "size of the window: one number, or one for each spatial axis"]
+Stride = Annotated[CountOrPair, "distance between windows"]
+Zeros = Annotated[
+    Padding, "zeros around the input; same: size / stride, rounded up; valid: 0; or sizes"
 ]
-Stride = Annotated[CountOrPair, Field(description="distance between windows")]
-Dilation = Annotated[CountOrPair, Field(description="distance between the positions of a window")]
+Dilation = Annotated[CountOrPair, "distance between the positions of a window"]
+Groups = Annotated[Count, "groups of channels that do not mix"]
 Bias = Annotated[
-    bool | Literal["auto"],
-    Field(description="auto: unless a batch norm stands in the same list of steps"),
+    bool | Literal["auto"], "auto: unless a batch norm stands in the same list of steps"
 ]
-_PADDING = "zeros around the input; same: size / stride, rounded up; valid: 0; or sizes"
 
 
-class ConvOptions(StepOptions):
-    """A convolution over all spatial axes."""
+class Window(NamedTuple):
+    """What slides over the spatial axes: a number for each of them."""
 
-    out: Count = Field(description="output channels")
-    kernel: Kernel = 3
-    stride: Stride = 1
-    padding: Padding = Field(default="same", description=_PADDING)
-    dilation: Dilation = 1
-    groups: Count = Field(default=1, description="groups of channels that do not mix")
-    bias: Bias = "auto"
-
-
-class DepthwiseOptions(StepOptions):
-    """A convolution of each channel by itself."""
-
-    multiplier: Count = Field(default=1, description="output channels for each input channel")
-    kernel: Kernel = 3
-    stride: Stride = 1
-    padding: Padding = Field(default="same", description=_PADDING)
-    dilation: Dilation = 1
-    bias: Bias = "auto"
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
 
 def _each(value: CountOrPair | tuple[Natural, ...], count: int, what: str) -> tuple[int, ...]:
@@ -92,15 +76,25 @@ def _spatial(site: Site, x: Ref, ranks: Sequence[int]) -> int:
     return rank - 2
 
 
-def _convolve(
+def _window(
     site: Site,
     x: Ref,
-    out: int,
-    groups: int,
-    o: ConvOptions | DepthwiseOptions,
     ranks: Sequence[int],
-) -> Ref:
+    kernel: CountOrPair,
+    stride: CountOrPair,
+    padding: Padding,
+    dilation: CountOrPair = 1,
+) -> Window:
     axes = _spatial(site, x, ranks)
+    sizes = _each(kernel, axes, "kernel")
+    steps = _each(stride, axes, "stride")
+    spread = _each(dilation, axes, "dilation")
+    return Window(sizes, steps, _padding(padding, sizes, steps, spread), spread)
+
+
+def _convolve(
+    site: Site, x: Ref, out: int, groups: int, window: Window, bias: bool | Literal["auto"]
+) -> Ref:
     channels = site.size(x, 1)
     for what, size in (("input", channels), ("output", out)):
         if size % groups:
@@ -109,76 +103,98 @@ def _convolve(
                 place=("groups",),
                 found=f"{groups} groups, {size} channels",
             )
-    kernel = _each(o.kernel, axes, "kernel")
-    stride = _each(o.stride, axes, "stride")
-    dilation = _each(o.dilation, axes, "dilation")
-    bias = not site.normalised if o.bias == "auto" else o.bias
+    has_bias = not site.normalised if bias == "auto" else bias
     return site.call(
-        f"aten.conv{axes}d",
+        f"aten.conv{len(window.kernel)}d",
         input=x,
-        weight=site.parameter("weight", (out, channels // groups, *kernel)),
-        bias=site.parameter("bias", (out,)) if bias else None,
-        stride=stride,
-        padding=_padding(o.padding, kernel, stride, dilation),
-        dilation=dilation,
+        weight=site.parameter("weight", (out, channels // groups, *window.kernel)),
+        bias=site.parameter("bias", (out,)) if has_bias else None,
+        stride=window.stride,
+        padding=window.padding,
+        dilation=window.dilation,
         groups=groups,
     )
 
 
-@step("conv", ConvOptions, main="out", example="conv: {out: 64, kernel: 3, stride: 2}")
-def _conv(site: Site, o: ConvOptions, xs: tuple[Ref, ...]) -> Ref:
-    """A convolution of images or volumes: [batch, channel, size, size] or one size more."""
-    return _convolve(site, xs[0], o.out, o.groups, o, (2, 3))
+def _convolution(name: str, ranks: Sequence[int], sentence: str, example: str) -> None:
+    def emit(
+        site: Site,
+        x: Ref,
+        out: Annotated[Count, "output channels"],
+        kernel: Kernel = 3,
+        stride: Stride = 1,
+        padding: Zeros = "same",
+        dilation: Dilation = 1,
+        groups: Groups = 1,
+        bias: Bias = "auto",
+    ) -> Ref:
+        window = _window(site, x, ranks, kernel, stride, padding, dilation)
+        return _convolve(site, x, out, groups, window, bias)
+
+    emit.__doc__ = sentence
+    step(name, "conv", "out", example=example)(emit)
 
 
-@step("conv1d", ConvOptions, "conv", main="out", example="conv1d: {out: 64, kernel: 3}")
-def _conv1d(site: Site, o: ConvOptions, xs: tuple[Ref, ...]) -> Ref:
-    """A convolution of signals: [batch, channel, size]."""
-    return _convolve(site, xs[0], o.out, o.groups, o, (1,))
+_convolution(
+    "conv",
+    (2, 3),
+    "A convolution of images or volumes: [batch, channel, size, size] or one size more.",
+    "conv: {out: 64, kernel: 3, stride: 2}",
+)
+_convolution(
+    "conv1d",
+    (1,),
+    "A convolution of signals: [batch, channel, size].",
+    "conv1d: {out: 64, kernel: 3}",
+)
 
 
-@step("depthwise", DepthwiseOptions, "conv", main="kernel", example="depthwise: {kernel: 3}")
-def _depthwise(site: Site, o: DepthwiseOptions, xs: tuple[Ref, ...]) -> Ref:
+@step("depthwise", "conv", main="kernel", example="depthwise: {kernel: 3}")
+def _depthwise(
+    site: Site,
+    x: Ref,
+    multiplier: Annotated[Count, "output channels for each input channel"] = 1,
+    kernel: Kernel = 3,
+    stride: Stride = 1,
+    padding: Zeros = "same",
+    dilation: Dilation = 1,
+    bias: Bias = "auto",
+) -> Ref:
     """A convolution of each channel by itself."""
-    channels = site.size(xs[0], 1)
-    return _convolve(site, xs[0], channels * o.multiplier, channels, o, (1, 2, 3))
+    window = _window(site, x, (1, 2, 3), kernel, stride, padding, dilation)
+    channels = site.size(x, 1)
+    return _convolve(site, x, channels * multiplier, channels, window, bias)
 
 
-class PoolOptions(StepOptions):
-    """Pooling over all spatial axes."""
-
-    kernel: Kernel = 2
-    stride: Stride | None = Field(
-        default=None, description="distance between windows; default: the kernel"
-    )
-    padding: Padding = Field(default="valid", description=_PADDING)
-
-
-def _pool(kind: str, sentence: str) -> Emit:
-    def emit(site: Site, o: PoolOptions, xs: tuple[Ref, ...]) -> Ref:
-        axes = _spatial(site, xs[0], (1, 2, 3))
-        kernel = _each(o.kernel, axes, "kernel")
-        stride = kernel if o.stride is None else _each(o.stride, axes, "stride")
+def _pool(kind: str, sentence: str) -> None:
+    def emit(
+        site: Site,
+        x: Ref,
+        kernel: Kernel = 2,
+        stride: Annotated[
+            CountOrPair | None, "distance between windows; default: the kernel"
+        ] = None,
+        padding: Zeros = "valid",
+    ) -> Ref:
+        window = _window(site, x, (1, 2, 3), kernel, kernel if stride is None else stride, padding)
         return site.call(
-            f"aten.{kind}_pool{axes}d",
-            self=xs[0],
-            kernel_size=kernel,
-            stride=stride,
-            padding=_padding(o.padding, kernel, stride, (1,) * axes),
+            f"aten.{kind}_pool{len(window.kernel)}d",
+            self=x,
+            kernel_size=window.kernel,
+            stride=window.stride,
+            padding=window.padding,
         )
 
     emit.__doc__ = sentence
-    return step(
-        f"{kind}_pool", PoolOptions, "pool", "kernel", example=f"{kind}_pool: {{kernel: 2}}"
-    )(emit)
+    step(f"{kind}_pool", "pool", "kernel", example=f"{kind}_pool: {{kernel: 2}}")(emit)
 
 
 _pool("max", "The largest number of each window.")
 _pool("avg", "The mean of each window.")
 
 
-@step("global_avg_pool", StepOptions, "pool", example="global_avg_pool")
-def _global_avg_pool(site: Site, o: StepOptions, xs: tuple[Ref, ...]) -> Ref:
+@step("global_avg_pool", "pool", example="global_avg_pool")
+def _global_avg_pool(site: Site, x: Ref) -> Ref:
     """The mean over all positions of each channel; every spatial axis gets size 1."""
-    axes = _spatial(site, xs[0], (1, 2, 3))
-    return site.call(f"aten.adaptive_avg_pool{axes}d", self=xs[0], output_size=(1,) * axes)
+    axes = _spatial(site, x, (1, 2, 3))
+    return site.call(f"aten.adaptive_avg_pool{axes}d", self=x, output_size=(1,) * axes)
