@@ -11,7 +11,7 @@ from archgraph.language.steps.base import CountOrPair, Padding, Site, shown, ste
 
 Kernel = Annotated[CountOrPair, "size of the window: one number, or one for each spatial axis"]
 Stride = Annotated[CountOrPair, "distance between windows"]
-Zeros = Annotated[
+AroundInput = Annotated[
     Padding, "zeros around the input; same: size / stride, rounded up; valid: 0; or sizes"
 ]
 Dilation = Annotated[CountOrPair, "distance between the positions of a window"]
@@ -123,7 +123,7 @@ def _convolution(name: str, ranks: Sequence[int], sentence: str, example: str) -
         out: Annotated[Count, "output channels"],
         kernel: Kernel = 3,
         stride: Stride = 1,
-        padding: Zeros = "same",
+        padding: AroundInput = "same",
         dilation: Dilation = 1,
         groups: Groups = 1,
         bias: Bias = "auto",
@@ -156,7 +156,7 @@ def _depthwise(
     multiplier: Annotated[Count, "output channels for each input channel"] = 1,
     kernel: Kernel = 3,
     stride: Stride = 1,
-    padding: Zeros = "same",
+    padding: AroundInput = "same",
     dilation: Dilation = 1,
     bias: Bias = "auto",
 ) -> Ref:
@@ -174,7 +174,7 @@ def _pool(kind: str, sentence: str) -> None:
         stride: Annotated[
             CountOrPair | None, "distance between windows; default: the kernel"
         ] = None,
-        padding: Zeros = "valid",
+        padding: AroundInput = "valid",
     ) -> Ref:
         window = _window(site, x, (1, 2, 3), kernel, kernel if stride is None else stride, padding)
         return site.call(
