@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 
 from archgraph.federation import (
     Contribution,
-    CrossEntropy,
     Evaluated,
     Model,
     Result,
@@ -20,7 +19,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     World,
     by_tier,
@@ -75,7 +73,7 @@ class AllSmall(Strategy):
             state,
             client,
             tier=self.small(world).alone,
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            mask_absent=self.mask_absent,
             norm=self.norm,
         )
 

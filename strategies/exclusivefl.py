@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 from archgraph.federation import (
     Contribution,
-    CrossEntropy,
     Evaluated,
     Model,
     Result,
@@ -21,7 +20,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     World,
     by_tier,
@@ -66,7 +64,7 @@ class ExclusiveFL(Strategy):
             state,
             client,
             tier=tier.alone,
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            mask_absent=self.mask_absent,
             norm=self.norm,
             weights=state.group(tier.graph.digest),
         )

@@ -38,7 +38,6 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation import (
-    CrossEntropy,
     Evaluated,
     Json,
     Model,
@@ -49,7 +48,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     World,
     by_tier,
@@ -123,7 +121,7 @@ class FedADP(Strategy):
             world,
             state,
             client,
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            mask_absent=self.mask_absent,
             norm=self.norm,
             weights=state.group(f"sent/{tier.name}") or fit.sent(state.group("global")),
         )

@@ -21,14 +21,12 @@ from typing import Literal
 
 import archgraph as ag
 from archgraph.federation import (
-    CrossEntropy,
     Evaluated,
     NormPolicy,
     Result,
     ServerState,
     Strategy,
     Task,
-    Train,
     Weights,
     World,
     covered_mean,
@@ -72,8 +70,7 @@ class FedAvg(Strategy):
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``w_t`` to client ``k`` (*for each client … ClientUpdate*)."""
-        train = Train(CrossEntropy(mask_absent=self.mask_absent))
-        return part(world, state, client, program=train, norm=self.norm)
+        return part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int

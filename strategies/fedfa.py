@@ -47,7 +47,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     Work,
     World,
@@ -153,8 +152,8 @@ class FedFA(Strategy):
         tier = world.tier(state.values["tiers"][client])
         fit = _fit(world, tier.name, self.variant)
         tier = dataclasses.replace(tier, graph=fit.graph, transfer=fit.down)
-        train = Train(CrossEntropy(mask_absent=self.mask_absent))
-        return part(world, state, client, tier=tier, program=train, norm=self.norm)
+        mask = self.mask_absent
+        return part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int

@@ -33,7 +33,6 @@ from torch import Tensor
 import archgraph as ag
 from archgraph.federation import (
     Contribution,
-    CrossEntropy,
     Evaluated,
     Json,
     Model,
@@ -44,7 +43,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     World,
     by_tier,
@@ -117,8 +115,8 @@ class FlexiFed(Strategy):
         """The layers that the client shares; the others it has."""
         tier = world.tier_of(client)
         weights, own = self._weights(state, tier)
-        program = Train(CrossEntropy(mask_absent=self.mask_absent))
-        task = part(world, state, client, program=program, norm=self.norm, weights=weights)
+        mask = self.mask_absent
+        task = part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
         return dataclasses.replace(task, kept=own)
 
     def receive(

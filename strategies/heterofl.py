@@ -28,7 +28,6 @@ from torch import Tensor
 import archgraph as ag
 from archgraph.federation import (
     Client,
-    CrossEntropy,
     Evaluated,
     NormPolicy,
     Result,
@@ -36,7 +35,6 @@ from archgraph.federation import (
     Strategy,
     Task,
     Tier,
-    Train,
     Weights,
     World,
     by_tier,
@@ -134,8 +132,8 @@ class HeteroFL(Strategy):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
-        train = Train(CrossEntropy(mask_absent=self.mask_absent))
-        task = part(world, state, client, tier=tier, program=train, norm=self.norm)
+        mask = self.mask_absent
+        task = part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
         return replace(task, graph=scaled(tier.graph, self._rate(tier))) if self.scaler else task
 
     def receive(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from archgraph.errors import RunError
 from archgraph.federation.norms import NormName, NormPolicy
+from archgraph.federation.objectives import CrossEntropy
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
@@ -32,6 +33,7 @@ def part(
     *,
     tier: Tier | None = None,
     program: Program | None = None,
+    mask_absent: bool = False,
     norm: NormName = "averaged",
     weights: State | None = None,
 ) -> Task:
@@ -42,7 +44,8 @@ def part(
         state: Holds the global weights.
         client: To whom.
         tier: What it is to train; None: the tier that the family gives it.
-        program: What it is to do; None: plain training.
+        program: What it is to do; None: training on the cross-entropy.
+        mask_absent: That without a program: set the logits of classes that the client lacks to 0.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         weights: The model's weights; None: the tier's part of the global ones.
     """
@@ -54,7 +57,7 @@ def part(
         client=client,
         graph=tier.graph,
         state=weights,
-        program=program or Train(),
+        program=program or Train(CrossEntropy(mask_absent=mask_absent)),
         kept=policy.kept(tier.graph),
         skip=policy.left_out(tier.graph),
         transfer=tier.transfer,
