@@ -49,6 +49,7 @@ from archgraph.federation import (
     Weights,
     Work,
     World,
+    by_tier,
     descend,
     group_means,
     identity_of,
@@ -209,15 +210,13 @@ class FedIN(Strategy):
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier with the intermediate layers of the clients that run it."""
         weights = state.group("shared")
-        for tier in world.tiers:
+
+        def model(tier: Tier) -> Model:
             names = self._mapped(world, self._cut(tier))
-            yield Evaluated(
-                name=tier.name,
-                graph=tier.graph,
-                state=dict(tier.state) | {name: weights[first] for first, name in names.items()},
-                clients=world.clients_of(tier.name),
-                kept=True,
-            )
+            ends = {name: weights[first] for first, name in names.items()}
+            return Model(tier.graph, {**tier.state, **ends})
+
+        return by_tier(world, state, model=model, kept=True, whole=False, idle=True)
 
     def _places(self, tier: Tier) -> tuple[str | None, str | None]:
         """Where a tier is cut, as far as the options say."""

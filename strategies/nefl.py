@@ -33,6 +33,7 @@ from archgraph.federation import (
     Contribution,
     Evaluated,
     Json,
+    Model,
     NormPolicy,
     Result,
     ServerState,
@@ -42,6 +43,7 @@ from archgraph.federation import (
     Tier,
     Weights,
     World,
+    by_tier,
     group_means,
     identity_of,
     option,
@@ -167,16 +169,13 @@ class NeFL(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""
-        largest, policy = world.by_size[-1], NormPolicy(self.norm)
-        for name, tier in [("global", largest), *((t.name, t) for t in world.tiers)]:
-            yield Evaluated(
-                name=name,
-                graph=self._submodel(world, tier).graph,
-                state=self._state(world, state, tier),
-                clients=world.clients_of(name),
-                statistics=policy.evaluation,
-                kept=policy.personal and name != "global",
-            )
+
+        def model(tier: Tier) -> Model:
+            return Model(self._submodel(world, tier).graph, self._state(world, state, tier))
+
+        statistics = NormPolicy(self.norm).evaluation
+        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
 
     def _submodel(self, world: World, tier: Tier) -> Submodel:
         return submodel(

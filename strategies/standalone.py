@@ -9,12 +9,15 @@ from typing import ClassVar
 from archgraph.federation import (
     CrossEntropy,
     Evaluated,
+    Model,
     Result,
     ServerState,
     Strategy,
     Task,
+    Tier,
     Train,
     World,
+    by_tier,
 )
 
 
@@ -59,6 +62,8 @@ class Standalone(Strategy):
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each client's own model, by architecture."""
-        for tier in world.tiers:
-            if clients := world.clients_of(tier.name):
-                yield Evaluated(tier.name, tier.graph, tier.state, clients, kept=True)
+
+        def model(tier: Tier) -> Model:
+            return Model(tier.graph, tier.state)
+
+        return by_tier(world, state, model=model, kept=True, whole=False)

@@ -195,6 +195,7 @@ def by_tier(
     norm: NormName = "averaged",
     runs: Sequence[str] = (),
     model: Callable[[Tier], Model] | None = None,
+    kept: bool | None = None,
     whole: bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
@@ -206,6 +207,7 @@ def by_tier(
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
         model: A tier's model; None: its part of the global one.
+        kept: Whether what a client keeps is laid over its model; None: as the norm policy says.
         whole: Whether the global model is tested, too.
         idle: Whether tiers that no client runs are tested, too.
     """
@@ -225,5 +227,5 @@ def by_tier(
                 state=tested.state,
                 clients=clients,
                 statistics=policy.evaluation,
-                kept=policy.personal,
+                kept=policy.personal if kept is None else kept,
             )

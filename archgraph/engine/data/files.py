@@ -34,44 +34,31 @@ class File:
             with _open(self.path) as stream:
                 content = stream.read(most + 1)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise DataError(
-                "data file cannot be read",
-                where=str(self.path),
-                found=str(error) or type(error).__name__,
-                expected="a complete file" if self.published is None else f"{most} bytes",
-                hint="fetch the file again",
-            ) from error
+            found = str(error) or type(error).__name__
+            expected = "a complete file" if self.published is None else f"{most} bytes"
+            raise self._bad("data file cannot be read", found, expected) from error
         if len(content) > most:
-            raise DataError(
-                "data file too long",
-                where=str(self.path),
-                found=f"more than {most} bytes",
-                expected=f"{most} bytes" if self.published else f"at most {most} bytes",
-                hint="fetch the file again",
-            )
+            expected = f"{most} bytes" if self.published else f"at most {most} bytes"
+            raise self._bad("data file too long", f"more than {most} bytes", expected)
         if self.published is not None:
             self._verify(content, self.published)
         return content
 
     def _verify(self, content: bytes, published: Published) -> None:
         if len(content) < published.bytes:
-            raise DataError(
-                "data file truncated",
-                where=str(self.path),
-                found=f"{len(content)} bytes",
-                expected=f"{published.bytes} bytes",
-                hint="fetch the file again",
+            raise self._bad(
+                "data file truncated", f"{len(content)} bytes", f"{published.bytes} bytes"
             )
         checked = self.path.read_bytes() if published.gz else content
         md5 = hashlib.md5(checked, usedforsecurity=False).hexdigest()
         if md5 != published.md5:
-            raise DataError(
-                "wrong checksum",
-                where=str(self.path),
-                found=f"MD5 {md5} of the {'stored' if published.gz else 'decompressed'} content",
-                expected=published.md5,
-                hint="fetch the file again, or pass verify=False for a file of your own",
-            )
+            found = f"MD5 {md5} of the {'stored' if published.gz else 'decompressed'} content"
+            more = ", or pass verify=False for a file of your own"
+            raise self._bad("wrong checksum", found, published.md5, more)
+
+    def _bad(self, message: str, found: str, expected: str, more: str = "") -> DataError:
+        hint = f"fetch the file again{more}"
+        return DataError(message, where=str(self.path), found=found, expected=expected, hint=hint)
 
 
 def _open(path: Path) -> io.BufferedIOBase:
