@@ -181,9 +181,9 @@ def _cut(
         if len(part) < least:
             raise DataError(
                 "too few examples",
-                where=f"{WHERE}, {scheme}, client {client}",
+                where=f"client {client}",
                 found=len(part),
-                expected=f"at least {least} (min_size)",
+                expected=f"at least {least} ({WHERE}.min_size)",
                 hint="choose fewer clients, a larger alpha or another seed",
             )
     return parts

@@ -214,9 +214,10 @@ def by_tier(
     policy, weights = NormPolicy(norm), state.group(GLOBAL)
     if whole:
         yield Evaluated(GLOBAL, world.graph, weights, statistics=policy.evaluation)
-    names = runs or [client.name for client in world.clients]
     for tier in world.tiers:
-        clients = tuple(client for client, name in enumerate(names) if name == tier.name)
+        clients = world.clients_of(tier.name)
+        if runs:
+            clients = tuple(client for client, name in enumerate(runs) if name == tier.name)
         if clients or idle:
             tested = (
                 model(tier) if model else Model(tier.graph, tier.transfer.pull(weights, copy=False))

@@ -369,7 +369,7 @@ def test_impossible_partitions_are_refused(options, message):
         (
             {"strong": 0.5},
             {"scheme": "classes", "per_client": 1, "min_size": 45},
-            r"data\.partition, classes, client 0: too few examples",
+            r"client 0: too few examples; .* at least 45 \(data\.partition\.min_size\)",
         ),
         ({"strong": 0.5}, {"scheme": "equal_dirichlet", "alpha": 0.0}, r"no such partition.*great"),
     ],
