@@ -6,6 +6,7 @@ The common case of common operators has a closed form instead (:mod:`archgraph.o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from archgraph.graph.ir import (
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import row
+from archgraph.ops.types import Uncertain
 
 ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
 
@@ -133,8 +135,10 @@ def result_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None
         GraphError: If the arguments do not fit.
     """
     rule = row(op).type
-    closed = rule(dict(args)) if rule is not None else None
-    return kernel_type(op, args) if closed is None else closed
+    if rule is not None:
+        with contextlib.suppress(Uncertain):
+            return rule(dict(args))
+    return kernel_type(op, args)
 
 
 def kernel_type(op: str, args: tuple[tuple[str, Any], ...]) -> ResultType | None:

@@ -70,7 +70,7 @@ class ViewWrite:
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
 Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
-TypeRule: TypeAlias = Callable[[Mapping[str, Any]], TensorType | None]
+TypeRule: TypeAlias = Callable[[Mapping[str, Any]], TensorType]
 
 
 @dataclass(frozen=True, slots=True)
