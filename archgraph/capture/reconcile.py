@@ -105,13 +105,9 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         return dataclasses.replace(node, name=names[training, node.name], args=args)
 
     nodes = []
-    for left, right in merged:
-        if left is not None and right is not None:
-            nodes.append(_joined(renamed(left, False), renamed(right, True)))
-        elif left is not None:
-            nodes.append(renamed(left, False))
-        elif right is not None:
-            nodes.append(renamed(right, True))
+    for pair in merged:
+        alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
+        nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
     updates = {
         k: _join(rename(evaluated.updates.get(k), False), rename(trained.updates.get(k), True))

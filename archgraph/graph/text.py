@@ -49,26 +49,14 @@ from archgraph.limits import LIMITS
 ROLES: tuple[Role, ...] = get_args(Role)
 
 # Bytes per element. Quantised and sub-byte types have no place in a file.
-ITEM_SIZES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "float32": 4,
-    "complex32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
+_DTYPES = {
+    1: ("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"),
+    2: ("uint16", "int16", "float16", "bfloat16"),
+    4: ("uint32", "int32", "float32", "complex32"),
+    8: ("uint64", "int64", "float64", "complex64"),
+    16: ("complex128",),
 }
+ITEM_SIZES = {dtype: size for size, dtypes in _DTYPES.items() for dtype in dtypes}
 
 _STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _PACKED = re.compile(r"(zlib|raw):([A-Za-z0-9+/=]*)")

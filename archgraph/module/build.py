@@ -6,9 +6,7 @@ graph and dispatched on ``self.training``.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -177,7 +175,7 @@ def load_state(module: torch.nn.Module, state: State) -> None:
 
 def _module_class(graph: ArchGraph) -> type[ArchModule]:
     """A module class whose forward computes the graph in both modes."""
-    evaluate, train = (compiled(specialise(graph, training=t), _plain) for t in (False, True))
+    evaluate, train = (compiled(specialise(graph, training=t)) for t in (False, True))
     if evaluate[1] == train[1]:
         forward = evaluate[0]
     else:
@@ -193,12 +191,3 @@ def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callab
 
     forward.__signature__ = inspect.signature(evaluate)  # type: ignore[attr-defined]  # export reads it
     return forward
-
-
-@functools.cache
-def _plain(name: str) -> bool:
-    """Whether ``self.NAME`` is the leaf of that name in generated code."""
-    parts = name.split(".")
-    usual = all((p.isidentifier() and not keyword.iskeyword(p)) or p.isdecimal() for p in parts)
-    own = parts[0] == "arch" or hasattr(ArchModule, parts[0])
-    return usual and not own and not any(hasattr(torch.nn.Module, p) for p in parts)
