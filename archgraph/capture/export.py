@@ -23,23 +23,14 @@ from archgraph.ops.fakes import short_ways
 
 @dataclass(frozen=True)
 class Captured:
-    """What ``torch.export`` made of a module.
-
-    Attributes:
-        program: The exported program.
-        batch: Symbol of the batch axis; None where every size is fixed.
-        args: Positional example inputs as they were captured.
-        kwargs: Named example inputs as they were captured.
-        fixed: Why the batch has the example's size; empty where its size is free.
-        notes: What the program does otherwise than the module; ``fixed`` is one of them.
-    """
+    """What ``torch.export`` made of a module and example inputs."""
 
     program: torch.export.ExportedProgram
-    batch: str | None
+    batch: str | None  # symbol of the batch axis; none where every size is fixed
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    fixed: str
-    notes: tuple[str, ...]
+    fixed: str  # why the batch has the example's size; empty where it is free
+    notes: tuple[str, ...]  # what the program does otherwise than the module, `fixed` included
 
 
 def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:

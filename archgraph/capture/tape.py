@@ -27,12 +27,7 @@ IMPLIED = "archgraph_implied"  # the detach at the end of a no_grad region: only
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Switches that a call runs under.
-
-    Attributes:
-        grad: Whether gradients are recorded.
-        autocast: Device and dtype of the autocast around the call.
-    """
+    """Switches that a call runs under: recording of gradients, device and dtype of autocast."""
 
     grad: bool = True
     autocast: tuple[str, torch.dtype] | None = None
@@ -43,19 +38,12 @@ PLAIN = Region()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a result's memory belongs: ``call`` made it as a view of ``parent``.
-
-    Attributes:
-        parent: The tensor that it shares memory with.
-        call: The operator that took the view; None where the result is the parent itself.
-        place: Position of the parent among the arguments of ``call``.
-        index: Which result of ``call`` it is.
-    """
+    """Where a result's memory belongs: ``call`` made it as a view of ``parent``."""
 
     parent: torch.fx.Node
-    call: torch.fx.Node | None = None
-    place: int = 0
-    index: int = 0
+    call: torch.fx.Node | None = None  # none: the result is the parent itself
+    place: int = 0  # of the parent among the arguments
+    index: int = 0  # of the result among several
 
 
 @dataclass(frozen=True)
@@ -100,13 +88,9 @@ class Tape:
 
 @dataclass(frozen=True)
 class CapturedSizes:
-    """Sizes of a capture as sizes of a graph.
+    """Sizes of a capture as sizes of a graph."""
 
-    Attributes:
-        batch: Symbol of the batch axis; None where every size is a number.
-    """
-
-    batch: str | None = None
+    batch: str | None = None  # its symbol; none where every size is a number
     _known: dict[Any, Size] = field(default_factory=dict, repr=False, compare=False)
 
     def size(self, size: Any, where: str = "") -> Size:

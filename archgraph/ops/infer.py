@@ -31,7 +31,7 @@ from archgraph.graph.ir import (
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import from_atom, schema, torch_dtype
 from archgraph.ops.table import row
-from archgraph.ops.types import Uncertain
+from archgraph.ops.types import Scalar, Uncertain
 
 ResultType: TypeAlias = TensorType | tuple[TensorType, ...]
 
@@ -104,16 +104,6 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
             return Scalar(type(value), value)
 
 
-class Scalar(tuple[Any, ...]):
-    """A plain value with its class, so that equal numbers of other classes differ."""
-
-    __slots__ = ()
-
-    def __new__(cls, kind: type, value: Value) -> Scalar:
-        """Of a class and a value."""
-        return super().__new__(cls, (kind, value))
-
-
 def tensor_types(values: Iterable[Any]) -> Iterator[TensorType]:
     """The types among patterns."""
     for value in values:
@@ -165,9 +155,9 @@ def _check_count(op: str, args: tuple[tuple[str, Any], ...]) -> None:
     given = dict(args)
     tensors = list(tensor_types(given.values()))
     dim = given.pop("dim", None)
-    axis = dim[1] if isinstance(dim, Scalar) else 0
+    axis = dim.value if isinstance(dim, Scalar) else 0
     listed = [len(v) for v in given.values() if type(v) is tuple]
-    counts = [v[1] for v in given.values() if isinstance(v, Scalar) and v[0] is int]
+    counts = [v.value for v in given.values() if isinstance(v, Scalar) and v.kind is int]
     if tensors and not listed and isinstance(axis, int):
         shape = tensors[0].shape
         counts += [size_at(shape[axis], 1)] if -len(shape) <= axis < len(shape) else []
@@ -182,7 +172,7 @@ def _run(op: str, args: tuple[tuple[str, Any], ...], batch: int) -> Any:
                 shape = [size_at(s, batch) for s in value.shape]
                 return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
             case Scalar():
-                return value[1]
+                return value.value
             case tuple():
                 return [lower(item) for item in value]
             case Batch():

@@ -31,40 +31,24 @@ class Initialiser:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A call before it has its canonical form.
-
-    Attributes:
-        op: Operator.
-        args: Arguments by name.
-        sizes: Shapes of tensor arguments by name.
-        shapes: Shapes of the results.
-    """
+    """A call before it has its canonical form."""
 
     op: str
     args: dict[str, Value]
-    sizes: Mapping[str, tuple[Size, ...]]
-    shapes: tuple[tuple[Size, ...], ...]
+    sizes: Mapping[str, tuple[Size, ...]]  # shapes of tensor arguments
+    shapes: tuple[tuple[Size, ...], ...]  # of the results
 
 
 @dataclass(frozen=True, slots=True)
 class ViewWrite:
-    """A write into a view.
-
-    Attributes:
-        op: Operator that made the view, in canonical form.
-        args: Its arguments by name.
-        whole: The tensor before.
-        part: What the view contains now.
-        shape: Shape of the tensor.
-        index: Which result of the operator the view is.
-    """
+    """A write into a view that an operator made of a tensor, in canonical form."""
 
     op: str
     args: Mapping[str, Value]
-    whole: Value
-    part: Value
-    shape: tuple[Size, ...]
-    index: int
+    whole: Value  # the tensor before
+    part: Value  # what the view contains now
+    shape: tuple[Size, ...]  # of the tensor
+    index: int  # which result of the operator the view is
 
 
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]

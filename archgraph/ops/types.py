@@ -9,7 +9,7 @@ what is wrong. Arguments are patterns (:func:`archgraph.ops.infer.pattern`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from archgraph.graph.ir import Size, TensorType
 
@@ -17,6 +17,13 @@ Args: TypeAlias = Mapping[str, Any]
 SymbolicShape = tuple[Size, ...]
 _REAL = frozenset({"float32", "float64", "float16", "bfloat16"})
 _MODES = ("none", "tanh")  # of gelu
+
+
+class Scalar(NamedTuple):
+    """A plain argument with its class, so that equal numbers of other classes differ."""
+
+    kind: type
+    value: Any
 
 
 class Uncertain(Exception):
@@ -36,9 +43,8 @@ def _real(*values: Any) -> list[TensorType]:
 
 
 def _plain(value: Any) -> Any:
-    """A plain argument (:class:`archgraph.ops.infer.Scalar`); Ellipsis for all others."""
-    is_scalar = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type)
-    return value[1] if is_scalar else ...
+    """A plain argument; Ellipsis for all others."""
+    return value.value if isinstance(value, Scalar) else ...
 
 
 def _number(args: Args, name: str, default: Any, kind: type) -> Any:
@@ -212,7 +218,7 @@ def pooling(rank: int) -> Callable[[Args], TensorType]:
     def rule(args: Args) -> TensorType:
         (x,) = _real(args.get("self"))
         _certain(len(x.shape) == rank + 2, 0 not in x.shape)
-        _certain(_plain(args.get("divisor_override", (type(None), None))) is None)
+        _certain(_plain(args.get("divisor_override", Scalar(type(None), None))) is None)
         _, *sizes = _positive(x.shape[1:])
         kernel = _ints(args, "kernel_size", rank, 0)
         strides = kernel if not args.get("stride") else _ints(args, "stride", rank, 0)
