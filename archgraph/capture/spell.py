@@ -26,25 +26,15 @@ from archgraph.ops.schema import canonical_args, to_value
 
 @dataclass(frozen=True)
 class OneMode:
-    """A canonical capture of one mode.
+    """A canonical capture of one mode."""
 
-    Attributes:
-        inputs: Forward's arguments: name and tree of references to ``input`` nodes.
-        nodes: Operators in program order; names are unique within the capture.
-        outputs: Tree of what forward returns.
-        updates: Last value of each buffer that forward writes to.
-        constants: Leaves of the constants that folding made.
-        fixed: Why the batch has the example's size; empty where its size is free.
-        notes: What the graph does otherwise than the module, one sentence each.
-    """
-
-    inputs: tuple[tuple[str, Value], ...]
-    nodes: tuple[Node, ...]
+    inputs: tuple[tuple[str, Value], ...]  # forward's arguments: trees of `input` nodes
+    nodes: tuple[Node, ...]  # in program order; names are unique within the capture
     outputs: Value
-    updates: dict[str, Value]
-    constants: dict[Constant, Param]
-    fixed: str = ""
-    notes: tuple[str, ...] = ()
+    updates: dict[str, Value]  # last value of each buffer that forward writes to
+    constants: dict[Constant, Param]  # made by folding
+    fixed: str = ""  # why the batch has the example's size; empty where it is free
+    notes: tuple[str, ...] = ()  # what the graph does otherwise than the module
 
 
 def spell(tape: Tape) -> OneMode:

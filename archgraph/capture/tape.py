@@ -50,39 +50,24 @@ class View:
 class Tape:
     """Calls in program order as a flat ``torch.fx`` graph, and what is known of its nodes.
 
-    Attributes:
-        graph: The calls; a pass may edit the graph that it was given.
-        sizes: Reads symbolic sizes.
-        inputs: Placeholders that are tensors given to forward, and their names.
-        leaves: Placeholders of parameters and buffers, and the names of their owners.
-        tensors: Tensors that belong to neither (placeholders and ``get_attr`` nodes).
-        labels: Names that the module itself gives to such tensors.
-        views: What is a view of what.
-        constants: ``get_attr`` nodes that folding made, and their leaves.
-        updates: Value of each buffer that forward changes, at the end.
-        notes: What the graph does otherwise than the module.
+    A pass may edit the graph that it was given.
     """
 
     graph: torch.fx.Graph
     sizes: CapturedSizes
-    inputs: Mapping[torch.fx.Node, str] = field(default_factory=dict)
-    leaves: Mapping[torch.fx.Node, str] = field(default_factory=dict)
-    tensors: Mapping[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
-    labels: Mapping[torch.fx.Node, str] = field(default_factory=dict)
+    inputs: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # tensors given to forward
+    leaves: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # parameters and buffers
+    tensors: Mapping[torch.fx.Node, torch.Tensor] = field(default_factory=dict)  # all others
+    labels: Mapping[torch.fx.Node, str] = field(default_factory=dict)  # the module's for these
     views: Mapping[torch.fx.Node, View] = field(default_factory=dict)
-    constants: Mapping[torch.fx.Node, Param] = field(default_factory=dict)
-    updates: Mapping[str, torch.fx.Node] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def output(self) -> torch.fx.Node:
-        """The node whose first argument lists the results."""
-        return next(iter(reversed(self.graph.nodes)))
+    constants: Mapping[torch.fx.Node, Param] = field(default_factory=dict)  # made by folding
+    updates: Mapping[str, torch.fx.Node] = field(default_factory=dict)  # last values of buffers
+    notes: tuple[str, ...] = ()  # what the graph does otherwise than the module
 
     @property
     def results(self) -> tuple[Any, ...]:
         """What the calls give, in order: nodes, or plain values."""
-        results: Any = self.output.args[0]
+        results: Any = self.graph.output_node().args[0]
         return tuple(results)
 
 

@@ -15,6 +15,12 @@ from archgraph.ops.costs import equation
 from archgraph.ops.equations import Dims, Equations
 
 
+def _pair(eq: Equations, first: int = 0) -> tuple[Value, Value, Dims, Dims]:
+    """Two arguments in turn, and their layouts."""
+    (_, left), (_, right) = eq.node.args[first : first + 2]
+    return left, right, eq.of(left), eq.of(right)
+
+
 def _matrix_product(eq: Equations, left: Value, right: Value) -> Dims:
     """a[-1] = b[-2]; leading dimensions broadcast."""
     a, b = eq.of(left), eq.of(right)
@@ -50,14 +56,13 @@ def matmul(eq: Equations) -> list[Dims]:
 
 def addmm(eq: Equations) -> list[Dims]:
     """Bias + a @ b (or a @ vector)."""
-    (_, left), (_, right) = eq.node.args[1:3]
+    left, right, _, _ = _pair(eq, 1)
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, left, right)])]
 
 
 def summed_products(eq: Equations) -> list[Dims]:
     """Bias + the sum over the batch of a @ b."""
-    (_, left), (_, right) = eq.node.args[1:3]
-    a, b = eq.of(left), eq.of(right)
+    left, right, a, b = _pair(eq, 1)
     eq.unify(a[0], b[0])
     eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, left, right)[1:]])]
@@ -76,8 +81,7 @@ def chained(eq: Equations) -> list[Dims]:
 
 def inner(eq: Equations) -> list[Dims]:
     """a[-1] = b[-1]; all other dimensions stay."""
-    (_, left), (_, right) = eq.node.args[:2]
-    a, b = eq.of(left), eq.of(right)
+    left, right, a, b = _pair(eq)
     if not a or not b:
         return [a or b]
     eq.unify(a[-1], b[-1])
@@ -87,8 +91,8 @@ def inner(eq: Equations) -> list[Dims]:
 
 def vector_product(eq: Equations) -> list[Dims]:
     """Operands agree; one dimension is summed over."""
-    (_, left), (_, right) = eq.node.args[:2]
-    both = eq.broadcast([eq.of(left), eq.of(right)])
+    left, right, a, b = _pair(eq)
+    both = eq.broadcast([a, b])
     dim = eq.dim("dim", len(both), -1)
     back = dim - len(both)  # operands broadcast from the right
     eq.contract(both[dim], [(left, back), (right, back)], "inner product")
@@ -97,8 +101,7 @@ def vector_product(eq: Equations) -> list[Dims]:
 
 def tensordot(eq: Equations) -> list[Dims]:
     """Dimensions named on both sides are summed over."""
-    (_, left), (_, right) = eq.node.args[:2]
-    a, b = eq.of(left), eq.of(right)
+    left, right, a, b = _pair(eq)
     over = [d % len(a) for d in eq.ints("dims_self")]
     with_ = [d % len(b) for d in eq.ints("dims_other")]
     for i, j in zip(over, with_, strict=True):
@@ -112,13 +115,13 @@ def tensordot(eq: Equations) -> list[Dims]:
 
 def outer(eq: Equations) -> list[Dims]:
     """Every position of one with every position of the other."""
-    (_, left), (_, right) = eq.node.args[:2]
-    return [[*eq.of(left), *eq.of(right)]]
+    _, _, a, b = _pair(eq)
+    return [[*a, *b]]
 
 
 def kronecker(eq: Equations) -> list[Dims]:
     """Each dimension is the product of the two operands'."""
-    a, b = (eq.of(v) for _, v in eq.node.args[:2])
+    _, _, a, b = _pair(eq)
     rank = max(len(a), len(b))
     a, b = ([Fixed(1)] * (rank - len(x)) + x for x in (a, b))
     return [[product(pair) for pair in zip(a, b, strict=True)]]
@@ -138,8 +141,7 @@ def bilinear(eq: Equations) -> list[Dims]:
 
 def distances(eq: Equations) -> list[Dims]:
     """Every row of one to every row of the other, over the last dimension."""
-    (_, left), (_, right) = eq.node.args[:2]
-    a, b = eq.of(left), eq.of(right)
+    left, right, a, b = _pair(eq)
     eq.unify(a[-1], b[-1])
     eq.total(a[-1], [left, right], "distance")
     return [[*eq.broadcast([a[:-2], b[:-2]]), a[-2], b[-2]]]
@@ -155,8 +157,8 @@ def distance(eq: Equations) -> list[Dims]:
 
 def similarity(eq: Equations) -> list[Dims]:
     """Cosines over a dimension."""
-    (_, left), (_, right) = eq.node.args[:2]
-    both = eq.broadcast([eq.of(left), eq.of(right)])
+    left, right, a, b = _pair(eq)
+    both = eq.broadcast([a, b])
     dim = eq.dim("dim", len(both), 1)
     eq.total(both[dim], [left, right], "cosine")
     return [[*both[:dim], *both[dim + 1 :]]]

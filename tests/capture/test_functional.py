@@ -82,7 +82,7 @@ def test_what_a_buffer_becomes_is_an_update():
     tape, net = inlined(a_buffer)
     tape = functional(fold(tape, ()), frozenset())
     assert list(tape.updates) == ["row"]
-    tape.output.args = ((tape.updates["row"],),)
+    tape.graph.output_node().args = ((tape.updates["row"],),)
     expected = torch.cat([net.row[:1] * 0.5, X.mean(0)[1:]])
     torch.testing.assert_close(run(tape, net, X)[0], expected, rtol=0, atol=0)
 
