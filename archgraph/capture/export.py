@@ -58,26 +58,21 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         noted: list[str] = []
         try:
             program = _export(model, inputs, shapes(model, inputs, dim), noted)
+            symbols = _symbols(program)
+            main = next(filter(None, symbols), None)
+            if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
+
+                def dims(index: int, which: list[str] = symbols, one: str | None = main) -> Any:
+                    return {0: torch.export.Dim.AUTO} if which[index] == one else None
+
+                noted.clear()
+                program = _export(model, inputs, shapes(model, inputs, dims), noted)
+                main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
             if is_branch(error):
                 break
             continue
-        symbols = _symbols(program)
-        main = next((s for s in symbols if s), None)
-        others = {s for s in symbols if s} - {main}
-        if others:  # independent leading axes: only the first one is the batch
-
-            def dims(index: int, which: list[str] = symbols, one: str | None = main) -> Any:
-                return {0: torch.export.Dim.AUTO} if which[index] == one else None
-
-            try:
-                noted = []
-                program = _export(model, inputs, shapes(model, inputs, dims), noted)
-            except Exception as error:
-                first = first or error
-                continue
-            main = next((s for s in _symbols(program) if s), None)
         if main is not None:
             asked = _asked(program)
             if asked:  # what holds for this batch does not hold for others

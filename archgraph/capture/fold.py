@@ -104,8 +104,8 @@ class _Folding:
         assert isinstance(target, torch._ops.OpOverload)
         if torch.Tag.nondeterministic_seeded in target.tags:
             return None
-        if table.is_filled(op_name(target)):
-            return _filled(node)
+        if (fill := table.call_row(op_name(target)).fill) is not None:
+            return _filled(node, fill)
         try:
             args, kwargs = pytree.tree_map(self._now, (node.args, node.kwargs))
         except LookupError:
@@ -192,14 +192,12 @@ class _Folding:
         return made
 
 
-def _filled(node: torch.fx.Node) -> torch.Tensor | None:
+def _filled(node: torch.fx.Node, fill: int | str) -> torch.Tensor | None:
     """``zeros_like`` and its like: of their argument only shape and dtype count."""
     held = node.meta["val"]
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
     if not isinstance(held, torch.Tensor) or not all(isinstance(s, int) for s in held.shape):
         return None
-    value = table.fill_value(op_name(target), node.args[-1])
+    value = node.args[-1] if fill == "argument" else fill
     if not isinstance(value, (int, float)):
         return None
     return torch.full(tuple(held.shape), value, dtype=held.dtype)

@@ -245,7 +245,8 @@ class _Writing:
             return part
         held = view.parent.meta["val"]
         shape = sizes.shape(held, place)
-        made = table.overwritten(ViewWrite(op, given, _WHOLE, _PART, shape, view.index))
+        inverse = table.call_row(op).overwritten
+        made = inverse and inverse(ViewWrite(op, given, _WHOLE, _PART, shape, view.index))
         if made is None:
             raise TraceError(
                 "writes in place through a view that cannot be written back",

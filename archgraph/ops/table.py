@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Value, walk
-from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling, ViewWrite
+from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
 from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.pointwise import PLAIN
 from archgraph.ops.schema import schema
@@ -44,7 +43,7 @@ def _listed(op: str) -> Operator | None:
     return next((row for row in rows if row is not None and not row.alias), None)
 
 
-def _call(op: str) -> Operator:
+def call_row(op: str) -> Operator:
     """What is said of calls of an operator, which may be one that is not in graphs."""
     return _listed(op) or Operator()
 
@@ -81,37 +80,14 @@ def canonical(call: Spelling) -> Call:
         args = {names[k]: v for k, v in call.args.items()}
         sizes = {names[k]: v for k, v in call.sizes.items()}
         call = Spelling(target, args, sizes, call.shapes)
-    spelling = _call(call.op).spelling
+    spelling = call_row(call.op).spelling
     return spelling(call) if spelling is not None else (call.op, call.args)
 
 
 def is_identity(op: str, given: Mapping[str, Value]) -> bool:
     """Whether a call whose result has its input's shape and dtype returns the input itself."""
-    unchanged = _call(op).unchanged
+    unchanged = call_row(op).unchanged
     return unchanged is not None and unchanged(given)
-
-
-def overwritten(write: ViewWrite) -> Call | None:
-    """The call that gives a tensor after one of its views was overwritten; None if none does.
-
-    >>> from archgraph.graph.ir import Ref
-    >>> args = {"dim": 1, "index": 2}
-    >>> overwritten(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
-    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
-    """
-    call = _call(write.op).overwritten
-    return call(write) if call is not None else None
-
-
-def is_filled(op: str) -> bool:
-    """Whether the result has its first argument's shape or dtype, but none of its values."""
-    return _call(op).fill is not None
-
-
-def fill_value(op: str, given: object) -> object:
-    """What such an operator fills with; ``given`` where its caller says so."""
-    value = _call(op).fill
-    return given if value == "argument" else value
 
 
 def functional(op: str) -> str:

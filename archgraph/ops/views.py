@@ -19,7 +19,13 @@ def slice_(write: ViewWrite) -> Call:
 
 
 def select(write: ViewWrite) -> Call:
-    """One position."""
+    """One position.
+
+    >>> from archgraph.graph.ir import Ref
+    >>> args = {"dim": 1, "index": 2}
+    >>> select(ViewWrite("aten.select.int", args, Ref("x"), Ref("y"), (4, 3), 0))
+    ('aten.select_scatter', {'self': Ref(name='x'), 'src': Ref(name='y'), 'dim': 1, 'index': 2})
+    """
     return _scatter("aten.select_scatter", write, dim=write.args["dim"], index=write.args["index"])
 
 
