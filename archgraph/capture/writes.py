@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +61,7 @@ class _Writing:
     graph: torch.fx.Graph = field(default_factory=torch.fx.Graph)
     start: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)  # what sources became
     now: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
-    count: dict[int | None, int] = field(default_factory=dict)
+    count: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
     seen: dict[torch.fx.Node, int] = field(default_factory=dict)
     region: Region = field(default_factory=Region)  # of the current call
     updates: dict[str, torch.fx.Node] = field(default_factory=dict)
@@ -101,13 +102,13 @@ class _Writing:
     def hold(self, node: torch.fx.Node, value: torch.fx.Node) -> None:
         """Say what a result is, as of now."""
         self.now[node] = value
-        self.seen[node] = self.count.get(calls.memory(node), 0)
+        self.seen[node] = self.count[calls.memory(node)]
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
         """What a result is after all writes to the memory that it lives in; sizes stay."""
         if node not in self.now:
             return node
-        if self.seen[node] == self.count.get(calls.memory(node), 0):
+        if self.seen[node] == self.count[calls.memory(node)]:
             return self.now[node]
         view = self.tape.views.get(node)
         if view is None:
@@ -216,8 +217,7 @@ class _Writing:
         for child, parent in itertools.pairwise(path):
             new = self.put(views[child], before[parent], new, node)
             after.append((parent, new))
-        own = calls.memory(goal)
-        self.count[own] = self.count.get(own, 0) + 1
+        self.count[calls.memory(goal)] += 1
         for changed, value in after:
             self.hold(changed, value)
         if leaf is not None:
