@@ -21,10 +21,11 @@ from archgraph.graph.ir import (
     TensorType,
     Value,
     in_mode,
+    refs,
     replace,
     same,
-    walk,
 )
+from archgraph.graph.passes import reached
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
@@ -101,8 +102,8 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         return replace(value, one)
 
     def renamed(node: Node, training: bool) -> Node:
-        args = tuple((k, rename(v, training)) for k, v in node.args)
-        return dataclasses.replace(node, name=names[training, node.name], args=args)
+        moved = node.mapped(lambda item: rename(item, training))
+        return dataclasses.replace(moved, name=names[training, node.name])
 
     nodes = []
     for pair in merged:
@@ -185,13 +186,8 @@ def _joined(left: Node, right: Node) -> Node:
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
     """Branches that only one mode has, each with its place."""
     made = {n.name: n for n in trained.nodes}
-    live: set[str] = set()  # what reaches the output; the rest only moves buffers
-    pending = [i.name for i in walk(trained.outputs) if isinstance(i, Ref)]
-    while pending:
-        name = pending.pop()
-        if name not in live:
-            live.add(name)
-            pending += made[name].uses()
+    # What reaches the output; the rest only moves buffers.
+    live = reached(refs(trained.outputs), lambda name: made[name].uses())
 
     def mode(pair: NodePair) -> str:
         left, right = pair

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.values import Leaf, Ref, Value, in_mode, refs, replace, walk
@@ -83,17 +84,14 @@ def renumber(graph: ArchGraph) -> ArchGraph:
     """
     taken = {n.name for n in graph.nodes if n.op == "input"}
     names: dict[str, str] = {name: name for name in taken}
-    count: dict[str, int] = {}
+    counters: dict[str, Iterator[int]] = {}
     for n in graph.nodes:
         if n.op == "input":
             continue
         stem = n.op.split(".")[1] if "." in n.op else n.op
-        while True:
-            index = count.get(stem, 0)
-            count[stem] = index + 1
-            name = f"{stem}_{index}" if index else stem
-            if name not in taken:
-                break
+        numbers = counters.setdefault(stem, itertools.count())
+        numbered = (f"{stem}_{number}" if number else stem for number in numbers)
+        name = next(name for name in numbered if name not in taken)
         taken.add(name)
         names[n.name] = name
 

@@ -407,15 +407,11 @@ def _check_tree(value: Value, where: str, forbidden: tuple[type, ...] = ()) -> N
 def _trees(value: Value) -> Iterator[Value]:
     """A value and all values inside."""
     yield value
-    match value:
-        case tuple():
-            inner: Iterable[Value] = value
-        case Mode():
-            inner = (value.train, value.eval)
-        case Record():
-            inner = (v for _, v in value.fields)
-        case _:
-            return
+    inner = value if isinstance(value, tuple) else ()
+    if isinstance(value, Mode):
+        inner = (value.train, value.eval)
+    elif isinstance(value, Record):
+        inner = tuple(v for _, v in value.fields)
     for item in inner:
         yield from _trees(item)
 
