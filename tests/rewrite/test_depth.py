@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -312,3 +313,27 @@ def test_composes_with_width():
     assert both.graph == other.graph
     assert both.transfer == other.transfer
     assert structure(both.graph).section("stage2").blocks[-1].name == "stage2.1"
+
+
+class Twice(nn.Module):
+    """A residual block whose two layers may be one."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.b = self.a if shared else nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.b(self.a(x).relu())
+
+
+def test_a_block_that_shares_weights_is_not_like_one_that_does_not():
+    def net(depth: int, shared: bool):
+        blocks = nn.Sequential(*(Twice(shared) for _ in range(depth)))
+        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+        return graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
+
+    same = ag.graft(net(2, True), {"blocks": 3}, like=net(3, True)).graph
+    assert same.state_names == net(3, True).state_names
+    with pytest.raises(RewriteError, match=r"bodies differ; found blocks\.1\.a\.\w+; expected"):
+        ag.graft(net(2, True), {"blocks": 3}, like=net(3, False))
