@@ -485,3 +485,37 @@ def test_mistakes_in_an_experiment(
     with pytest.raises(SpecError) as error:
         load_experiment("e.yaml")
     assert str(error.value) == message
+
+
+TWO = """\
+archgraph: 1
+inputs: {x: [4]}
+blocks: {b: {params: {width: null}, steps: [linear: $width]}}
+sections:
+  - {name: s, block: b, depth: 1, width: 4}
+  - {name: s2, block: b, depth: 1, width: 4}
+choices: {s.depth: [1, 2], s2.depth: [1, 2, 3]}
+"""
+
+
+def test_a_choice_belongs_to_the_section_that_it_names() -> None:
+    document = parse_document(TWO, "m.yaml")
+    graph = load_model(document, {"s2.depth": 3, "s.depth": 2})[0]
+    assert [(name, len(blocks)) for name, blocks in graph.sections] == [("s", 2), ("s2", 3)]
+    written = parse_document(
+        TWO.replace("2, block: b, depth: 1", "2, block: b, depth: 3"), "n.yaml"
+    )
+    assert load_model(document, {"s2.depth": 3})[0] == load_model(written)[0]
+
+
+def test_a_value_of_a_later_section_is_made_only_later() -> None:
+    text = TWO.replace("steps: [linear: $width]", "steps: [{linear: {out: $width, from: s2}}]")
+    with pytest.raises(SpecError, match="names a value that is made only later; found 's2'"):
+        load_model(parse_document(text, "m.yaml"))
+
+
+def test_steps_that_draw_on_one_another_are_named() -> None:
+    steps = "[relu: {as: a, from: c}, tanh: {as: b}, sigmoid: {as: c}]"
+    text = TWO.replace("[linear: $width]", steps)
+    with pytest.raises(SpecError, match="draws a cycle; found a → b → c → a"):
+        load_model(parse_document(text, "m.yaml"))
