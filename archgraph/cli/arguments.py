@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from archgraph.errors import SpecError
+from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
 
 if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
+    from archgraph.language.document import Document
 
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
@@ -112,7 +113,6 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
     """The experiment in a file, with some settings changed."""
     import archgraph
     from archgraph.language import ExperimentSpec
-    from archgraph.language.document import Document
 
     spec = archgraph.load_experiment(file)
     changes = settings_of(settings)
@@ -131,26 +131,31 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
         if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
             raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
         at[last] = tuple(value) if isinstance(value, list) else value
-    with located("--set", "--set "):
-        lines = dict.fromkeys(places(data), 1)
-        changed = Document("--set", {**data, "family": ""}, lines).validate(ExperimentSpec)
+    with typed("--set", {**data, "family": ""}, "--set ") as document:
+        changed = document.validate(ExperimentSpec)
     return changed.model_copy(update={"family": spec.family})
 
 
 @contextlib.contextmanager
-def located(name: str, place: str) -> Iterator[None]:
-    """Name the option or key in an error: a command line has neither file nor line."""
+def typed(name: str, data: Mapping[str, Any], place: str) -> Iterator[Document]:
+    """What was typed, as a document: a command line has neither file nor line to point at.
+
+    An error names the option or key behind ``place``.
+    """
+    from archgraph.language.document import Document
+
     try:
-        yield
-    except SpecError as error:
+        yield Document(name, data, dict.fromkeys(_places(data), 1))
+    except ArchGraphError as error:
         where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
+        where = where.replace(f"{place}python: ", place)
         error.where = where.removesuffix(": python").rstrip(": ")
         raise
 
 
-def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Keys that lead to every value inside plain data."""
     yield place
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from places(item, (*place, key))
+            yield from _places(item, (*place, key))

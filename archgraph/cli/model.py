@@ -15,10 +15,9 @@ from archgraph.cli.arguments import (
     OutputFile,
     family_of,
     graph_of,
-    located,
     pair,
-    places,
     settings_of,
+    typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
@@ -51,15 +50,14 @@ def trace(
     Prints the graph, or writes it as YAML.
     """
     from archgraph.language import load_model, save
-    from archgraph.language.document import Document
 
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
     inputs = dict(_input(text) for text in given)
     data = {"python": name, "inputs": inputs, "args": settings_of(arg), "name": name.split(":")[1]}
-    with located(target, f"{target}: "):
-        graph, state = load_model(Document(target, data, dict.fromkeys(places(data), 1)))
+    with typed(target, data, f"{target}: ") as document:
+        graph, state = load_model(document)
     if weights is not None:
         from safetensors.torch import save as pack
 

@@ -17,9 +17,8 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     graph_of,
-    located,
-    places,
     settings_of,
+    typed,
     value_of,
 )
 from archgraph.cli.output import say, wrote
@@ -113,13 +112,12 @@ command(cls=RewriteCommand)(_with_rows())
 
 def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
     """Rewrites as a file would ask for them; a mistake names the option."""
-    from archgraph.language.document import Document
     from archgraph.language.family import Rewrites
 
     asked = {name: _value(words) for name, words in texts.items() if words}
-    with located("rewrite", "--"):
+    with typed("rewrite", asked, "--") as document:
         try:
-            return Document("rewrite", asked, dict.fromkeys(places(asked), 1)).validate(Rewrites)
+            return document.validate(Rewrites)
         except SpecError as error:
             error.where = (error.where or "").replace("_", "-")
             raise

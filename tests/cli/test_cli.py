@@ -389,7 +389,8 @@ def test_a_model_that_branches_on_its_values_is_one_message(here: Path):
     (here / "made_here.py").write_text(MODULE)
     # torch.export prints the graph so far to standard error by itself: that is not our message.
     result = call("trace", "python:made_here:Branching", "--input", "x=2,3")
-    refused(result, "made_here.py:13 in forward", "branches on the values of a tensor")
+    place = "error: python:made_here:Branching: "
+    refused(result, place, "made_here.py:13 in forward", "branches on the values of a tensor")
 
 
 def test_check_gives_a_verdict_per_file(here: Path):
