@@ -69,6 +69,27 @@ def test_attributes_that_forward_assigns_are_put_back():
     assert net.weight is held
 
 
+def test_containers_that_forward_fills_are_emptied():
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: dict[str, Any] = {}
+            self.all: list[Any] = ["before"]
+            self.names: set[str] = set()
+
+        def forward(self, x):
+            self.seen["x"] = x * 2
+            self.all.append(self.seen["x"])
+            self.names.add("x")
+            return self.seen["x"]
+
+    net = Caching()
+    held = net.seen, net.all, net.names
+    ag.trace(net, X)
+    assert (net.seen, net.all, net.names) == ({}, ["before"], set())
+    assert (net.seen is held[0], net.all is held[1], net.names is held[2]) == (True, True, True)
+
+
 # -- precision ----------------------------------------------------------------------------------
 
 

@@ -181,3 +181,9 @@ def test_divide(a, b, expected):
 def test_units_and_empty_terms_vanish():
     assert product([Fixed(1), Fixed(1)]) == Fixed(1)
     assert concatenation([Fixed(0), Fixed(2), Fixed(3)]) == Fixed(5)
+
+
+def test_sizes_that_leave_factors_over_do_not_regroup():
+    solver = solver_of()
+    assert solver.regroup([solver.new(6)], [3]) is None
+    assert solver.regroup([solver.new(6)], [3, 4]) is None

@@ -29,6 +29,10 @@ def test_a_sound_graph_passes():
         ({"params": ()}, "%y: uses a leaf that does not exist; found w"),
         ({"params": (Param("w", TensorType((3, -1), "float32")),)}, "impossible size"),
         ({"params": (Param("w", TensorType((2**21, 2**21), "float32")),)}, "leaf too large"),
+        (
+            {"params": (Param("w", TensorType((1,) * 33, "float32")),)},
+            "w: too many dimensions; found 33; expected at most 32",
+        ),
         ({"params": (W, Param("c", T, "constant"))}, "c: leaf with an impossible size"),
         (
             {"params": (W, Param("c", TensorType((1,), "float32"), "constant"))},
