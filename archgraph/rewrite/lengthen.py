@@ -60,10 +60,11 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
         for steps in itertools.count(1):
             path = _shift(graph, own, old, steps)
             leaf = {name: ".".join(path(name.split("."))) for name in old}
-            modules = {name.rpartition(".")[0] for name in leaf.values()} - {""}
+            # A leaf that lies directly in a module with other blocks is renamed and stays there.
+            modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
             free = not in_use & {*leaf.values(), *modules}
-            if free and all(name.startswith(f"{own}.") for name in old):
-                module = ".".join(path(own.split(".")))
+            module = ".".join(path(own.split(".")))
+            if free and module != own and all(name.startswith(f"{own}.") for name in old):
                 free = not any(_under(name, module) for name in in_use)
             if free:
                 break
@@ -84,6 +85,10 @@ def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
     )
 
 
+def _module(leaf: str) -> str:
+    return leaf.rpartition(".")[0]
+
+
 def _under(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
@@ -96,9 +101,11 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
 
     The number is the last one in the path of the block's module (``layer3.1``); where the block is
     not a module, its layers' numbers in their list (``features.40``, ``features.41``).
-    Without a number, one is appended.
+    Without a number, one is appended. Every leaf gets another name, a different one for every
+    number of steps.
     """
-    paths = [name.split(".")[:-1] for name in leaf_names]
+    leaves = [name.split(".") for name in leaf_names]
+    paths = [path[:-1] for path in leaves]
     module = list(common(map(tuple, paths)))
     named = block.split(".")
     if module[: len(named)] == named:
@@ -112,6 +119,7 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
         depth = len(module)
     else:
         depth = numbers[-1] if numbers else len(module) - 1
+    moved = {path[depth] for path in leaves}
 
     def shifted(path: Sequence[str]) -> list[str]:
         result = list(path)
@@ -121,7 +129,7 @@ def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) 
         number = re.search(r"\d+$", path[depth])
         if number:
             result[depth] = path[depth][: number.start()] + str(int(number.group()) + steps)
-        elif depth < len(module) or path[depth] in children:
+        elif depth < len(module) or path[depth] in moved:
             result[depth] = f"{path[depth]}_{steps + 1}"
         return result
 

@@ -190,6 +190,49 @@ def test_graft_of_layers_in_one_list():
     assert list(parts(deep.graph).values()) == [["0", "2", "4", "7", "8"], ["6"]]
 
 
+class Scaled(nn.Module):
+    """A block of a layer and a parameter that belongs to the network itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.randn(6))
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x + self.gamma * self.second(x))
+
+
+class Listed(nn.Sequential):
+    """The same, with the parameter directly in a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+        self.gamma = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        x = self[0](x)
+        return self[2](x + self.gamma * self[1](x))
+
+
+@pytest.mark.parametrize(
+    ("net", "block", "names"),
+    [
+        (Scaled(), "second", ["gamma_2", "second_2.weight", "second_2.bias"]),
+        (Listed(), "1", ["gamma_3", "3.weight", "3.bias"]),
+        (nn.Sequential(Scaled()), "0.second", ["1.gamma", "1.second.weight", "1.second.bias"]),
+        (nn.Sequential(Listed()), "0.1", ["0.gamma_3", "0.3.weight", "0.3.bias"]),
+    ],
+    ids=["top", "listed", "module", "list in a module"],
+)
+def test_a_parameter_beside_the_layers_is_copied_under_a_new_name(net, block, names):
+    graph = graph_of(net, torch.zeros(2, 6))
+    section = ag.structure(graph).block(block).section
+    count = len(ag.structure(graph).section(section).blocks)
+    deep = ag.graft(graph, {section: count + 1}, verify=True).graph
+    assert {p.name for p in deep.params} - {p.name for p in graph.params} == {*names}
+
+
 def test_graft_lines_up_with_another_graph():
     large, narrow = graph_of(residual((3, 4))), graph_of(nets.Net(nets.Basic, (1, 2), (4, 6)))
     deep = ag.graft(narrow, {"stage1": 3, "stage2": 4}, like=large, verify=True).graph
