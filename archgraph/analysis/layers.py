@@ -15,8 +15,8 @@ class Layer:
 
     Attributes:
         node: The operator; empty for unused entries.
-        kind: What it is but for names: operator, arguments, roles and types of its leaves. Leaves
-            of earlier layers (tied weights) stand as numbers in the order of first use.
+        kind: Everything about it but names: operator, arguments, roles and types of its leaves.
+            Leaves of earlier layers (tied weights) are numbers in the order of first use.
         entries: State entries that no earlier layer uses, in argument order.
     """
 

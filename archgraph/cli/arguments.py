@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
 
-ModelOrFamily = Annotated[Path, typer.Argument(metavar="FILE", help="A model or a family (YAML).")]
+ModelOrFamily = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A model, a family or an experiment (YAML).")
+]
 
 Choose = Annotated[
     list[str] | None,
@@ -64,14 +66,16 @@ def graph_of(
 
 
 def family_of(file: Path) -> Any:
-    """The family in a file, resolved; None if the file holds no family."""
+    """The family in a file, or the one that an experiment names, resolved; None for a model."""
     import archgraph
     from archgraph.language.yaml import read_document
 
     data = read_document(file).data
-    if not (isinstance(data, dict) and "clients" in data):
-        return None
-    return archgraph.resolve(archgraph.load_family(file))
+    if isinstance(data, dict) and "family" in data:
+        return archgraph.resolve(archgraph.load_experiment(file).family)
+    if isinstance(data, dict) and "clients" in data:
+        return archgraph.resolve(archgraph.load_family(file))
+    return None
 
 
 def pair(text: str) -> tuple[str, str]:

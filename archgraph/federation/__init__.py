@@ -4,8 +4,8 @@ No loop lives here. An engine asks a :class:`Strategy` for tasks, lets clients r
 and hands the results back. Every value is frozen and travels: a :class:`ServerState` is tensors and
 plain values (safetensors + JSON), a :class:`Program` is a frozen dataclass that pickles.
 
-How each published method maps onto these types, and what it asks of them, is tabled in
-``docs/methods.md``.
+The table in ``docs/methods.md`` shows how each published method maps onto these types, and what it
+asks of them.
 
 The names below are all that a strategy needs beside ``archgraph`` itself; they are imported on
 first use.

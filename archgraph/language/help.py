@@ -202,6 +202,7 @@ def topic(name: str) -> Topic:
           lr: 0.05
     """
     known = topics()
+    name = name.replace("-", "_")  # as options of the command line are written
     parent, _, key = name.rpartition(".")
     strategies = strategy_names()
     if name in known:

@@ -27,7 +27,7 @@ class LocalOptions(Base):
 
     epochs: Count = Field(default=1, description="passes over the local data in one round")
     batch: Count = Field(default=32, description="examples in a minibatch")
-    optimiser: Literal["sgd", "adam"] = Field(default="sgd", description="who takes the steps")
+    optimiser: Literal["sgd", "adam"] = Field(default="sgd", description="the optimiser")
     lr: Annotated[float, Field(gt=0)] = Field(
         default=0.1, description="learning rate in the first round"
     )

@@ -199,6 +199,11 @@ def test_show_and_explain_take_a_family(here: Path):
     explained = call("explain", "family.yaml").output
     assert explained == call("explain", "model.yaml").output
     assert explained != call("explain", "family.yaml", "--member", "half").output
+    (here / "run.yaml").write_text(
+        "archgraph: 1\nname: run\nfamily: family.yaml\nrounds: 1\n"
+        "data: {dataset: digits}\nstrategy: {fedavg: {}}\n"
+    )
+    assert call("show", "run.yaml").output.splitlines()[1:] == shown.output.splitlines()[1:]
     refused(call("show", "family.yaml", "--member", "hal"), "found 'hal'", "did you mean 'half'?")
     refused(call("show", "model.yaml", "--member", "half"), "is not a family")
     refused(

@@ -117,6 +117,7 @@ def test_help_lists_what_may_be_written(name: str, words: list[str]) -> None:
 
 
 def test_help_knows_other_words_for_a_key() -> None:
+    assert explained.topic("add-exits") == explained.topic("add_exits")  # as the option is written
     with pytest.raises(SpecError, match=r"see local\.lr"):
         explained.topic("learning_rate")
     with pytest.raises(SpecError, match=r"several keys; expected dirichlet\.alpha or"):
