@@ -79,7 +79,10 @@ class MovedFactors:
         for node in path[::-1]:
             sent = _sent(self._wide.node[node.name], sent)
         assert isinstance(sent, torch.Tensor)
-        part = self.copies.parts(solved.value[start][0][dim], self.wanted)
+        target = solved.value[start][0][dim]
+        if not isinstance(target.size, int):
+            raise Refusal(f"%{start} combines channels with the batch in one dimension")
+        part = self.copies.parts(target, self.wanted)
         factor = np.ones(size)
         if sent.numel():
             numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])

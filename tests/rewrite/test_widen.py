@@ -35,6 +35,28 @@ def test_copies_depend_on_seed_and_sizes_alone():
     assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
 
 
+class PerExample(nn.Module):
+    """A normalised kernel per example: the batch becomes groups of one convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.style = nn.Conv2d(3, 4, 1), nn.Linear(5, 4)
+        self.kernel, self.head = nn.Parameter(torch.randn(6, 4, 1, 1)), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x, style):
+        x = self.stem(x)
+        b, c, h, w = x.shape
+        kernels = self.kernel * self.style(style)[:, None, :, None, None]
+        kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
+        x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
+        return self.head(x.view(b, 6, h, w))
+
+
+def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
+    graph = traced(PerExample(), torch.randn(2, 3, 5, 5), torch.randn(2, 5)).graph
+    assert "stem.out" in refusals(graph)
+
+
 class Packed(nn.Module):
     """Queries, keys and values in one projection; scores written out."""
 
