@@ -45,7 +45,7 @@ def unknown(
 
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
     'one of kernel, stride'
-    >>> unknown("x", map(str, range(99)))["expected"][-22:]
+    >>> unknown("x", map(str, range(99)))["expected"][-20:]
     '18, 19 and 79 others'
     """
     known = list(dict.fromkeys(names))

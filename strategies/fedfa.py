@@ -71,9 +71,9 @@ class FedFA(Strategy):
         choice: Who runs which architecture. ``family``: as the family says. ``half_smallest``: a
             share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
             ``zico``: the others take the one with the best ZiCo score on their data (§5.1).
-        limited: Contribution of the clients that take the smallest architecture.
+        limited: Share of the clients that take the smallest architecture.
         scale: Multiply layers by α; off: plain covered mean of grafted models.
-        percentile: Contribution of a layer's weights that its norm counts.
+        percentile: Share of a layer's weights that its norm counts.
         inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
         rms: Divide the norm by the root of the number of weights it counts.
         scale_vectors: Scale all parameters, not only the weights that layers multiply with.
@@ -223,7 +223,7 @@ def inner_norm(
 
     Args:
         weights: A layer's weights, any shape.
-        percentile: Contribution that counts.
+        percentile: Share that counts.
         inner: ``abs``: ``|w| ≤ q_p(|w|)``; ``central``: ``q_{(1-p)/2}(w) ≤ w ≤ q_{(1+p)/2}(w)``.
         rms: Divide by the root of the number of weights that count.
 

@@ -180,11 +180,12 @@ def percent(share: float) -> str:
     >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
     ('0 %', '<1 %', '50 %', '>99 %', '100 %')
     """
-    if 0 < share < 0.005:
+    text = f"{100 * share:.0f} %"
+    if text == "0 %" and share > 0:
         return "<1 %"
-    if 0.995 <= share < 1:
+    if text == "100 %" and share < 1:
         return ">99 %"
-    return f"{100 * share:.0f} %"
+    return text
 
 
 def _text(text: str, *, size: int = 10, colour: str = colours.INK, bold: bool = False) -> str:
