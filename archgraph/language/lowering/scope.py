@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
 from archgraph.fields import Place
 from archgraph.graph.ir import Ref
 from archgraph.hints import unknown
@@ -93,6 +91,8 @@ def labels_of(steps: Sequence[Step]) -> list[str | None]:
 
 def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal: int) -> list[str]:
     """Steps on a way from a later step back to the one that draws on it, if there is one."""
+    import networkx as nx  # 0.07 s that only a mistake costs
+
     drawn = nx.DiGraph()
     drawn.add_nodes_from(range(len(steps)))
     for index, step in enumerate(steps):
