@@ -160,9 +160,12 @@ class NeFL(Strategy):
                 consistent = Contribution.of(result, world.graph, self.weights)
                 group = f"submodel/{result.tier}"
                 names = tuple(state.group(group))
-                same = identity_of(self._submodel(world, world.tier(result.tier)).graph, names)
+                graph = self._submodel(world, world.tier(result.tier)).graph
+                same = identity_of(graph, names)
                 own = {name: result.state[name] for name in names}
-                yield Contribution(group, same.source, same, own, consistent.weight)
+                # A mean of equal numbers need not be that number.
+                still = ag.frozen(graph) & own.keys()
+                yield Contribution(group, same.source, same, own, consistent.weight, still)
                 yield consistent
 
         return group_means(state, contributions())
@@ -231,7 +234,7 @@ def submodel(
         after = left_out_after(whole, graph, transfer) if initial == "ode" else {}
         starts = {name: 1.0 + k for name, k in after.items()}  # the others start at 1
         rewritten = rewritten >> ag.add_step_sizes(
-            graph, initial=starts, learnable=steps == "learnable"
+            graph, initial=starts, learnable=steps == "learnable", allow_nothing=True
         )
     own = own_norms(rewritten.graph, inconsistent)
     unmerged = frozenset[str]()

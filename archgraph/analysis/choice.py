@@ -7,6 +7,7 @@ numbers of positions, ``positions={"fc1.out": [0, 2, 5]}`` the positions themsel
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ def choose(
     *,
     grow: bool = False,
     rounding: Rounding = "ceil",
+    allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
     """The new size of each axis chosen by share or size; the positions of those chosen by position.
 
@@ -43,7 +45,8 @@ def choose(
 
     Raises:
         RewriteError: For an empty choice, or what is not a share, a factor, a possible size or
-            possible positions.
+            possible positions; for shares or factors other than 1 that change nothing, unless
+            ``allow_nothing``.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:
@@ -79,8 +82,35 @@ def choose(
                 hint="take and narrow make axes narrower" if whole and grow else None,
             )
         counts[axis] = int(size)
-    chosen = _by_axis(solved, positions, "positions by axis", single=False)
-    return counts, {axis: _index(axis, requested, grow) for axis, requested in chosen}
+    requested = _by_axis(solved, positions, "positions by axis", single=False)
+    chosen = {axis: _index(axis, index, grow) for axis, index in requested}
+    same = not chosen and all(count == axis.size for axis, count in counts.items())
+    if same and not allow_nothing and _wanted(shares):
+        raise _nothing(solved, shares, counts)
+    return counts, chosen
+
+
+def _wanted(shares: Any) -> bool:
+    """Whether a choice by share or factor asks for another size of anything."""
+    wanted = shares.values() if isinstance(shares, Mapping) else (shares,)
+    return any(share not in (None, 1) for share in wanted)
+
+
+def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
+    """The error of a choice that changes no axis: why each of the first few stays as it is."""
+    # No free axis was chosen, or each has its size back.
+    what = "rounded to what it has" if counts else "pinned"
+    reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
+    shown = [f"{name} ({reason})" for name, reason in itertools.islice(reasons.items(), 3)]
+    if len(reasons) > len(shown):
+        shown.append(f"{len(reasons) - len(shown)} more")
+    return RewriteError(
+        "changes nothing: no axis gets another size",
+        found=f"{shares}, and {what}: {', '.join(shown)}" if shown else f"{shares}, and no axis",
+        expected="an axis that can change",
+        hint="`explain` says what would free an axis; allow_nothing: true (in Python "
+        "allow_nothing=True) where the whole model is meant",
+    )
 
 
 def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:

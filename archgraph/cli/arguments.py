@@ -86,20 +86,35 @@ def pair(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def by_key(texts: Iterable[str]) -> dict[str, str]:
+    """`key=value`s by key; each key once, so that no value is dropped."""
+    values: dict[str, str] = {}
+    for text in texts:
+        key, value = pair(text)
+        if key in values:
+            raise SpecError(
+                "is set twice",
+                where=repr(key),
+                found=f"{values[key]} and {value}",
+                expected="one value",
+            )
+        values[key] = value
+    return values
+
+
 def numbers(texts: Iterable[str]) -> dict[str, int]:
     """`key=N` as numbers by key."""
     values = {}
-    for text in texts:
-        key, value = pair(text)
+    for key, value in by_key(texts).items():
         if not value.isdecimal():
-            raise SpecError("is not a number", where=repr(text), found=value, expected=f"{key}=N")
+            raise SpecError("is not a number", where=repr(f"{key}={value}"), expected=f"{key}=N")
         values[key] = int(value)
     return values
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
     """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
-    return {key: value_of(value) for key, value in map(pair, texts or ())}
+    return {key: value_of(value) for key, value in by_key(texts or ()).items()}
 
 
 def value_of(text: str) -> Any:

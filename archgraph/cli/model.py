@@ -13,9 +13,9 @@ from archgraph.cli.arguments import (
     Member,
     ModelOrFamily,
     OutputFile,
+    by_key,
     family_of,
     graph_of,
-    pair,
     settings_of,
     typed,
 )
@@ -54,7 +54,7 @@ def trace(
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
-    inputs = dict(_input(text) for text in given)
+    inputs = {key: _input(key, value) for key, value in by_key(given).items()}
     data = {"python": name, "inputs": inputs, "args": settings_of(arg), "name": name.split(":")[1]}
     with typed(target, data, f"{target}: ") as document:
         graph, state = load_model(document)
@@ -71,17 +71,18 @@ def trace(
         wrote(output)
 
 
-def _input(text: str) -> tuple[str, dict[str, Any]]:
-    """`x=2,3,224,224:float32` as name and input; the batch axis comes first and is implied."""
-    name, value = pair(text)
+def _input(name: str, value: str) -> dict[str, Any]:
+    """`2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
     sizes, _, dtype = value.partition(":")
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
         raise SpecError(
-            "is not an input", where=repr(text), expected="name=batch,size,… e.g. x=2,3,224,224"
+            "is not an input",
+            where=repr(f"{name}={value}"),
+            expected="name=batch,size,… e.g. x=2,3,224,224",
         )
     spec: dict[str, Any] = {"shape": tuple(int(part) for part in parts[1:])}
-    return name, {**spec, "dtype": dtype} if dtype else spec
+    return {**spec, "dtype": dtype} if dtype else spec
 
 
 @command()

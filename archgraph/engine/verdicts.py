@@ -142,6 +142,7 @@ def _checked(
     with spec.locating("data"):
         check_encoding(
             source(data.dataset),
+            bptt=data.bptt,
             length=data.length,
             vocabulary=data.vocabulary,
             tokenizer=data.tokenizer,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from archgraph.analysis.cost import cost
-from archgraph.errors import ArchGraphError
+from archgraph.analysis.roles import frozen
+from archgraph.errors import ArchGraphError, RewriteError
 from archgraph.federation.state import GLOBAL
 from archgraph.federation.world import Tier
 from archgraph.fields import Place
@@ -125,6 +126,28 @@ def resolve(spec: FamilySpec) -> Family:
     return _Resolver(spec).family()
 
 
+def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
+    """Check that a client trains nothing of what the global model freezes: it would be lost.
+
+    Raises:
+        RewriteError: Names the first such parameters.
+    """
+    still, entries = frozen(graph), member.transfer.entries
+    lost = [
+        p.name
+        for p in member.graph.params
+        if p.trainable and p.name in entries and entries[p.name].source in still
+    ]
+    if lost:
+        raise RewriteError(
+            "trains what the global model freezes",
+            found=", ".join(lost[:3]) + (f", {len(lost) - 3} more" if len(lost) > 3 else ""),
+            expected="parameters that the global model trains",
+            hint="the server would leave these updates out: name them in the family's "
+            "change.train_only, or leave them out of this client's train_only",
+        )
+
+
 class _Resolver:
     def __init__(self, spec: FamilySpec) -> None:
         self.spec = spec
@@ -149,6 +172,9 @@ class _Resolver:
             recipe = member.model_dump_json(exclude={"name", "count"})
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, ("clients", index))
+                if graph.nodes:
+                    with self.located(("clients", index)):
+                        _trains_with(made[recipe][0], graph)
             part, weights = made[recipe]
             tiers.append(
                 Tier(

@@ -55,6 +55,24 @@ class LocalOptions(Base):
     )
 
     @pydantic.model_validator(mode="after")
+    def _is_read(self) -> LocalOptions:
+        if self.optimiser == "adam" and self.momentum:
+            raise Mistake(
+                "is of SGD and not read by Adam",
+                place=("momentum",),
+                found=self.momentum,
+                hint="leave it out, or write optimiser: sgd",
+            )
+        if self.decay != type(self).model_fields["decay"].default and not self.milestones:
+            raise Mistake(
+                "is the factor at milestones, and there are none",
+                place=("decay",),
+                found=self.decay,
+                hint="write milestones, or leave it out",
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _one_schedule(self) -> LocalOptions:
         if self.schedule == "cosine" and self.milestones:
             raise Mistake(

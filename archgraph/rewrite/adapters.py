@@ -19,6 +19,7 @@ def add_adapters(
     size: int,
     blocks: str | Iterable[str] | None = None,
     *,
+    allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
     """Add ``h + up(gelu(down(h)))`` to the branch ``h`` of residual blocks, right before the sum.
@@ -31,12 +32,13 @@ def add_adapters(
         graph: The architecture.
         size: Width of the bottleneck.
         blocks: Names or patterns of residual blocks; all of them by default.
+        allow_nothing: Accept a model without residual blocks: it stays as it is.
         verify: Check that the function is the same (two forwards in float64).
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.
         RewriteError: For a block that is not residual, or whose branch has no channel dimension at
-            either end.
+            either end; if there is none, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -84,7 +86,12 @@ def add_adapters(
         return (down, act, up, adapted), params
 
     rewritten = on_branches(
-        graph, residuals(graph, blocks), "adapter", bottleneck, lambda leaf: ".up." in leaf
+        graph,
+        residuals(graph, blocks),
+        "adapter",
+        bottleneck,
+        lambda leaf: ".up." in leaf,
+        allow_nothing=allow_nothing,
     )
     if verify:
         same_function(graph, rewritten)

@@ -53,6 +53,8 @@ def on_branches(
     name: str,
     make: Callable[[Branch], Inserted],
     zero: Callable[[str], bool] = lambda leaf: False,
+    *,
+    allow_nothing: bool = False,
 ) -> Rewritten:
     """Put operators on every branch of some residual blocks, right before the sums.
 
@@ -62,10 +64,19 @@ def on_branches(
         name: What a new leaf or module is called, inside its block.
         make: What to put on a branch.
         zero: Whether a new leaf starts at zero.
+        allow_nothing: Accept that there are no blocks.
 
     Raises:
-        RewriteError: For a block that is not residual, or that has a leaf of a new one's name.
+        RewriteError: For a block that is not residual, or that has a leaf of a new one's name; if
+            there are no blocks, unless ``allow_nothing``.
     """
+    if not blocks and not allow_nothing:
+        raise RewriteError(
+            f"changes nothing: no branch gets its {name.replace('_', ' ')}",
+            found="no residual block",
+            expected="a block that adds to its input",
+            hint="`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True",
+        )
     if not blocks:
         return Rewritten.identity(graph)
     in_use = {leaf for p in graph.params for leaf in (p.name, *p.aliases)}

@@ -31,6 +31,7 @@ def narrow(
     sizes: Sizes | None = None,
     mode: NarrowMode = "paper",
     seed: int = 0,
+    allow_nothing: bool = False,
 ) -> Rewritten:
     """Narrow axes to their first positions and give the others' part to those that stay.
 
@@ -43,9 +44,10 @@ def narrow(
             :func:`widen` with the same seed: copies are merged with what they copied, summed where
             widening divides them, else averaged.
         seed: Of the copies (``net2net``).
+        allow_nothing: Accept shares that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: For an impossible size.
+        RewriteError: For an impossible size, or shares below 1 that change nothing.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:
@@ -65,7 +67,7 @@ def narrow(
     if mode not in get_args(NarrowMode):
         raise RewriteError("unknown mode", found=mode, expected=", ".join(get_args(NarrowMode)))
     solved = axes(graph)
-    counts, _ = choose(solved, shares, sizes)
+    counts, _ = choose(solved, shares, sizes, allow_nothing=allow_nothing)
     wanted = {axis: size for axis, size in counts.items() if size < axis.size}
     kept = {a.name: np.arange(n) for a, n in wanted.items()}
     narrowed = cut(graph, kept)

@@ -64,7 +64,15 @@ class SkipOptions(Base):
     )
 
 
-class NarrowOptions(Base):
+class AxisOptions(Base):
+    """What ``take``, ``narrow`` and ``widen`` have in common."""
+
+    allow_nothing: bool = Field(
+        default=False, description="accept shares or factors that change no size"
+    )
+
+
+class NarrowOptions(AxisOptions):
     """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
 
     shares: ShareChoice = Field(
@@ -79,7 +87,7 @@ class TakeOptions(NarrowOptions):
     positions: PositionChoice = Field(default={}, description="positions that stay, in new order")
 
 
-class WidenOptions(Base):
+class WidenOptions(AxisOptions):
     """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
 
     factors: FactorChoice = Field(
@@ -108,7 +116,7 @@ def _by_axis(main: str) -> Any:
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
     """
-    options = {main, "sizes", "positions"}
+    options = {main, "sizes", "positions", *AxisOptions.model_fields}
 
     def long(value: Any) -> Any:
         is_long = isinstance(value, Base)

@@ -25,6 +25,7 @@ def add_step_sizes(
     *,
     initial: float | Mapping[str, float] = 1.0,
     learnable: bool = True,
+    allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
     """Multiply the branches of residual blocks by scalars of their own, right before the sums.
@@ -37,11 +38,13 @@ def add_step_sizes(
         blocks: Names or patterns of residual blocks; all of them by default.
         initial: Step size to start from, for all blocks or by block name (one where not named).
         learnable: Whether the step sizes are trained.
+        allow_nothing: Accept a model without residual blocks: it stays as it is.
         verify: Check that step sizes of one change nothing (two forwards in float64).
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.
-        RewriteError: For a block that is not residual, or that has its step size already.
+        RewriteError: For a block that is not residual, or that has its step size already; if
+            there is none, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -81,7 +84,7 @@ def add_step_sizes(
         )
         return (node,), (param,)
 
-    rewritten = on_branches(graph, chosen, "step_size", step)
-    if verify:
+    rewritten = on_branches(graph, chosen, "step_size", step, allow_nothing=allow_nothing)
+    if verify and chosen:
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

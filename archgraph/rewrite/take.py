@@ -21,6 +21,7 @@ def take(
     sizes: Sizes | None = None,
     positions: Positions | None = None,
     rounding: Rounding = "ceil",
+    allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
     """Keep some positions of some axes; every other size follows from the axes.
@@ -33,10 +34,12 @@ def take(
         positions: The positions that stay, in their new order, by axis name, role or pattern.
             Positions win over sizes, sizes over shares, and a later entry over an earlier one.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
+        allow_nothing: Accept shares that change no size, because every axis is pinned or
+            rounding gives it back whole.
         verify: Run the law mask ≡ take on random weights (two forwards in float64).
 
     Raises:
-        RewriteError: For an empty or impossible choice.
+        RewriteError: For an empty or impossible choice, or shares below 1 that change nothing.
         AxisError: For an axis that does not exist or is pinned, with the reason.
 
     Example:
@@ -47,7 +50,9 @@ def take(
         >>> {p.name: p.shape for p in small.graph.params if "weight" in p.name}
         {'0.weight': (4, 3), '2.weight': (2, 4)}
     """
-    counts, chosen = choose(axes(graph), shares, sizes, positions, rounding=rounding)
+    counts, chosen = choose(
+        axes(graph), shares, sizes, positions, rounding=rounding, allow_nothing=allow_nothing
+    )
     stay = {axis: np.arange(count) for axis, count in counts.items()} | chosen
     kept = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut(graph, kept)

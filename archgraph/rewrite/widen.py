@@ -22,6 +22,7 @@ def widen(
     positions: Positions | None = None,
     seed: int = 0,
     approximate: bool = False,
+    allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
     """Widen axes so that the network computes the same in evaluation (Net2WiderNet).
@@ -40,11 +41,12 @@ def widen(
         seed: Of the copies.
         approximate: Copy also where the function changes (a norm over an axis whose positions are
             not repeated equally often, a softmax over it).
+        allow_nothing: Accept factors that change nothing, as in :func:`take`.
         verify: Run the law (two forwards in float64).
 
     Raises:
-        RewriteError: For an axis that cannot be widened exactly, with the reason, or an impossible
-            size.
+        RewriteError: For an axis that cannot be widened exactly, with the reason, an impossible
+            size, or factors above 1 that change nothing.
         AxisError: For an axis that does not exist or is pinned.
 
     Example:
@@ -58,7 +60,9 @@ def widen(
     Source: Chen et al., *Net2Net*, ICLR 2016, §2.2; FedADP, Algorithm 2.
     """
     solved = axes(graph)
-    wanted, chosen = choose(solved, factors, sizes, positions, grow=True)
+    wanted, chosen = choose(
+        solved, factors, sizes, positions, grow=True, allow_nothing=allow_nothing
+    )
     copies = Copies(graph, copied_positions(wanted, chosen, seed))
     parts, refused = compensation(copies)
     if refused and not approximate:

@@ -250,6 +250,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"data__dataset": "digit"}, DataError, "did you mean 'digits'"),
     ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
     ({"family__clients": [{"name": "global"}]}, RunError, "stands for the global model"),
+    (
+        {"local": {"optimiser": "adam", "momentum": 0.9}},
+        SpecError,
+        "local.momentum: is of SGD and not read by Adam; found 0.9",
+    ),
+    ({"local": {"decay": 0.5}}, SpecError, "local.decay: is the factor at milestones, and there"),
+    ({"data__bptt": 32}, DataError, "data.bptt: is not an option of digits; found 32"),
     ({"strategy": {"fedavg": {}}}, RunError, "FedAvg averages one architecture"),
 ]
 

@@ -9,7 +9,7 @@ import torch
 from torchvision.ops import MLP
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, SpecError
+from archgraph.errors import ArchGraphError, RewriteError, SpecError
 from archgraph.federation.family import Family, resolve
 from archgraph.language import load, load_family
 from archgraph.module.build import build
@@ -294,6 +294,32 @@ def test_what_a_family_without_a_global_model_cannot_have(
 def test_mistakes_are_located(family, clients: str, message: str) -> None:
     with pytest.raises(ArchGraphError, match=message):
         family(clients)
+
+
+def test_a_client_may_not_train_what_the_global_model_freezes(family) -> None:
+    frozen = "change: {train_only: [head.*]}"
+    message = (
+        r"family\.yaml:3: clients\[1\]: trains what the global model freezes; found "
+        r"stem\.conv\.weight, .*; expected parameters that the global model trains; .*train_only"
+    )
+    with pytest.raises(RewriteError, match=message):
+        family("{name: a}, {name: more, train_only: ['head.*', 'stem.*']}", frozen)
+    less = family("{name: a, take: 0.5}, {name: less, train_only: head.linear.bias}", frozen)
+    assert [p.name for p in less.clients[1].graph.params if p.trainable] == ["head.linear.bias"]
+    added = family("{name: a, add_adapters: 2, train_only: '*.adapter*'}", frozen).clients[0]
+    assert all("adapter" in p.name for p in added.graph.params if p.trainable)
+
+
+def test_a_half_that_is_whole_is_an_error_unless_it_is_meant(family) -> None:
+    message = (
+        r"family\.yaml:3: clients\[1\]\.take: changes nothing: .*; found 0\.99, and rounded to "
+        r"what it has: stem\.conv\.out \(4\), .*allow_nothing: true"
+    )
+    with pytest.raises(RewriteError, match=message):
+        family("{name: a}, {name: most, take: 0.99}")
+    clients = "{name: a}, {name: most, take: {shares: 0.99, allow_nothing: true}}"
+    meant = family(clients).clients[1]
+    assert meant.graph == family("{name: a}").graph
 
 
 @pytest.mark.parametrize("name", ["fedfa_digits", "fedfa_fashion", "heterofl_fashion"])

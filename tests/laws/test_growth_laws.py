@@ -122,7 +122,12 @@ def test_chained_parts_are_the_whole(net, seed):
 
 
 @pytest.mark.parametrize(
-    "rewrite", [ag.add_step_sizes, lambda g: ag.add_adapters(g, 2)], ids=["steps", "adapt"]
+    "rewrite",
+    [
+        lambda g: ag.add_step_sizes(g, allow_nothing=True),
+        lambda g: ag.add_adapters(g, 2, allow_nothing=True),
+    ],
+    ids=["steps", "adapt"],
 )
 @given(net=networks())
 @settings(max_examples=8)

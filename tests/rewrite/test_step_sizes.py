@@ -8,7 +8,7 @@ import torch
 import archgraph as ag
 from archgraph.errors import RewriteError
 from tests import structures as nets
-from tests.rewrite.networks import traced
+from tests.rewrite.networks import mlp, traced
 from tests.structures import graph_of
 
 
@@ -41,3 +41,14 @@ def test_step_sizes_are_finite_numbers(start):
     graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
     with pytest.raises(RewriteError, match="step size"):
         ag.add_step_sizes(graph, initial=start)
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "what"),
+    [(ag.add_step_sizes, "step size"), (lambda g, **k: ag.add_adapters(g, 2, **k), "adapter")],
+)
+def test_a_model_without_residual_blocks_is_refused_unless_nothing_is_meant(rewrite, what):
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    with pytest.raises(RewriteError, match=f"changes nothing: no branch gets its {what}; found no"):
+        rewrite(graph)
+    assert rewrite(graph, allow_nothing=True, verify=True).graph == graph

@@ -16,3 +16,29 @@ from tests.rewrite.networks import mlp, traced
 def test_nonsense_to_take_is_one_message(spec):
     with pytest.raises(RewriteError, match=r"found|no axes are chosen"):
         ag.take(traced(mlp(), torch.zeros(1, 3)).graph, spec)
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "share"), [(ag.take, 0.5), (ag.narrow, 0.5), (ag.widen, 2)], ids=lambda x: str(x)
+)
+def test_a_share_of_what_is_pinned_says_why_unless_nothing_is_meant(rewrite, share):
+    graph = traced(torch.nn.Sequential(torch.nn.Linear(3, 3)), torch.ones(1, 3)).graph
+    with pytest.raises(RewriteError) as caught:
+        rewrite(graph, share)
+    assert str(caught.value).startswith(
+        f"changes nothing: no axis gets another size; found {share}, and pinned: "
+        "0.out (dimension 1 of the model's output), 0.in ("
+    )
+    assert "allow_nothing=True" in str(caught.value)
+    assert rewrite(graph, share, allow_nothing=True).graph == graph
+    assert rewrite(graph, 1).graph == graph  # whole is what was asked for
+
+
+def test_reasons_of_a_share_that_changes_nothing_are_bounded():
+    layers = [torch.nn.Linear(4, 4) for _ in range(9)]
+    graph = traced(torch.nn.Sequential(*layers), torch.ones(1, 4)).graph
+    with pytest.raises(RewriteError, match=r"0\.9, and rounded to what it has: 0\.out \(4\), .*"):
+        ag.take(graph, 0.9)
+    with pytest.raises(RewriteError, match=r"2\.out \(4\), 5 more; expected an axis"):
+        ag.take(graph, 0.9)
+    assert ag.take(graph, {"0.out": 0.9, "1.out": 0.5}).graph.param["1.weight"].shape == (2, 4)

@@ -14,6 +14,7 @@ from archgraph.strategies.fedfa import FedFA
 from archgraph.strategies.fedin import FedIN
 from archgraph.strategies.flexifed import FlexiFed
 from archgraph.strategies.heterofl import HeteroFL
+from archgraph.strategies.nefl import NeFL, own_norms
 
 LOCAL = LocalOptions(batch=4, lr=0.05, momentum=0.9, weight_decay=0.1)
 PATTERNS = ["layer2.*", "fc.*"]
@@ -79,6 +80,28 @@ def test_methods_without_a_global_model_leave_frozen_entries(lab, strategy):
     for name in ("stem.weight", "stem.bias"):
         assert torch.equal(model.state[name], lab.state[name]), name
     assert not torch.equal(model.state["fc.weight"], lab.state["fc.weight"])
+
+
+def test_nefl_leaves_frozen_norms_that_a_submodel_has_for_itself(lab):
+    graph = train_only(lab.graph, ["fc.*"]).graph
+    norm = next(name for name in sorted(own_norms(graph, "auto")) if name.endswith(".weight"))
+    start = {**lab.state, norm: torch.linspace(0.1, 0.9, len(lab.state[norm]))}
+    world = lab.replace(lab, graph=graph, state=start).uniform(3, examples=[30, 10, 7])
+    strategy = NeFL(weights="examples", steps="off", spread=0)
+    state = strategy.init(world)
+    for number in (1, 2):
+        tasks = [strategy.send(world, state, client, number) for client in range(3)]
+        results = [
+            task.result(
+                task.program(lab.work_of(task, lab.toy(task.client, 12), LOCAL)),
+                world.clients[task.client].examples,
+            )
+            for task in tasks
+        ]
+        state = strategy.receive(world, state, results, number)
+    model = list(strategy.evaluated(world, state))[1]
+    assert torch.equal(model.state[norm], start[norm])
+    assert not torch.equal(model.state["fc.weight"], start["fc.weight"])
 
 
 def test_what_only_one_kind_of_client_freezes_is_averaged(lab):

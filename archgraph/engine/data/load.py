@@ -12,6 +12,8 @@ from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 
 IMAGES = {"idx": images.read, "cifar": cifar.read}
+BPTT = 64
+"""Length of a window of running text, in tokens, where nothing is said."""
 PAIRS = {"pairs": pairs.halves, "sick": pairs.sick}
 FORMATS = (*IMAGES, "words", *PAIRS)
 """Formats that a data set may be in; see :class:`archgraph.engine.data.source.Source`."""
@@ -22,7 +24,7 @@ def load_dataset(
     root: str | Path | None = None,
     *,
     limit: int | None = None,
-    bptt: int = 64,
+    bptt: int = BPTT,
     length: int | None = None,
     vocabulary: int | None = None,
     tokenizer: str | Path | None = None,
@@ -36,7 +38,7 @@ def load_dataset(
             `ARCHGRAPH_DATA` names. `digits` needs none.
         limit: Keep at most the first so many examples of each split; the normalisation is that of
             the kept train examples.
-        bptt: Length of a text window, in tokens.
+        bptt: Length of a window of running text, in tokens.
         length: Tokens of a pair of sentences, its three marks and padding among them; None: 128.
         vocabulary: Most tokens of the vocabulary that is learned from the train pairs; None: 8192.
         tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
@@ -59,7 +61,7 @@ def load_dataset(
     if bptt < 1:
         raise DataError("window too short", where="data.bptt", found=bptt, expected="at least 1")
     chosen = source(name)
-    check_encoding(chosen, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
+    check_encoding(chosen, bptt=bptt, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
     files = located(chosen, root, verify=verify)
     if chosen.format in IMAGES:
         return IMAGES[chosen.format](chosen, files, limit)
@@ -82,8 +84,16 @@ def load_dataset(
     return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
 
 
-def check_encoding(chosen: Source, **options: object) -> None:
-    """Raise if options of pairs are for another data set, or name two vocabularies."""
+def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
+    """Raise if options of text are for another data set, or name two vocabularies."""
+    if bptt != BPTT and chosen.format != "words":
+        texts = [name for name in DATASETS if source(name).format == "words"]
+        raise DataError(
+            f"is not an option of {chosen.name}",
+            where="data.bptt",
+            found=bptt,
+            expected="it with running text: " + ", ".join(texts),
+        )
     for option, value in options.items():
         if value is not None and chosen.format not in PAIRS:
             paired = [name for name in DATASETS if source(name).format in PAIRS]
