@@ -48,6 +48,7 @@ BlockNames = Annotated[
 SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
+AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
 class SkipOptions(Base):
@@ -64,21 +65,14 @@ class SkipOptions(Base):
     )
 
 
-class AxisOptions(Base):
-    """What ``take``, ``narrow`` and ``widen`` have in common."""
-
-    allow_nothing: bool = Field(
-        default=False, description="accept shares or factors that change no size"
-    )
-
-
-class NarrowOptions(AxisOptions):
+class NarrowOptions(Base):
     """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
 
     shares: ShareChoice = Field(
         default={}, description="share that stays of every free axis, or by axis; rounded up"
     )
     sizes: dict[str, Count] = Field(default={}, description="numbers of first positions that stay")
+    allow_nothing: AllowNothing = False
 
 
 class TakeOptions(NarrowOptions):
@@ -87,7 +81,7 @@ class TakeOptions(NarrowOptions):
     positions: PositionChoice = Field(default={}, description="positions that stay, in new order")
 
 
-class WidenOptions(AxisOptions):
+class WidenOptions(Base):
     """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
 
     factors: FactorChoice = Field(
@@ -97,6 +91,7 @@ class WidenOptions(AxisOptions):
     positions: PositionChoice = Field(
         default={}, description="which old position each new one copies"
     )
+    allow_nothing: AllowNothing = False
 
 
 class EndsAfter(Base):
@@ -116,7 +111,7 @@ def _by_axis(main: str) -> Any:
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
     """
-    options = {main, "sizes", "positions", *AxisOptions.model_fields}
+    options = {main, "sizes", "positions", "allow_nothing"}
 
     def long(value: Any) -> Any:
         is_long = isinstance(value, Base)
