@@ -72,7 +72,7 @@ def family_of(file: Path) -> Any:
 
     data = read_document(file).data
     if isinstance(data, dict) and "family" in data:
-        return archgraph.resolve(archgraph.load_experiment(file).family)
+        return archgraph.resolve(archgraph.load_experiment(file).family)  # type: ignore[arg-type]  # was read
     if isinstance(data, dict) and "clients" in data:
         return archgraph.resolve(archgraph.load_family(file))
     return None
