@@ -14,11 +14,11 @@ from archgraph.engine.attack import Attack
 from archgraph.engine.client import KeptByClient, isolated
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.progress import Bars
+from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import returned
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, Task, seeded
 from archgraph.plain import Json
-from archgraph.states import check_update
 
 
 class Clock:
@@ -166,7 +166,9 @@ class Turn:
 
     def _accept(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome, if all of it is fit to be seen."""
-        check_update(task.graph, outcome.state)
+        steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
+        sent = {k: v for k, v in task.state.items() if k not in task.kept}
+        check_ranges(task.graph, sent, outcome.state, steps)
         if set(outcome.others) != set(task.others):
             raise RejectedUpdate(
                 "other models than the task's",
@@ -175,7 +177,8 @@ class Turn:
             )
         for name, state in outcome.others.items():
             try:
-                check_update(task.others[name].graph, state)
+                model = task.others[name]
+                check_ranges(model.graph, model.state, state, steps)
             except RejectedUpdate as error:
                 raise error.within(name) from None
         for name, tensor in outcome.extras.items():

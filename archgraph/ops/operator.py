@@ -114,6 +114,7 @@ class Operator:
         init: Initialiser by argument name, for leaves given as that argument.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
+        variances: Those of them that cannot be negative.
         sides: What the dimensions of a leaf are called, by the argument that it is given as.
         weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
         normalises: Divides by statistics of its input.
@@ -139,6 +140,7 @@ class Operator:
     init: Mapping[str, Init] = field(default_factory=dict)
     training_flag: str | None = None
     statistics: tuple[str, ...] = ()
+    variances: tuple[str, ...] = ()
     sides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     weighted: bool = False
     normalises: bool = False

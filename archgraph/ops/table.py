@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Value, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
 from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
 from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.pointwise import PLAIN
@@ -137,6 +137,25 @@ def statistics(graph: ArchGraph) -> tuple[str, ...]:
     arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
     names = dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf))
     return tuple(names | {buffer: None for buffer, _ in graph.updates})
+
+
+def variances(graph: ArchGraph) -> tuple[str, ...]:
+    """Buffers that are running variances of a norm."""
+    arguments = (node.arg(argument) for node in graph.nodes for argument in row(node.op).variances)
+    return tuple(dict.fromkeys(value.name for value in arguments if isinstance(value, Leaf)))
+
+
+def counters(graph: ArchGraph) -> dict[str, int]:
+    """Integer buffers that each forward pass of training advances, and by how much."""
+    found = {}
+    for buffer, value in graph.updates:
+        value = value.train if isinstance(value, Mode) else value
+        node = graph.node[value.name] if isinstance(value, Ref) else None
+        if node is not None and base(node.op) == "add" and node.arg("self") == Leaf(buffer):
+            step = node.arg("other")
+            if isinstance(step, int) and node.dtype.startswith("int"):
+                found[buffer] = step
+    return found
 
 
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:

@@ -5,11 +5,16 @@ reached, elsewhere the old value bit for bit. What a transfer takes by slices (p
 whole entries) is added straight into a view of one sum of the global size, which becomes the new
 state in place. What it takes by index, with weights or as a fold is summed per distinct transfer
 in the client's own shape and embedded once. Neither grows with the number of clients.
+
+Sums cannot overflow: weights are relative, and scaled by powers of two where they add up to more
+than ``HEAVY``; so are the values of an entry where they reach ``SUMMABLE``. As long as all updates
+of an entry are equal, its sum holds that value instead, so their mean is that value exactly.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -26,10 +31,17 @@ from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
 from archgraph.states.state import Signature, State, accumulator, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import check_options, check_update, expected_entries
+from archgraph.states.updates import SUMMABLE, check_options, check_update, expected_entries
 
 # More cells of equal coverage than this are divided by a dense tensor instead of one by one.
 MAX_CELLS = 64
+
+# Weights are relative to a unit that keeps their sum below HEAVY; one below LIGHT counts as that:
+# beside the others it is less than a rounding, and where it is alone its value stays.
+HEAVY, LIGHT = 2.0**26, 2.0**-64
+
+# Factor of one value that with HEAVY · SUMMABLE stays within single precision.
+STEEP = 2.0**20
 
 
 @dataclass(slots=True)
@@ -46,6 +58,9 @@ class _Lane:
             for an integer entry the maximum.
         weight: ``Σ w`` of the updates that gave the entry as a whole.
         rows: ``Σ w · rows`` of those that gave only some rows of it.
+        repeated: While all updates of the global entry came here and were equal, the factor of that
+            value that ``into`` holds instead of their sum; else 0.
+        shrunk: Power of two that the values of the global entry are multiplied by.
     """
 
     entry: Entry
@@ -56,11 +71,13 @@ class _Lane:
     into: Tensor | None = None
     weight: float = 0.0
     rows: Vector | None = None
+    repeated: float = 0.0
+    shrunk: float = 1.0
 
     @property
     def scale(self) -> float:
         """Factor that goes with ``into``: a sum of its own is scaled when it is embedded."""
-        return self.entry.scale if self.sliced else 1.0
+        return self.entry.scale * self.shrunk if self.sliced else self.shrunk
 
     def term(self) -> Term | None:
         """Coverage that it gives its global entry."""
@@ -82,9 +99,11 @@ class Merger:
 
     Args:
         graph: The global architecture, or its signature. Its frozen parameters keep their old
-            values bit for bit: a mean of equal numbers need not be that number.
+            values bit for bit.
         state: The old global state.
-        dtype: Of the sums; by default float32 for half precision, else the entry's own.
+        dtype: Of the sums; by default float32 for half precision, else the entry's own. In
+            float64, means of float32 do not depend on the clients' order beyond their last
+            rounding; adding takes several times as long.
         groups: For how many distinct transfers sums are stored.
 
     Raises:
@@ -120,6 +139,9 @@ class Merger:
         self._sums: dict[str, Tensor] = {}
         self._groups: dict[str, Lanes] = {}  # by transfer, in order of last use
         self._unit: float | None = None
+        self._total = 0.0
+        self._repeated: dict[str, _Lane] = {}  # by global entry, what holds a value, not a sum
+        self._shrunk: dict[str, float] = {}  # by global entry, where it is not 1
         self._taken = False
         self.clients = 0
 
@@ -144,14 +166,16 @@ class Merger:
         Args:
             transfer: Global → client.
             state: The client's state after training.
-            weight: Of this client against the others (examples, say). Only ratios to the first
-                client's matter, so equal weights are exactly the uniform mean.
+            weight: Of this client against the others (examples, say); any positive number. Only
+                ratios matter, so equal weights are exactly the uniform mean; one below 2⁻⁶⁴ of
+                the largest only counts where no other client covers an entry.
             scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
                 client gives (HeteroFL's classes).
             skip: Client entries that are left out (norm statistics, personal layers), whether the
                 state has them or not.
-            trusted: Whether the values are known to be finite; saves a pass over them.
+            trusted: Whether the values are known to be finite and below ``SUMMABLE``; saves a pass
+                over them.
 
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
@@ -162,16 +186,17 @@ class Merger:
         self._check_open()
         group = self._groups.get(transfer.digest) or self._group(transfer)
         scales, rows = scales or {}, rows or {}
-        check_update(transfer.target, state, finite=not trusted, optional=skip)
+        large = check_update(transfer.target, state, finite=not trusted, optional=skip)
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         check_options(transfer, weight, scales, rows, skip)
         # From here on nothing can be refused.
-        self._unit = self._unit or weight
-        weight = weight / self._unit
-        self.clients += 1
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group
+        weight = self._relative(weight)
+        for name in {*large, *(n for n, scale in scales.items() if abs(scale) > STEEP)}:
+            self._shrink(group.get(name), large.get(name, SUMMABLE) * abs(scales.get(name, 1.0)))
+        self.clients += 1
         for name, lane in group.items():
             if name in skip:
                 continue
@@ -179,7 +204,9 @@ class Merger:
             if not lane.averaged:
                 lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
             elif lane.into is not None and name not in rows:  # what nearly every update is made of
-                lane.into.add_(value, alpha=weight * lane.scale * scales.get(name, 1.0))
+                scale = scales.get(name, 1.0)
+                if not (lane.repeated and self._repeats(lane, value, scale)):
+                    lane.into.add_(value, alpha=weight * lane.scale * scale)
                 lane.weight += weight
             else:
                 self._add(lane, value, weight, scales.get(name, 1.0), rows.get(name))
@@ -238,13 +265,74 @@ class Merger:
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
             dtype = self._dtype or accumulator(self._old[entry.source].dtype)
-            lanes[want.name] = _Lane(entry, entry.source, dtype, entry.sliced, want.averaged)
+            lane = _Lane(entry, entry.source, dtype, entry.sliced, want.averaged)
+            lane.shrunk = self._shrunk.get(lane.source, 1.0)
+            lanes[want.name] = lane
         return lanes
+
+    def _relative(self, weight: float) -> float:
+        """A weight in units of the first one, the unit enlarged where weights become heavy."""
+        self._unit = self._unit or weight
+        if weight / self._unit + self._total > HEAVY:
+            power = max(math.frexp(weight)[1] - math.frexp(self._unit)[1], 26)
+            self._unit = math.ldexp(self._unit, power)
+            factor = max(2.0**-power, LIGHT)
+            self._total *= factor
+            for sums in self._sums.values():
+                sums.mul_(factor)
+            for lane in self._lanes():
+                lane.weight, lane.repeated = lane.weight * factor, lane.repeated * factor
+                lane.rows = None if lane.rows is None else lane.rows * factor
+                if lane.into is not None and not lane.sliced:
+                    lane.into.mul_(factor)
+        weight = max(weight / self._unit, LIGHT)
+        self._total += weight
+        return weight
+
+    def _lanes(self) -> list[_Lane]:
+        """All lanes of entries that are averaged."""
+        return [v for lanes in self._groups.values() for v in lanes.values() if v.averaged]
+
+    def _shrink(self, lane: _Lane | None, size: float) -> None:
+        """Multiply a global entry's sums by a power of two, so that values of a size fit."""
+        if lane is None or not lane.averaged:
+            return
+        source, old = lane.source, self._shrunk.get(lane.source, 1.0)
+        power = 2.0 ** -min(max(math.frexp(size)[1] - math.frexp(SUMMABLE)[1] + 1, 0), 100)
+        if power >= old:
+            return
+        self._shrunk[source] = power
+        if source in self._sums:
+            self._sums[source].mul_(power / old)
+        for one in self._lanes():
+            if one.source == source:
+                one.shrunk = power
+                if one.into is not None and not one.sliced:
+                    one.into.mul_(power / old)
+
+    def _repeats(self, lane: _Lane, value: Tensor, scale: float) -> bool:
+        """Whether an update is equal to those before it; if not, they become their sum."""
+        factor = lane.repeated * lane.scale
+        same = value.to(lane.dtype) if factor == 1 else value.to(lane.dtype) * factor
+        if scale == 1 and lane.into is not None and _equal(lane.into, same):
+            return True
+        self._differ(lane.source)
+        return False
+
+    def _differ(self, source: str) -> None:
+        """From a value that all updates of an entry had so far to their sum."""
+        lane = self._repeated.pop(source, None)
+        if lane is not None and lane.into is not None:
+            if lane.weight != lane.repeated:
+                lane.into.mul_(lane.weight / lane.repeated)
+            lane.repeated = 0.0
 
     def _add(
         self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
     ) -> None:
         """Add ``weight · scale · value`` to the sum that it belongs to, and count the weight."""
+        self._differ(lane.source)
+        first = lane.sliced and lane.source not in self._sums
         fresh = False
         if lane.into is None and lane.sliced:
             # The first update of a whole entry need not be added to zeros.
@@ -269,9 +357,12 @@ class Merger:
         else:
             torch.mul(value.to(lane.dtype), factor, out=total)
         lane.weight += weight
+        if first and scale == 1:
+            lane.repeated, self._repeated[lane.source] = weight, lane
 
     def _sum(self, source: str, dtype: torch.dtype, *, empty: bool = False) -> Tensor:
         """The global sum of an entry, created when it is first needed."""
+        self._differ(source)
         if source not in self._sums:
             old = self._old[source]
             make = torch.empty if empty else torch.zeros
@@ -293,16 +384,22 @@ class Merger:
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
-        boxes = coverage.boxes(name, MAX_CELLS)
+        boxes, share = coverage.boxes(name, MAX_CELLS), self._shrunk.get(name, 1.0)
+        count = 1.0
+        if name in self._repeated:  # one value, counted once
+            count = self._repeated[name].weight
+            share *= self._repeated[name].repeated
+        if name in self._shrunk and factor:  # in one step: the mean alone may be too large
+            share, factor = share / factor, 1.0
         if not boxes:
             dense = coverage[name].to(device=self._device, dtype=new.dtype)
-            new.div_(dense)
+            new.div_(dense / count * share)
             if factor != 1:
                 new.mul_(factor)
             return torch.where(dense > 0, new.to(old.dtype), old)
         for box, cover in boxes:
             if cover > 0:
-                part = new[box].div_(cover)
+                part = new[box].div_(cover / count * share)
                 if factor != 1:
                     part.mul_(factor)
         new = new.to(old.dtype)
@@ -335,3 +432,12 @@ class Merger:
             result[name].scatter_reduce_(0, at, value.flatten(), "amax")
             seen[name][at] = True
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal; stops at the first difference."""
+    pair = (first, second)
+    if all(t.is_contiguous() and t.nbytes % 8 == t.storage_offset() == 0 for t in pair):
+        # Bits as integers of eight bytes compare several times as fast as numbers.
+        pair = (first.view(-1).view(torch.int64), second.view(-1).view(torch.int64))
+    return torch.equal(*pair)

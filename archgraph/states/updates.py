@@ -14,6 +14,9 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer
 
+# Values below it can be summed in single precision, with weights of many clients.
+SUMMABLE = 2.0**80
+
 
 class ExpectedEntry:
     """A slot with its torch objects, created once: checking an update must cost next to nothing."""
@@ -38,7 +41,7 @@ def check_update(
     *,
     finite: bool = True,
     optional: Collection[str] = (),
-) -> None:
+) -> dict[str, float]:
     """Check that a state is one of this architecture, and fit for averaging.
 
     Args:
@@ -47,11 +50,17 @@ def check_update(
         finite: Whether to look for NaN and infinity (one pass over the values).
         optional: Entries that may be missing (what stays with the client).
 
+    Returns:
+        The largest magnitude in each entry that has one of ``SUMMABLE`` or more; empty without
+        ``finite``.
+
     Raises:
         RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN or
             infinity; names the entry.
 
     >>> slots = (Slot("w", (2,), "float32"),)
+    >>> check_update(slots, {"w": torch.tensor([-(2.0**100), 1.0])})
+    {'w': 1.2676506002282294e+30}
     >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
     Traceback (most recent call last):
     archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
@@ -64,10 +73,12 @@ def check_update(
     if len(state) != len(expected):
         further = sorted(set(state) - {want.name for want in expected})
         raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
+    large = {}
     if finite:
         for want in expected:
-            if want.averaged:
-                _check_finite(want.name, state[want.name])
+            if want.averaged and (size := _magnitude(want.name, state[want.name])) >= SUMMABLE:
+                large[want.name] = size
+    return large
 
 
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
@@ -94,11 +105,13 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _check_finite(name: str, value: Tensor) -> None:
-    # One NaN or infinity spoils the sum, so a finite sum proves all values finite, in one pass
-    # that writes nothing. A sum can also overflow: then look at every value.
-    if math.isfinite(abs(value.sum(dtype=accumulator(value.dtype)).item())):
-        return
+def _magnitude(name: str, value: Tensor) -> float:
+    """A bound on the magnitudes of an entry's values; the largest one where that matters."""
+    # One NaN or infinity spoils the norm, so a finite norm proves all values finite and no larger,
+    # in one pass that writes nothing. A norm can also overflow: then look at every value.
+    norm = torch.linalg.vector_norm(value, dtype=accumulator(value.dtype)).item()
+    if norm < SUMMABLE or not value.numel():
+        return norm
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:
         raise RejectedUpdate(
@@ -107,6 +120,7 @@ def _check_finite(name: str, value: Tensor) -> None:
             found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
             expected="finite values",
         )
+    return value.abs().max().item()
 
 
 def check_options(
@@ -121,7 +135,7 @@ def check_options(
     Raises:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
     """
-    if not (math.isfinite(weight) and weight > 0):
+    if not _finite(weight) or weight <= 0:
         raise RejectedUpdate(
             "unusable weight", where="weight", found=weight, expected="a positive number"
         )
@@ -130,7 +144,7 @@ def check_options(
             if name not in transfer.entries:
                 raise RejectedUpdate(f"{kind} of an unknown entry", where=name)
     for name, scale in scales.items():
-        if not math.isfinite(scale):
+        if not _finite(scale):
             raise RejectedUpdate("unusable scale", where=name, found=scale)
     for name, mask in rows.items():
         shape = next(slot.shape for slot in transfer.target if slot.name == name)
@@ -143,3 +157,11 @@ def check_options(
             )
         if not ((mask == 0) | (mask == 1)).all():
             raise RejectedUpdate("row mask with other values than 0 and 1", where=name)
+
+
+def _finite(number: float) -> bool:
+    """Whether it is a number, and finite as a float."""
+    try:
+        return math.isfinite(number)
+    except (TypeError, OverflowError):
+        return False

@@ -12,6 +12,7 @@ from archgraph.analysis.axes import axes
 from archgraph.ops import base, initialiser, macs, row
 from archgraph.ops.operator import Operator
 from archgraph.ops.rows import ROWS
+from archgraph.ops.table import counters, variances
 from tests.ops.examples import C, Example, Net, aten, heads, image, joined, tokens
 
 SPELLINGS = {
@@ -156,3 +157,10 @@ def test_bilinear_layers_start_and_cost_as_torch_says():
 
 def test_an_unknown_operator_has_the_empty_row():
     assert row("aten.matrix_exp") == Operator()
+
+
+def test_variances_and_counters_are_told_from_other_buffers():
+    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.InstanceNorm1d(3))
+    graph = ag.trace(net, torch.zeros(4, 2, 5)).graph
+    assert variances(graph) == ("1.running_var",)
+    assert counters(graph) == {"1.num_batches_tracked": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -369,6 +370,153 @@ def test_the_updates_stay_as_they_are():
     assert all(torch.equal(old[k], random(SLOTS, 0)[k]) for k in old)
 
 
+# ------------------------------------------------------------------- sums that stay in range
+
+
+WIDE = st.floats(1e-300, 1e300)
+
+
+def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, Tensors]:
+    values = torch.tensor(value if isinstance(value, list) else [value], dtype=torch.float64)
+    slots = (Slot("w", tuple(values.shape), dtype),)
+    return slots, {"w": values.to(slots[0].torch_dtype)}
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "scattered"])
+@pytest.mark.parametrize("values", [(3e38, 3e38), (3e38, -3e38, 2e38), (1e30, 3e38, 1.0)])
+def test_sums_do_not_overflow(kind, values):
+    """Two updates of 3e38 have a mean, whatever their transfer adds up by."""
+    old, transfer = random(SLOTS, 0), KINDS[kind]
+    merger, single = Merger(SLOTS, old), Merger(SLOTS, old, dtype=torch.float64)
+    for value in values:
+        update = random(transfer.target, 1)
+        for name in ("conv.weight", "norm.mean", "fc.weight"):
+            update[name].fill_(value)
+        merger.add(transfer, update)
+        single.add(transfer, update)
+    (new, coverage), (expected, _) = merger.result(), single.result()
+    for name in ("conv.weight", "norm.mean", "fc.weight"):
+        reached = coverage[name] > 0
+        assert reached.any()
+        assert new[name][reached].isfinite().all()
+        torch.testing.assert_close(new[name], expected[name], rtol=1e-6, atol=1e32)
+
+
+def test_large_values_leave_other_entries_their_bits():
+    a, b = random(SLOTS, 1), random(SLOTS, 2)
+    plain, large = Merger(SLOTS, random(SLOTS, 0)), Merger(SLOTS, random(SLOTS, 0))
+    for state in (a, b):
+        state["norm.mean"].fill_(1e-45)
+        plain.add(FULL, state)
+        large.add(FULL, state | {"fc.weight": torch.full((5, 6), 3e38)})
+    new, expected = large.result()[0], plain.result()[0]
+    assert same_bits(new["norm.mean"], expected["norm.mean"])
+    assert same_bits(new["conv.weight"], expected["conv.weight"])
+    assert new["fc.weight"].unique().tolist() == [torch.tensor(3e38).item()]
+
+
+def test_a_steep_scale_does_not_overflow():
+    """FedFA divides by a size and multiplies with the mean size."""
+    slots, state = one([3.0, -2.0])
+    merger = Merger(slots, {"w": torch.zeros(2)})
+    for _ in range(2):
+        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e15}, scales={"w": 1e25})
+    new, _ = merger.result({"w": 1e-25})
+    torch.testing.assert_close(new["w"], torch.tensor([3e15, -2e15]), rtol=1e-5, atol=0)
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), WIDE), min_size=1, max_size=6))
+def test_weights_of_any_size_give_the_weighted_mean(pairs):
+    slots, _ = one(0.0)
+    merger = Merger(slots, {"w": torch.tensor([7.0])})
+    for value, weight in pairs:
+        merger.add(Transfer.identity(slots), {"w": torch.tensor([value])}, weight)
+    new, coverage = merger.result()
+    total = sum(Fraction(weight) for _, weight in pairs)
+    mean = float(sum(Fraction(value) * Fraction(weight) for value, weight in pairs) / total)
+    largest = max(abs(value) for value, _ in pairs)
+    assert abs(new["w"].item() - mean) <= 1e-6 * largest + 1e-43
+    assert coverage["w"].item() == pytest.approx(float(total), rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1e-300, 1e300), (1e300, 1e-300)])
+@pytest.mark.parametrize("kind", ["window", "scattered"])
+def test_a_light_client_decides_where_it_is_alone(weights, kind):
+    old, (light, heavy) = random(SLOTS, 0), sorted(weights)
+    states = {light: random(SLOTS, 1), heavy: random(KINDS[kind].target, 2)}
+    merger = Merger(SLOTS, old)
+    for weight in weights:
+        merger.add(FULL if weight == light else KINDS[kind], states[weight], weight)
+    new, coverage = merger.result()
+    sent = KINDS[kind].pull(new)["norm.mean"]
+    torch.testing.assert_close(sent, states[heavy]["norm.mean"], rtol=1e-6, atol=0)
+    alone = coverage["norm.mean"] < heavy / 2
+    assert alone.any()
+    lone = states[light]["norm.mean"][alone]
+    torch.testing.assert_close(new["norm.mean"][alone], lone, rtol=1e-6, atol=0)
+
+
+def test_many_light_weights_do_not_grow_without_bound():
+    """A first client with one example, and others with many."""
+    slots, state = one([2.0])
+    merger = Merger(slots, state)
+    for weight in (1e-3, *[1e6] * 200):
+        merger.add(Transfer.identity(slots), {"w": torch.tensor([1e24])}, weight, trusted=True)
+    new, coverage = merger.result()
+    assert new["w"].tolist() == [torch.tensor(1e24).item()]
+    assert coverage["w"].item() == pytest.approx(2e8)
+
+
+@pytest.mark.parametrize("kind", ["full", "prefix", "window"])
+@given(
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
+)
+def test_the_mean_of_equal_updates_is_that_update(kind, value, weights):
+    old, transfer = random(SLOTS, 0), KINDS[kind]
+    update = random(transfer.target, 1)
+    update["norm.mean"].fill_(value)
+    merger = Merger(SLOTS, old)
+    for weight in weights:
+        merger.add(transfer, update, weight)
+    sent = transfer.pull(merger.result()[0])
+    assert all(torch.equal(sent[name], update[name]) for name in update)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["full", "prefix", "scattered"]))
+def test_equal_updates_before_and_after_another_count_each(before, after, kind):
+    """The value that stands for equal updates becomes their sum when another one comes."""
+    old, same, other = random(SLOTS, 0), client("full", 1, 3.0), client(kind, 2, 3.0)
+    found = merge([same] * before + [other] + [same] * after, old)
+    expected = reference([same] * before + [other] + [same] * after, old)
+    for slot in SLOTS:
+        if slot.averaged:
+            torch.testing.assert_close(found[slot.name], expected[slot.name], rtol=1e-5, atol=1e-6)
+
+
+def test_equal_updates_with_other_scales_or_rows_are_not_one_value():
+    old, state = random(SLOTS, 0), random(SLOTS, 1)
+    merger = Merger(SLOTS, old)
+    merger.add(FULL, state, 1.0)
+    merger.add(FULL, state, 1.0, scales={"norm.mean": 3.0})
+    merger.add(FULL, state, 1.0, rows={"fc.weight": torch.tensor([1, 0, 0, 0, 0])})
+    new, _ = merger.result()
+    torch.testing.assert_close(new["norm.mean"], state["norm.mean"] * 5 / 3)
+    torch.testing.assert_close(new["fc.weight"], state["fc.weight"])
+
+
+@given(clients, st.randoms(use_true_random=False))
+def test_in_double_the_order_changes_one_rounding(clients: list[Client], random_):
+    old = random(SLOTS, 100)
+    shuffled = clients.copy()
+    random_.shuffle(shuffled)
+    double: dict[str, Any] = {"dtype": torch.float64}
+    a, b = merge(clients, old, **double), merge(shuffled, old, **double)
+    for name, value in a.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, b[name], rtol=2**-23, atol=1e-12)
+
+
 # ----------------------------------------------------------------------------------- refusals
 
 
@@ -412,6 +560,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weight: unusable weight; found 0": {"weight": 0},
     "weight: unusable weight; found nan": {"weight": math.nan},
     "weight: unusable weight; found -1": {"weight": -1.0},
+    "weight: unusable weight; found 3": {"weight": "3"},
+    "weight: unusable weight; found 1000": {"weight": 10**400},
+    "fc.weight: unusable scale": {"scales": {"fc.weight": None}},
     "fc.weight: unusable scale; found inf": {"scales": {"fc.weight": math.inf}},
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},

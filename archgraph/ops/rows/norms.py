@@ -15,6 +15,7 @@ _batch_norm = Operator(
     init=_AFFINE | _STATISTICS,
     training_flag="training",
     statistics=tuple(_STATISTICS),
+    variances=("running_var",),
     normalises=True,
     rates=("momentum", "eps"),
     growth=Growth(affine=_OUT, repeats="any", identity=starts.identity_batch_norm),
