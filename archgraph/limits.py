@@ -27,6 +27,7 @@ class Limits:
     expression_value: int = 2**31 - 1  # magnitude of its value and of everything on the way
     blocks: int = 1000  # depth of a section
     block_nesting: int = 16  # blocks inside blocks
+    unfolded_steps: int = 20_000  # steps of a model once its blocks are unfolded
     nodes: int = 100_000  # operators of a graph
     leaves: int = 100_000  # parameters, buffers and constants of a graph
     rank: int = 32  # dimensions of a tensor

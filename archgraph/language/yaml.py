@@ -165,8 +165,14 @@ def read_text(path: Path) -> str:
     """
     limit = LIMITS.file_bytes
     try:
-        if path.exists() and not path.is_file() and not path.is_dir() and not path.is_fifo():
-            raise SpecError("is not a file", where=str(path), expected="a text file")
+        # A pipe may never end, and a device never does.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise SpecError(
+                "is not a file",
+                where=_shown(path),
+                expected="a text file",
+                hint="write what it gives into a file first",
+            )
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:

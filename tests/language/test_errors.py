@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load, load_experiment, load_family, load_model
+from archgraph.language.lowering.build import _Lowering
 from archgraph.language.yaml import parse_document
+from archgraph.limits import LIMITS
 from archgraph.rewrite.registry import BY_NAME
 
 GOOD = """\
@@ -383,7 +387,7 @@ clients:
          "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
         ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
          "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
-         "expected one of shares, sizes, positions"),
+         "expected one of shares, sizes, allow_nothing, positions"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices; "
          "choices belong to one model"),
@@ -519,3 +523,41 @@ def test_steps_that_draw_on_one_another_are_named() -> None:
     text = TWO.replace("[linear: $width]", steps)
     with pytest.raises(SpecError, match="draws a cycle; found a → b → c → a"):
         load_model(parse_document(text, "m.yaml"))
+
+
+def test_sections_of_too_many_steps_are_refused_before_they_are_unfolded(monkeypatch) -> None:
+    unfolded: list[str] = []
+    monkeypatch.setattr(_Lowering, "_block", lambda *arguments: unfolded.append("one"))
+    deep = "".join(f"  - {{name: s{i}, block: b, depth: 1000, width: 4}}\n" for i in range(100))
+    text = GOOD.replace("  - {name: s, block: b, width: 4}\n", deep).partition("choices")[0]
+    message = (
+        r"m\.yaml:19: sections\[6\]\.depth: unfolds to too many steps; found 21,000 with those "
+        r"before; expected at most 20,000"
+    )
+    with pytest.raises(SpecError, match=message):
+        read(text)
+    assert not unfolded
+
+
+def test_blocks_inside_blocks_are_bounded_while_they_unfold(monkeypatch) -> None:
+    """Three blocks of 50 uses of the next one: 125,000 steps, of which 201 are looked at."""
+    few = dataclasses.replace(LIMITS, unfolded_steps=200)
+    monkeypatch.setattr("archgraph.language.lowering.build.LIMITS", few)
+    blocks = "".join(
+        f"  b{i}: {{steps: [{', '.join([inner] * 50)}]}}\n"
+        for i, inner in enumerate(["b1: {}", "b2: {}", "relu"])
+    )
+    sections = "sections:\n  - {name: s, block: b0}\n"
+    text = f"archgraph: 1\ninputs: {{x: [4]}}\nblocks:\n{blocks}{sections}"
+    with pytest.raises(
+        SpecError, match=r"m\.yaml:6: blocks\.b2\.steps\[\d+\]: unfolds to too many"
+    ):
+        read(text)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Opening one would wait for a writer that may never come."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(SpecError, match=f"{path}: is not a file; expected a text file; write"):
+            load(path)

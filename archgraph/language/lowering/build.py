@@ -61,6 +61,7 @@ class _Lowering:
         self.draft = GraphDraft()
         self.places: dict[str, Place] = {}  # node → the step that made it
         self.nesting: list[str] = []
+        self.unfolded = 0  # steps so far
 
     # -- the whole ------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class _Lowering:
         root = Scope("", values, model.params, later=later)
         x = next(iter(values.values()))
         sections: list[tuple[str, tuple[str, ...]]] = []
+        self._bound_depths(root)
         for index, section in enumerate(model.sections):
             place: Place = ("sections", index)
             if section.block is None:
@@ -123,16 +125,8 @@ class _Lowering:
     ) -> tuple[Ref, tuple[str, ...]]:
         """A run of equal blocks: its result, and the paths of the blocks."""
         block = self.model.blocks[name]
-        depth = self.reader.resolve(section.depth, root.params, (*place, "depth"))
-        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
-            self.document.fail(
-                (*place, "depth"),
-                "has a wrong value",
-                found=depth,
-                expected=f"1 to {LIMITS.blocks}",
-            )
         blocks = []
-        for index in range(depth):
+        for index in range(self._depth(section, place, root)):
             params = self._arguments(section, place, root, first=index == 0)
             path = f"{section.name}.{index}"
             try:
@@ -144,6 +138,38 @@ class _Lowering:
                 raise
             blocks.append(path)
         return x, tuple(blocks)
+
+    def _depth(self, section: SectionSpec, place: Place, root: Scope) -> int:
+        """Number of a section's blocks."""
+        depth = self.reader.resolve(section.depth, root.params, (*place, "depth"))
+        if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= LIMITS.blocks:
+            self.document.fail(
+                (*place, "depth"),
+                "has a wrong value",
+                found=depth,
+                expected=f"1 to {LIMITS.blocks}",
+            )
+        return depth
+
+    def _bound_depths(self, root: Scope) -> None:
+        """Refuse sections of too many steps before the first of them is unfolded."""
+        total = 0
+        for index, section in enumerate(self.model.sections):
+            if section.block is not None:
+                place: Place = ("sections", index)
+                block = self.model.blocks[section.block]
+                steps = 1 + len(block.steps) + len(block.after)
+                total += self._depth(section, place, root) * steps
+                self._bound(total, (*place, "depth"))
+
+    def _bound(self, steps: int, place: Place) -> None:
+        if steps > LIMITS.unfolded_steps:
+            self.document.fail(
+                self.reader.known((), place),
+                "unfolds to too many steps",
+                found=f"{steps:,} with those before",
+                expected=f"at most {LIMITS.unfolded_steps:,}",
+            )
 
     def _arguments(
         self, section: SectionSpec, place: Place, root: Scope, *, first: bool
@@ -273,6 +299,8 @@ class _Lowering:
         """One step: a block of the model, a block in place, or a row of the table."""
         inner = (*place, step.name)
         reader = self.reader
+        self.unfolded += 1
+        self._bound(self.unfolded, place)
         block: BlockBody | None = self.model.blocks.get(step.name)
         where: Place = ("blocks", step.name)
         arguments: dict[str, ParamValue] = {}
