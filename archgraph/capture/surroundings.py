@@ -16,6 +16,7 @@ import logging
 import random
 import traceback
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -111,12 +112,8 @@ def restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
 
     A number that forward changes is noted: the graph has what followed from its value this time.
     """
-
-    def contents(value: Any) -> Any:
-        return value.copy() if isinstance(value, (dict, list, set)) else None
-
     held = [
-        (module, vars(module).copy(), {k: contents(v) for k, v in vars(module).items()})
+        (module, vars(module).copy(), {k: _contents(v) for k, v in vars(module).items()})
         for module in model.modules()
     ]
 
@@ -138,12 +135,42 @@ def restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
             vars(module).clear()
             vars(module).update(attributes)
             for key, before in inside.items():
-                value = attributes[key]
-                if isinstance(value, list):
-                    value[:] = before
-                elif isinstance(value, (dict, set)):
-                    value.clear()
-                    value.update(before)
+                if _contents(attributes[key]) != before:
+                    _refill(attributes[key], before)
+
+
+def _contents(value: Any) -> list[Any] | None:
+    """What a container holds, by identity; None for other values and empty containers."""
+    if isinstance(value, dict):
+        return [_Same(part) for item in value.items() for part in item] or None
+    return [_Same(part) for part in value] or None if isinstance(value, (list, set)) else None
+
+
+class _Same:
+    """A value that equals nothing but itself: tensors are not compared."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]  # only ever an item of a list
+
+
+def _refill(value: Any, before: list[Any] | None) -> None:
+    """Give a container its contents back, past what a subclass forbids."""
+    parts = [part.value for part in before or ()]
+    if isinstance(value, list):
+        list.__setitem__(value, slice(None), parts)
+    elif isinstance(value, set):
+        set.clear(value)
+        set.update(value, parts)
+    else:
+        base = OrderedDict if isinstance(value, OrderedDict) else dict
+        base.clear(value)
+        for key, item in zip(parts[::2], parts[1::2], strict=True):
+            base.__setitem__(value, key, item)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -103,7 +104,8 @@ class RewriteCommand(Command):
         alone = {_flag(row.name) for row in ROWS if bool in typing.get_args(row.value_type)}
         words = []
         for word, following in itertools.pairwise([*args, "--"]):
-            words += [word, "true"] if word in alone and following.startswith("-") else [word]
+            bare = following.startswith("-") or Path(following).is_file()
+            words += [word, "true"] if word in alone and bare else [word]
         return super().parse_args(ctx, words)
 
 

@@ -64,16 +64,15 @@ class Attack:
     def __call__(self, work: Work) -> Outcome:
         """Train twice from the same state: on the labels, and on shuffled labels."""
         second = torch.Generator().manual_seed((work.generator.initial_seed() ^ _OTHER) >> 1)
-        honest = returned(Outcome, self.program(work), self.program)
+        honest = returned(Outcome, self.program(work.copied()), self.program)
         if self.intensity == 0:
             return honest
         torch.manual_seed(second.initial_seed())
         order = torch.randperm(
             work.data.examples, generator=seeded(self.seed, "labels", work.client)
         )
-        backdoor = self.program(
-            dataclasses.replace(work, data=Shuffled(work.data, order), generator=second)
-        )
+        shuffled = dataclasses.replace(work, data=Shuffled(work.data, order), generator=second)
+        backdoor = returned(Outcome, self.program(shuffled.copied()), self.program)
         others = {
             name: self._add(work.others[name].graph, work.others[name].state, state, bad)
             for name, state in honest.others.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,18 +85,14 @@ class Experiment:
             round=round,
             rounds=self.world.rounds,
             graph=graph,
-            state=_copied(state),
+            state=state,
             data=self.shard(client),
             local=self.local,
             generator=generator,
-            keep=_copied(keep),
-            others={k: Model(m.graph, _copied(m.state)) for k, m in (others or {}).items()},
-            extras=_copied(extras or {}),
-            values=copy.deepcopy(values or {}),
+            keep=keep,
+            others=others or {},
+            extras=extras or {},
+            values=values or {},
             device=self.world.device,
             **more,
-        )
-
-
-def _copied(state: State) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
+        ).copied()

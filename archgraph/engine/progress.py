@@ -163,6 +163,10 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
             for key in [k for k, v in {**row, **local}.items() if v is None]:
                 numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
                 numbers.append(number)
+        if "clients" in line and not line["clients"]:
+            read = line.get("rejected") or line.get("failed")
+            why = "all refused or failed" if read else "the strategy did not read the results"
+            kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
     for kind, found in kinds.items():
         named = [f"{name} ({_rounds(numbers)})" for name, numbers in found.items()][:NAMED]
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""

@@ -73,7 +73,7 @@ class RunRecord:
             with _writing(folder):
                 for past in _written(folder):  # a run that is overwritten
                     _remove(past)
-                (folder / "checkpoints").mkdir()
+                (folder / "checkpoints").mkdir(exist_ok=True)
                 for name, content in (files or {}).items():
                     write(folder / name, content)
                 write(folder / "facts.json", json.dumps(facts, indent=1))
@@ -252,7 +252,7 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     made: list[Path] = []
     with _writing(folder):
         if folder.is_dir():
-            past = (folder / "run.yaml").is_file()
+            past = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
             if any(folder.iterdir()) and not (past and overwrite):
                 raise RunError(
                     "the run folder is not empty",
@@ -295,7 +295,9 @@ def _writing(folder: Path) -> Iterator[None]:
 def _written(folder: Path) -> Iterator[Path]:
     """What a run has written to its folder."""
     yield from _leftovers(folder)
-    names = ("run.yaml", "facts.json", "metrics.jsonl", "models", "checkpoints")
+    yield from (folder / "checkpoints").glob("round-*")
+    yield from (folder / "models").glob("*.yaml")
+    names = ("run.yaml", "facts.json", "metrics.jsonl")
     yield from (folder / name for name in names if (folder / name).exists())
 
 

@@ -169,7 +169,7 @@ class _Resolver:
         tiers = []
         for index, member in enumerate(self.spec.clients):
             # Equal recipes give equal architectures: align and rewrite once.
-            recipe = member.model_dump_json(exclude={"name", "count"})
+            recipe = repr(member.model_dump(exclude={"name", "count"}))
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, ("clients", index))
                 if graph.nodes:

@@ -125,7 +125,9 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
                 hint=detail or None,
             ) from None
     try:
-        return cls(**values)
+        strategy = cls(**values)
+        Strategy.__post_init__(strategy)  # also where the class has one that does not call it
+        return strategy
     except SpecError as error:
         error.where = f"{place}.{error.where}" if error.where else place
         raise

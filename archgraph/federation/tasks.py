@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -104,10 +105,25 @@ class Work:
     device: str = "cpu"
     progress: Progress = silent
 
+    def copied(self) -> Work:
+        """The same work with tensors and values of its own: a program may write in place."""
+        return replace(
+            self,
+            state=_copied(self.state),
+            keep=_copied(self.keep),
+            others={k: Model(m.graph, _copied(m.state)) for k, m in self.others.items()},
+            extras=_copied(self.extras),
+            values=copy.deepcopy(dict(self.values)),
+        )
+
     @property
     def present(self) -> Tensor:
         """Which classes this client has examples of, bool ``[classes]``."""
         return torch.tensor([n > 0 for n in self.data.histogram])
+
+
+def _copied(state: State) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
@@ -213,6 +214,38 @@ def test_a_branch_on_values_is_refused_with_place_and_advice():
         ag.trace(Branch(), torch.randn(2, 3))
     assert "test_trace.py" in str(caught.value)
     assert "torch.where" in str(caught.value)
+
+
+class ReadOnly(OrderedDict):
+    """As libraries keep the configuration of a model."""
+
+    def update(self, *args, **kwargs):
+        raise TypeError("read-only")
+
+    def clear(self):
+        raise TypeError("read-only")
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.config = nn.Linear(3, 4), ReadOnly(a=1, b=torch.ones(2))
+        self.cache, self.table = [torch.ones(2)], {"a": 1}
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.cache.append(y.detach())
+        self.table["y"] = y.detach()
+        return y
+
+
+def test_containers_of_a_model_are_as_before_also_those_that_are_read_only():
+    net = Configured()
+    config, first = dict(net.config), net.cache[0]
+    ag.trace(net, torch.randn(2, 3))
+    assert net.config.keys() == config.keys() and net.config["b"] is config["b"]
+    assert len(net.cache) == 1 and net.cache[0] is first
+    assert net.table == {"a": 1}
 
 
 def test_modes_of_submodules_are_restored():

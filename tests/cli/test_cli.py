@@ -214,8 +214,10 @@ def test_show_and_explain_take_a_family(here: Path):
 def test_step_sizes_of_all_blocks_or_of_some(here: Path):
     call("rewrite", "model.yaml", "--add-step-sizes", "-o", "all.yaml")
     call("rewrite", "model.yaml", "--add-step-sizes", "body.1", "-o", "one.yaml")
+    assert call("rewrite", "--add-step-sizes", "model.yaml", "-o", "first.yaml").exit_code == 0
     graph = archgraph.load("model.yaml")
     assert archgraph.load("all.yaml") == archgraph.add_step_sizes(graph).graph
+    assert archgraph.load("first.yaml") == archgraph.load("all.yaml")
     assert archgraph.load("one.yaml") == archgraph.add_step_sizes(graph, ["body.1"]).graph
 
 
@@ -506,13 +508,15 @@ def test_run_resume_and_report(here: Path):
 def test_run_overwrites_a_run_and_nothing_else(here: Path):
     one = ("run", "experiment.yaml", "--set", "rounds=1", "--out")
     assert call(*one, "first").exit_code == 0
-    (here / "first/notes.txt").write_text("mine")
+    mine = ("notes.txt", "models/net.pt", "checkpoints/best.pt")
+    for name in mine:
+        (here / "first" / name).write_text("mine")
     again = call("run", "experiment.yaml", "--set", "rounds=2", "--out", "first", "--overwrite")
     assert again.exit_code == 0, again.stderr
     assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
-    assert (here / "first/notes.txt").read_text() == "mine"
+    assert all((here / "first" / name).read_text() == "mine" for name in mine)
     (here / "other").mkdir()
-    (here / "other/notes.txt").write_text("mine")
+    (here / "other/run.yaml").write_text("mine")
     refused(call(*one, "other", "--overwrite"), "not empty; found files, but not a run; choose")
     before = (here / "first/metrics.jsonl").read_text()
     wrong = call(

@@ -48,6 +48,21 @@ def test_without_intensity_the_update_is_the_honest_one(work):
     assert honest.metrics == attack.metrics
 
 
+class InPlace(Train):
+    """Trains, and writes into the tensors that it was sent."""
+
+    def __call__(self, work: Work) -> Outcome:
+        for tensor in work.state.values():
+            tensor.add_(1)
+        return super().__call__(work)
+
+
+def test_a_program_may_write_into_what_it_was_sent(work):
+    clean, attacked = work(), work()
+    done(Attack(InPlace(), 3.0), attacked)
+    assert all(torch.equal(clean.state[k], attacked.state[k]) for k in clean.state)
+
+
 def test_equation_1(work):
     """Updates at two intensities give ΔM_backdoor; a third follows from them."""
     sent = work().state

@@ -458,6 +458,18 @@ def test_run_whose_end_cannot_be_trusted_is_not_sound(experiment, mean):
     assert trouble.startswith("not finite: loss of ") and "round 1" in trouble
 
 
+def test_a_round_without_results_is_named(experiment, mean):
+    class Deaf(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def receive(self, world, state, results, round):
+            return state
+
+    run = execute(experiment(Deaf(), rounds=2))
+    assert not run.sound
+    assert run.troubles == (
+        "no update was taken: the strategy did not read the results (rounds 1–2)",
+    )
+
+
 def test_reprs_of_runs_and_models_are_a_line(experiment):
     run = execute(experiment(rounds=1))
     assert repr(run).startswith("Run(1 round, accuracy ")

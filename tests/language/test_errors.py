@@ -394,6 +394,9 @@ clients:
         ("name: b", "name: a",
          "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'; "
          "expected a name of its own"),
+        ("name: b", "name: global",
+         "f.yaml:5: clients[1].name: is the name of the global model; found 'global'; "
+         "expected another name"),
         ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
          "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],
@@ -522,6 +525,13 @@ def test_steps_that_draw_on_one_another_are_named() -> None:
     steps = "[relu: {as: a, from: c}, tanh: {as: b}, sigmoid: {as: c}]"
     text = TWO.replace("[linear: $width]", steps)
     with pytest.raises(SpecError, match="draws a cycle; found a → b → c → a"):
+        load_model(parse_document(text, "m.yaml"))
+
+
+@pytest.mark.parametrize("step", ["mul: {other: 0.5, as: b}", "relu: {from: null, as: b}"])
+def test_steps_that_draw_on_no_value_belong_to_no_cycle_by_it(step: str) -> None:
+    text = TWO.replace("[linear: $width]", f"[relu: {{as: a, from: c}}, {step}, tanh: {{as: c}}]")
+    with pytest.raises(SpecError, match=r"m\.yaml:"):
         load_model(parse_document(text, "m.yaml"))
 
 

@@ -98,7 +98,8 @@ def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal
     for index, step in enumerate(steps):
         options = step.options if isinstance(step.options, dict) else {}
         written = [options.get(key, ()) for key in ("from", "other", "context")]
-        names = [n for v in written for n in ((v,) if isinstance(v, str) else v)]
+        lists = [(v,) if isinstance(v, str) else v for v in written]  # a number draws on nothing
+        names = [n for v in lists if isinstance(v, (list, tuple)) for n in v]
         drawn.add_edges_from((index, labels.index(n)) for n in names if n in labels)
         if "from" not in options and index:
             drawn.add_edge(index, index - 1)
