@@ -216,7 +216,7 @@ def test_a_branch_on_values_is_refused_with_place_and_advice():
     assert "torch.where" in str(caught.value)
 
 
-class ReadOnly(OrderedDict):
+class ReadOnly(OrderedDict[str, object]):
     """As libraries keep the configuration of a model."""
 
     def update(self, *args, **kwargs):
