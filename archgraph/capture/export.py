@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from archgraph.capture.examples import (
 )
 from archgraph.capture.failures import explained, first_line, is_branch
 from archgraph.capture.surroundings import neutral, quiet, restored, spelt_forward, watched
+from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
 
 
@@ -30,7 +32,8 @@ class Captured:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     fixed: str  # why the batch has the example's size; empty where it is free
-    notes: tuple[str, ...]  # what the program does otherwise than the module, `fixed` included
+    notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
+    changed: Mapping[str, str]  # attributes that forward assigns, each with the place of forward
 
 
 def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
@@ -55,9 +58,10 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     for inputs, dim in ((grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)):
         if dim is None and not asked and not leading(inputs):
             break
-        noted: list[str] = []
+        noted: list[Note] = []
+        changed: dict[str, str] = {}
         try:
-            program = _export(model, inputs, shapes(model, inputs, dim), noted)
+            program = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -66,7 +70,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program = _export(model, inputs, shapes(model, inputs, dims), noted)
+                program = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
                 main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
@@ -82,24 +86,26 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted))
+        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed)
     assert first is not None
     raise explained(model, first) from first
 
 
 _SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
+_CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
 _BATCHES = range(2, 130)  # batch sizes for which a guard must hold
 
 
 def _asked(program: torch.export.ExportedProgram) -> str:
     """What a capture takes for granted of the batch size; empty where it holds for any.
 
-    Guards are arithmetic on the inputs' first sizes, which are one symbol here.
+    Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
+    be a certain number belongs to an input without the batch.
     """
 
     def holds(guard: str) -> bool:
         test, count = _SIZE.subn("n", guard)
-        if not count:
+        if not count or _CONSTANT.fullmatch(test):
             return True
         try:
             code = compile(test, "<guard>", "eval")
@@ -126,10 +132,14 @@ def _symbols(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _export(
-    model: torch.nn.Module, inputs: ExampleInputs, shapes: Any, notes: list[str]
+    model: torch.nn.Module,
+    inputs: ExampleInputs,
+    shapes: Any,
+    notes: list[Note],
+    changed: dict[str, str],
 ) -> torch.export.ExportedProgram:
     def once() -> torch.export.ExportedProgram:
-        with quiet(), short_ways(), restored(model, notes), watched(notes):
+        with quiet(), short_ways(), restored(model, changed), watched(notes):
             return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )

@@ -50,7 +50,11 @@ def fold(tape: Tape, names: Collection[str]) -> Tape:
         elif node.op == "output" or node.target is operator.getitem or calls.is_operator(node):
             work.bring_constants(node)
     notes = (
-        f"forward changes {name}, which is not part of the state; the graph does not"
+        TraceError(
+            "forward changes a tensor in place that is not part of the state; the graph does not",
+            where=name,
+            hint="make it a persistent buffer (register_buffer), or trace with strict=False",
+        )
         for node, name in tape.labels.items()
         if not torch.equal(tape.tensors[node].nan_to_num(), before[node].nan_to_num())
     )

@@ -16,7 +16,7 @@ import torch
 
 from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad, users_line
-from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Tape
+from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Note, Tape
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -34,7 +34,7 @@ class OneMode:
     updates: dict[str, Value]  # last value of each buffer that forward writes to
     constants: dict[Constant, Param]  # made by folding
     fixed: str = ""  # why the batch has the example's size; empty where it is free
-    notes: tuple[str, ...] = ()  # what the graph does otherwise than the module
+    notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
 
 
 def spell(tape: Tape) -> OneMode:

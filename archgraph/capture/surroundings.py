@@ -2,7 +2,7 @@
 
 Whatever the caller has switched on (autocast, ``no_grad``) stays out of the capture; whatever
 forward assigns while it is captured is taken back; what the captured program cannot show (custom
-gradients, draws from Python's own random numbers) is noted.
+gradients, hooks, draws from Python's own random numbers) is noted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ import torch
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
+from archgraph.capture.custom import arguments_of, other_gradient
 from archgraph.capture.examples import register_dataclasses
 from archgraph.capture.places import NO_GRAD, is_users
+from archgraph.capture.tape import Note
+from archgraph.capture.unseen import gradient_hook, place
+from archgraph.errors import TraceError
 
 
 @contextlib.contextmanager
@@ -107,24 +111,27 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+def restored(model: torch.nn.Module, changed: dict[str, str]) -> Iterator[None]:
     """Take back what forward assigns to its modules: stand-ins of the capture, not tensors.
 
-    A number that forward changes is noted: the graph has what followed from its value this time.
+    What it has assigned is put into ``changed``: the attribute, and where its forward is written.
     """
+
+    def differs(value: Any, before: Any, inside: list[Any] | None) -> bool:
+        if isinstance(before, (bool, int, float, str)):
+            return type(value) is not type(before) or value != before
+        return value is not before or _contents(value) != inside
+
     held = [
         (module, vars(module).copy(), {k: _contents(v) for k, v in vars(module).items()})
         for module in model.modules()
     ]
 
     def note(*_: Any) -> None:  # right after forward: export takes numbers back by itself
-        for module, known, _inside in held:
-            for key, value in known.items():
-                if isinstance(value, (bool, int, float, str)) and vars(module).get(key) != value:
-                    notes.append(
-                        f"forward changes {type(module).__name__}.{key}: the graph has what its "
-                        f"value {value!r} led to"
-                    )
+        for module, known, inside in held:
+            for key, value in vars(module).items():
+                if key not in _TABLES and differs(value, known.get(key), inside.get(key)):
+                    changed[f"{type(module).__name__}.{key}"] = place(type(module).forward)
 
     hook = model.register_forward_hook(note)
     try:
@@ -173,8 +180,21 @@ def _refill(value: Any, before: list[Any] | None) -> None:
             base.__setitem__(value, key, item)
 
 
+_REGISTER: tuple[tuple[Any, str, str], ...] = (
+    (torch.Tensor, "register_hook", "a hook on its gradient"),
+    (
+        torch.Tensor,
+        "register_post_accumulate_grad_hook",
+        "a hook after its gradient is accumulated",
+    ),
+    (torch.nn.Module, "register_full_backward_hook", "a backward hook"),
+    (torch.nn.Module, "register_full_backward_pre_hook", "a backward pre-hook"),
+)
+_TABLES = vars(torch.nn.Module()).keys()  # of every module; buffers are followed by the export
+
+
 @contextlib.contextmanager
-def watched(notes: list[str]) -> Iterator[None]:
+def watched(notes: list[Note]) -> Iterator[None]:
     """Note what an exported program cannot show, and keep places inside helper functions.
 
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
@@ -184,7 +204,7 @@ def watched(notes: list[str]) -> Iterator[None]:
     apply, filter_frames = function.__dict__["apply"], TracerBase._filter_traceback_frames
     inference = torch.inference_mode
     enter, leave = inference.__enter__, inference.__exit__
-    seen: dict[str, None] = {}
+    seen: dict[Any, list[Any]] = {}
     wanted: list[bool] = []
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +212,7 @@ def watched(notes: list[str]) -> Iterator[None]:
             run, _, *rest = args
             return run(*rest)
         if not cls.__module__.startswith("torch."):
-            seen[cls.__qualname__.rpartition(".")[2]] = None
+            seen.setdefault(cls, arguments_of(args))
         wanted.append(torch.is_grad_enabled())  # a function's forward runs without gradients
         try:
             return apply.__func__(cls, *args, **kwargs)
@@ -215,6 +235,16 @@ def watched(notes: list[str]) -> Iterator[None]:
     def left(self: Any, *_: Any) -> None:
         torch.set_grad_enabled(self.held)
 
+    def hooked(register: Any, what: str) -> Any:
+        @functools.wraps(register)
+        def registered(self: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+            stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
+            where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
+            notes.append(gradient_hook(where, what, hook))
+            return register(self, hook, *args, **kwargs)
+
+        return registered
+
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     replaced: list[tuple[Any, str, Any, Any]] = [
         (function, "apply", apply, classmethod(applied)),
@@ -222,6 +252,9 @@ def watched(notes: list[str]) -> Iterator[None]:
         (inference, "__enter__", enter, entered),
         (inference, "__exit__", leave, left),
     ]
+    for holder, name, what in _REGISTER:
+        register = getattr(holder, name)
+        replaced.append((holder, name, register, hooked(register, what)))
     for holder, name, _, new in replaced:
         setattr(holder, name, new)
     try:
@@ -229,12 +262,15 @@ def watched(notes: list[str]) -> Iterator[None]:
     finally:
         for holder, name, old, _ in replaced:
             setattr(holder, name, old)
-        notes += [f"gradient of {name} is that of its forward, not its own" for name in seen]
         after = np.random.get_state()  # noqa: NPY002  # forward may use it
         if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
             notes.append(
-                "forward draws from Python's random numbers: what it drew while it was traced is "
-                "fixed in the graph; draw with torch instead"
+                TraceError(
+                    "forward draws from Python's random numbers: what it drew while it was traced "
+                    "is fixed in the graph",
+                    hint="draw with torch instead, or trace with strict=False",
+                )
             )
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
+    notes += [error for cls, given in seen.items() if (error := other_gradient(cls, given))]

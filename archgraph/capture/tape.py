@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Param, Size, TensorType
+
+# What a graph does otherwise than its model: where gradients or later calls differ, an error, which
+# ``trace(..., strict=True)`` raises.
+Note: TypeAlias = str | TraceError
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
 REGION = "archgraph_region"  # Region: the switches that a call runs under
@@ -62,7 +66,7 @@ class Tape:
     views: Mapping[torch.fx.Node, View] = field(default_factory=dict)
     constants: Mapping[torch.fx.Node, Param] = field(default_factory=dict)  # made by folding
     updates: Mapping[str, torch.fx.Node] = field(default_factory=dict)  # last values of buffers
-    notes: tuple[str, ...] = ()  # what the graph does otherwise than the module
+    notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,13 @@ from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
 from archgraph.capture.fold import fold
 from archgraph.capture.inline import inline
+from archgraph.capture.later import assignments
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import named
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
-from archgraph.capture.tape import dtype_name
+from archgraph.capture.tape import Note, dtype_name
+from archgraph.capture.unseen import shared, unseen
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -45,7 +48,7 @@ class Traced:
         graph: The architecture; it holds no device.
         state: Tensors by leaf name, copies, on the device where the model is.
         notes: What only one mode does, what was fixed while tracing, what the graph does
-            otherwise than the model: one sentence each, with its place.
+            otherwise than the model: one sentence each, with its place. ``repr`` shows them.
     """
 
     graph: ArchGraph
@@ -64,7 +67,13 @@ class Traced:
 
 
 def trace(
-    model: torch.nn.Module, /, *args: Any, train: bool = True, name: str = "", **kwargs: Any
+    model: torch.nn.Module,
+    /,
+    *args: Any,
+    train: bool = True,
+    strict: bool = True,
+    name: str = "",
+    **kwargs: Any,
 ) -> Traced:
     """Capture a model as a graph and a state; unpacks as ``graph, state``.
 
@@ -75,6 +84,9 @@ def trace(
             forward that treats a batch of one otherwise is captured as it is for larger ones.)
         train: Capture train mode too (dropout, batch statistics, auxiliary outputs); without it
             the flags of norms and dropouts follow ``.train()`` and nothing else does.
+        strict: Refuse what would make gradients, training steps or later calls differ from the
+            model's (hooks on gradients, memory that two leaves share, attributes that forward
+            changes); without it each is a note, and a warning.
         name: Label of the graph; default: the class name.
         **kwargs: Example inputs by name.
 
@@ -88,8 +100,20 @@ def trace(
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
     """
     _ready(model, args, kwargs)
+    unlike = _said([*unseen(model)], strict)
     with uncollected():
-        return _traced(model, args, kwargs, train, name or type(model).__name__)
+        traced, notes = _traced(model, args, kwargs, train, name or type(model).__name__)
+    return dataclasses.replace(traced, notes=(*unlike, *_said(notes, strict)))
+
+
+def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
+    """Notes as text; the first one that is an error is raised, or all of them are warned of."""
+    for note in notes:
+        if isinstance(note, TraceError):
+            if strict:
+                raise note
+            warnings.warn(str(note), stacklevel=3)
+    return tuple(dict.fromkeys(map(str, notes)))
 
 
 @dataclass(frozen=True)
@@ -117,7 +141,9 @@ class Leaves:
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
 
-def _traced(model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: str) -> Traced:
+def _traced(
+    model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: str
+) -> tuple[Traced, list[Note]]:
     modes = {m: m.training for m in model.modules()}
     leaves = Leaves.of(model)
     args, kwargs = on_device_of(model, (args, kwargs))
@@ -132,19 +158,19 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: s
     finally:
         for module, mode in modes.items():
             module.training = mode
-    tensors = model.state_dict()
+    tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     graph, lost = _graph(draft, tensors, leaves, name)
-    notes = dict.fromkeys(draft.notes)
+    notes = list(draft.notes)
     if any(t.is_meta for t in tensors.values()):
         text = "the model is on the meta device: its state has shapes and no values"
         unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
-        notes[text + unknown] = None
+        notes.append(text + unknown)
     own = getattr(model, "arch", None)
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections
     check(graph)
     state = {p.name: tensors[p.name].detach().clone() for p in leaves.params}
-    return Traced(graph, state, tuple(notes))
+    return Traced(graph, state), notes
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -174,7 +200,13 @@ def _one_mode(model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves) ->
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    return named(model, captured, spell(functional(cast(fold(tape, leaves.owner)), parameters)))
+    spelt = spell(functional(cast(fold(tape, leaves.owner)), parameters))
+    constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
+    unlike = [*shared(model, constants, spelt.updates)]
+    assigned = assignments(model, captured)
+    return named(
+        model, captured, dataclasses.replace(spelt, notes=(*spelt.notes, *unlike, *assigned))
+    )
 
 
 def _both_modes(
@@ -186,8 +218,12 @@ def _both_modes(
         same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)
-        why = f"{error.where}: {error.message}" if error.where else error.message
-        note = f"train mode could not be captured ({why}); eval mode stands in"
+        note = TraceError(
+            "train mode could not be captured, and eval mode would stand in for it",
+            where=error.where,
+            found=error.message,
+            hint="trace with train=False if that is meant, or with strict=False, which notes it",
+        )
         alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
         return live_flags(alone, leaves.params)
     return reconcile(evaluated, trained)

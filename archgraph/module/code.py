@@ -61,6 +61,8 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
     for node in graph.nodes:
         if node.op != "input":
             work.env[node.name] = work.call(node)
+        elif node.shape and isinstance(node.shape[0], int):
+            work.fx.call_function(_holds, (work.env[node.name], node.name, node.shape[0]))
     for buffer, value in graph.updates:
         target = torch.ops.aten.copy_.default
         work.fx.call_function(target, (work.lower(Leaf(buffer)), work.lower(value)))
@@ -192,7 +194,20 @@ def _field(held: Any, key: str) -> Any:
     return held[key] if isinstance(held, Mapping) else getattr(held, key)
 
 
+def _holds(tensor: torch.Tensor, name: str, size: int) -> None:
+    """Refuse a batch of another size than the one that the graph was captured with."""
+    if tensor.shape[0] != size:
+        raise GraphError(
+            "the graph holds for a first axis of one size only: the model goes by it",
+            where=f"input {name}",
+            found=tuple(tensor.shape),
+            expected=f"{size} at first",
+            hint="the notes of ag.trace say why; trace the model on an example of the size wanted",
+        )
+
+
 # fx prints functions by their qualified name: these must be importable from here.
 torch.fx.wrap("_field")
+torch.fx.wrap("_holds")
 torch.fx.wrap("_output")
 torch.fx.wrap("_named")

@@ -7,6 +7,7 @@ import torch
 
 from archgraph.capture.fold import fold
 from archgraph.capture.tape import FOLDED
+from archgraph.errors import TraceError
 from tests.capture.tapes import X, calls, inlined, run
 
 
@@ -87,12 +88,13 @@ def test_equal_constants_are_one_leaf():
     assert len({p.name for p in fold(tape, ()).constants.values()}) == 1
 
 
-def test_a_tensor_outside_the_state_that_forward_changes_is_noted_and_left_alone():
+def test_a_tensor_outside_the_state_that_forward_changes_is_an_error_and_left_alone():
     def body(net, x):
         net.scratch.add_(1)
         return x + net.scratch
 
     tape, net = inlined(body)
     (note,) = fold(tape, ()).notes
-    assert note.startswith("forward changes scratch, which is not part of the state")
+    assert isinstance(note, TraceError) and note.where == "scratch"
+    assert "forward changes a tensor in place that is not part of the state" in str(note)
     assert not net.scratch.any()

@@ -1,0 +1,119 @@
+"""No silent difference: a hostile module equals its graph in training too, or is refused."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.capture.unseen import overlapping
+from archgraph.errors import GraphError, TraceError
+from tests.capture.faithful import tensors
+from tests.capture.hostile import HOSTILE, Hostile, Net, X
+
+STEPS = 10
+
+
+def _steps(module: nn.Module, entry: Hostile) -> Iterator[list[torch.Tensor]]:
+    """Outputs and gradients of training steps, an evaluation after each."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(STEPS):
+        x = torch.randn(
+            entry.batches[step % len(entry.batches)], *entry.example.shape[1:], generator=generator
+        )
+        torch.manual_seed(step)
+        optimiser.zero_grad()
+        outputs = tensors(module.train()(x.clone()))
+        sum(t.square().mean() for t in outputs).backward()  # type: ignore[union-attr]  # a tensor
+        yield outputs
+        yield [p.grad for p in module.parameters() if p.grad is not None]
+        optimiser.step()
+        torch.manual_seed(step)
+        with torch.no_grad():
+            evaluated = tensors(module.eval()(x.clone()))
+        yield [*evaluated, *module.state_dict().values()]
+
+
+def assert_equal(module: nn.Module, entry: Hostile) -> None:
+    graph, state = ag.trace(module, entry.example)
+    built = ag.build(graph, state)
+    for found, expected in zip(_steps(built, entry), _steps(module, entry), strict=True):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_equal_or_refused(name):
+    entry = HOSTILE[name]
+    torch.manual_seed(0)
+    module = entry.make()
+    if entry.refused is None:
+        assert_equal(module, entry)
+        return
+    with pytest.raises(TraceError, match=entry.refused):
+        ag.trace(module, entry.example)
+
+
+def test_what_is_refused_can_be_noted_and_is_warned_of():
+    torch.manual_seed(0)
+    net = HOSTILE["full_backward_hook"].make()
+    with pytest.warns(UserWarning, match="layer: has a backward hook"):
+        graph, _ = traced = ag.trace(net, X, strict=False)
+    assert "note: layer: has a backward hook" in repr(traced)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ag.trace(Net(), X).graph == graph
+
+
+def test_extra_state_is_left_out_where_that_is_asked_for():
+    net = HOSTILE["Extra"].make()
+    with pytest.warns(UserWarning, match="has extra state"):
+        graph, state = ag.trace(net, X, strict=False)
+    torch.testing.assert_close(ag.build(graph, state)(X), net(X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_batch_that_capture_fixed_is_held_by_the_built_module(batch):
+    net = HOSTILE["branch_on_the_size_of_the_batch"].make()
+    x = torch.randn(batch, 3)
+    graph, state = ag.trace(net, x)
+    built = ag.build(graph, state)
+    torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
+    with pytest.raises(GraphError, match=rf"input x: .*found \(5, 3\); expected {batch} at first"):
+        built(torch.randn(5, 3))
+    assert ag.trace(built, x).graph == graph
+
+
+def test_a_fixed_axis_beside_the_batch_stays_fixed_in_a_second_trace():
+    class Two(nn.Module):
+        def forward(self, x, other):
+            return x @ other.view(2, other.shape[0] // 2, 3).sum(1).t()
+
+    graph, state = ag.trace(Two(), torch.randn(4, 3), torch.randn(6, 3))
+    built = ag.build(graph, state)
+    assert ag.trace(built, torch.randn(4, 3), torch.randn(6, 3)).graph == graph
+    with pytest.raises(GraphError, match="input other: "):
+        built(torch.randn(4, 3), torch.randn(8, 3))
+
+
+def test_overlap_is_decided_element_by_element():
+    flat = torch.arange(24.0)
+    table = flat.view(4, 6)
+    named = {
+        "left": table[:, ::2],
+        "right": table[:, 1::2],
+        "row": table[2],
+        "apart": torch.ones(3),
+    }
+    found = {frozenset((a, b)) for (a, _), (b, _) in overlapping(named.items())}
+    assert found == {frozenset(("left", "row")), frozenset(("right", "row"))}
+    assert list(overlapping({"whole": flat, "bytes": flat.view(torch.uint8)}.items()))
+    copies = {"a": flat, "b": copy.deepcopy(flat), "none": flat[:0]}
+    assert not list(overlapping(copies.items()))
