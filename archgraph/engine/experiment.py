@@ -32,6 +32,7 @@ class Experiment:
         evaluate: When and how models are tested.
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
+        patience: Rounds in a row without an accepted update that end the run.
         text: The experiment as resolved, YAML, for the run folder.
         facts: All that decides the run's numbers, as plain values.
     """
@@ -44,6 +45,7 @@ class Experiment:
     evaluate: EvaluateSpec = field(default_factory=EvaluateSpec)
     attack: AttackSpec | None = None
     sampled: int | None = None
+    patience: int = 5
     text: str = ""
     facts: Mapping[str, Json] = field(default_factory=dict)
 

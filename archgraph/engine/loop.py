@@ -20,6 +20,7 @@ from archgraph.engine.turn import Turn
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, ServerState, Task, seeded
 from archgraph.plain import Json, finite
+from archgraph.tables import plural
 
 
 def sample(clients: int, count: int | None, seed: int, round: int) -> tuple[int, ...]:
@@ -117,7 +118,21 @@ class Loop:
             self._save()
             self._recording = time.perf_counter() - began
         self.watch.round_done(line.get("evaluation", {}))
+        self._give_up()
         return line
+
+    def _give_up(self) -> None:
+        """End a run whose last rounds changed nothing, since every client was refused or failed."""
+        last = self.lines[-self.experiment.patience :]
+        lost = [line["rejected"] + line["failed"] for line in last if not line["clients"]]
+        if len(lost) == self.experiment.patience and all(lost):
+            raise RunError(
+                f"no update was accepted in {plural(len(lost), 'round')} in a row",
+                where=f"round {self.done}",
+                found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
+                expected="one update or more",
+                hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
+            )
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:

@@ -50,6 +50,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         for asked, expected, holds in _ITEMS:
             if hint == asked:
                 for key, item in inside.items():
+                    _expect(str, key, f"{place}: a name in it")
                     _expect_item(holds, item, f"{place}[{key!r}]", expected)
     return typing.cast(T, value)
 
@@ -86,7 +87,7 @@ def _expect(kind: Any, value: object, where: str, hint: str | None = None) -> No
 def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
     try:
         good = bool(holds(item))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # a tensor of two values is not a number
         good = False
     if not good:
         raise RunError(

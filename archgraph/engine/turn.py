@@ -17,8 +17,11 @@ from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import returned
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, Task, seeded
+from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
+
+# What the record says of an accepted client, beside its metrics.
+RECORDED = frozenset({"client", "name", "examples", "malicious", "seconds"})
 
 
 class Clock:
@@ -80,7 +83,7 @@ class Turn:
     accepted: list[dict[str, Json]] = field(default_factory=list)
     rejected: list[dict[str, Json]] = field(default_factory=list)
     failed: list[dict[str, Json]] = field(default_factory=list)
-    _first: Exception | None = None
+    _first: BaseException | None = None
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time.
@@ -99,7 +102,9 @@ class Turn:
                 result = self._accept(task, outcome)
             except RejectedUpdate as error:
                 self.rejected.append({**who, "reason": str(error)})
-            except Exception as error:  # whatever a client dies of, the others go on
+            except KeyboardInterrupt:  # this one is the user's
+                raise
+            except BaseException as error:  # whatever a client dies of, the others go on
                 self._first = self._first or error
                 self.failed.append({**who, "reason": f"{type(error).__name__}: {error}"})
             else:
@@ -181,13 +186,28 @@ class Turn:
                 check_ranges(model.graph, model.state, state, steps)
             except RejectedUpdate as error:
                 raise error.within(name) from None
+        for name, tensor in (*outcome.keep.items(), *outcome.extras.items()):
+            if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+                raise RejectedUpdate("not a dense tensor", where=name, found=str(tensor.layout))
         for name, tensor in outcome.extras.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
+        for name in outcome.metrics:
+            if name in RECORDED:
+                raise RejectedUpdate(
+                    "a metric has the name of a fact that the record holds",
+                    where=name,
+                    hint="call it by another name",
+                )
         result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
         changing = task.kept - frozen(task.graph)
         own = {name: outcome.state[name] for name in changing if name in outcome.state}
         if own or outcome.keep or task.client in self.kept:
-            self.kept[task.client] = KeptByClient(own, outcome.keep)
+            # Copies: what a program goes on holding must not change what is kept.
+            self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
         return result
+
+
+def _copies(state: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in state.items()}

@@ -78,6 +78,7 @@ def prepare(
         evaluate=spec.evaluate,
         attack=spec.attack,
         sampled=sampled,
+        patience=spec.patience,
         text=as_resolved(spec, strategy, root),
         facts=facts(spec, strategy, family, data),
     )

@@ -115,6 +115,9 @@ class ExperimentSpec(FromFile):
     sample: Share | Count = Field(
         default=1.0, description="clients in a round: a number, or a share written with a point"
     )
+    patience: Count = Field(
+        default=5, description="rounds in a row in which no update is accepted that end the run"
+    )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
