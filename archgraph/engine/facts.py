@@ -55,7 +55,7 @@ def facts(
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values = _plain(spec, strategy)
-    for name in ("name", "out", "engine", "evaluate"):
+    for name in ("name", "out", "engine", "evaluate", "patience"):
         values.pop(name, None)
     for place in ("root", "tokenizer"):
         values["data"].pop(place, None)

@@ -26,7 +26,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     ),
     "torch": (lambda: torch.get_rng_state().tolist(), lambda: torch.rand(3)),
     "python": (random.getstate, lambda: random.seed(7)),
-    "numpy": (lambda: np.random.get_state()[1].tolist(), lambda: np.random.rand(3)),  # noqa: NPY002
+    "numpy": (lambda: str(np.random.get_state()), lambda: np.random.rand(3)),  # noqa: NPY002
 }
 
 
