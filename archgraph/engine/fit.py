@@ -8,8 +8,19 @@ import torch
 
 from archgraph.engine.data import Dataset
 from archgraph.errors import RunError
+from archgraph.federation import Evaluated
 from archgraph.federation.family import Family
-from archgraph.graph.ir import ArchGraph, Batch, Node, Record, Ref, TensorType, Value, refs
+from archgraph.graph.ir import (
+    ArchGraph,
+    Batch,
+    Node,
+    Record,
+    Ref,
+    TensorType,
+    Value,
+    refs,
+    size_at,
+)
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrite.insert import fresh
@@ -139,6 +150,45 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
             )
     if data.integral:
         _knows_words(graph, data)
+
+
+def answers(model: Evaluated, data: Dataset) -> None:
+    """Check that a model's outputs have logits, one vector for each target of an example.
+
+    Raises:
+        RunError: Says what the model gives, and what the data asks for.
+    """
+    where = model.name
+    try:
+        logits = model.predict(_outputs(model.graph, model.graph.outputs))
+    except RunError as error:
+        raise error.within(where) from error
+    rank = data.train.targets.dim() + 1
+    if logits.dim() != rank or logits.shape[-1] != data.classes:
+        form = "example" if data.classified else "example and position"
+        raise RunError(
+            "the model's logits have another form",
+            where=where,
+            found=f"[batch, {', '.join(map(str, logits.shape[1:]))}]",
+            expected=f"a vector of {data.classes} for each {form} ({data.name})",
+            hint="flatten, or pool, in front of the classifier"
+            if data.classified and logits.dim() > rank
+            else None,
+        )
+
+
+def _outputs(graph: ArchGraph, value: Value) -> object:
+    """What a model gives for two examples, without values: tensors on the meta device."""
+    match value:
+        case Record(fields):
+            return {key: _outputs(graph, item) for key, item in fields}
+        case tuple():
+            return tuple(_outputs(graph, item) for item in value)
+        case Ref(name):
+            shape = [size_at(size, 2) for size in graph.node[name].shape]
+            return torch.empty(shape, device="meta")
+        case _:
+            return value
 
 
 def _logits(outputs: Value) -> Ref | None:

@@ -17,8 +17,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
 from archgraph.engine.progress import bars, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
-from archgraph.engine.returned import returned
-from archgraph.engine.world import prepare
+from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, World
 from archgraph.language import ExperimentSpec, load_experiment
@@ -143,9 +142,7 @@ def execute(
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment)
         # Before anything is written: the strategy may refuse this world.
-        first = returned(
-            ServerState, experiment.strategy.init(experiment.world), experiment.strategy, "init"
-        )
+        first = begun(experiment)
         checkpoint = None
         if out is not None:
             facts = finite(experiment.facts)

@@ -49,7 +49,9 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     r"""Check model, family and experiment files, one verdict each, in order.
 
     Graphs are made and checked, families resolved with all their clients, strategies configured.
-    Data is not touched.
+    What a run would refuse before its first round is refused here, too. Data is not touched: images
+    of the data set's form stand in for it; of text, whose form follows from its files, only the
+    options are checked.
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.
@@ -129,7 +131,7 @@ def _checked(
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), python, made)
-    from archgraph.engine.data.load import check_encoding
+    from archgraph.engine.data.load import check_encoding, stand_in
     from archgraph.engine.data.source import source
     from archgraph.federation import configure
 
@@ -150,6 +152,12 @@ def _checked(
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
+    if not unseen and not held.endswith(UNSEEN):
+        from archgraph.engine.world import begun, prepare
+
+        imagined = stand_in(data.dataset, limit=data.limit)
+        if imagined is not None:
+            begun(prepare(spec, data=imagined))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
     return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 

@@ -12,10 +12,21 @@ import torch
 from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
-from archgraph.engine.fit import matched
+from archgraph.engine.fit import answers, matched
 from archgraph.engine.partition import allot, class_histogram
+from archgraph.engine.returned import each_returned, returned
 from archgraph.errors import RunError
-from archgraph.federation import GLOBAL, Client, State, Tier, World, configure
+from archgraph.federation import (
+    GLOBAL,
+    Client,
+    Evaluated,
+    ServerState,
+    State,
+    Strategy,
+    Tier,
+    World,
+    configure,
+)
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.module.initial import initial_state
@@ -25,12 +36,14 @@ def prepare(
     experiment: str | os.PathLike[str] | ExperimentSpec,
     *,
     data_root: str | os.PathLike[str] | None = None,
+    data: Dataset | None = None,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
 
     Args:
         experiment: A file, or what was read from one.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+        data: The data itself; None: it is loaded.
 
     Raises:
         SpecError: If a file cannot be understood.
@@ -53,16 +66,17 @@ def prepare(
         )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
-    with spec.locating("data"):
-        data = load_dataset(
-            spec.data.dataset,
-            root,
-            limit=spec.data.limit,
-            bptt=spec.data.bptt,
-            length=spec.data.length,
-            vocabulary=spec.data.vocabulary,
-            tokenizer=spec.data.tokenizer,
-        )
+    if data is None:
+        with spec.locating("data"):
+            data = load_dataset(
+                spec.data.dataset,
+                root,
+                limit=spec.data.limit,
+                bptt=spec.data.bptt,
+                length=spec.data.length,
+                vocabulary=spec.data.vocabulary,
+                tokenizer=spec.data.tokenizer,
+            )
     family, data = matched(family, data)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
@@ -82,6 +96,23 @@ def prepare(
         text=as_resolved(spec, strategy, root),
         facts=facts(spec, strategy, family, data),
     )
+
+
+def begun(experiment: Experiment) -> ServerState:
+    """The strategy's first state, once it is known that its models answer with logits.
+
+    Raises:
+        RunError: If the strategy refuses this world, or a model has no logits of the data's form.
+    """
+    strategy, world = experiment.strategy, experiment.world
+    first = returned(ServerState, strategy.init(world), strategy, "init")
+    # A strategy that surveys its clients has its models only afterwards.
+    if type(strategy).survey is Strategy.survey:
+        for model in each_returned(
+            Evaluated, strategy.evaluated(world, first), strategy, "evaluated"
+        ):
+            answers(model, experiment.data)
+    return first
 
 
 def _world(

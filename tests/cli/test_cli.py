@@ -482,6 +482,56 @@ def test_check_finds_what_would_stop_a_run(here: Path):
         assert words in verdict("m.yaml", model.replace(old, new), "--python")
 
 
+FLAT = """\
+archgraph: 1
+inputs: {image: [1, 8, 8]}
+sections:
+  - {name: stem, steps: [conv: 4, relu, conv: {out: 4, as: a}]}
+  - {name: head, steps: [global_avg_pool, flatten, {linear: {out: 10, as: b}}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "experiment", "words"),
+    [
+        (
+            FLAT,
+            "digits -> mnist",
+            "model: the model does not take this data; found float32[batch, 1",
+        ),
+        (
+            FLAT.replace("out: 10", "out: 7"),
+            "",
+            "does not know these classes; found output float32",
+        ),
+        (
+            FLAT.replace("global_avg_pool, flatten, {linear: {out: 10, as: b}}", "{linear: 10}"),
+            "",
+            "the model's logits have another form; found [batch, 4, 8, 10]; expected a vector of "
+            "10 for each example (digits); flatten, or pool, in front of the classifier",
+        ),
+        (FLAT + "outputs: [a, b]\n", "", "no logits among the outputs of the model; found 0, 1"),
+        (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
+        (FLAT, "scheme: iid -> scheme: iid, shares: {hal: 0.5}", "hal"),
+        (FLAT, "scheme: iid -> scheme: classes, per_client: 11", "per_client"),
+        (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than there"),
+    ],
+)
+def test_check_refuses_what_run_refuses_before_its_first_round(
+    here: Path, monkeypatch: pytest.MonkeyPatch, model: str, experiment: str, words: str
+):
+    """Without data: the words of check are those of run, where run has the data."""
+    monkeypatch.delenv("ARCHGRAPH_DATA", raising=False)
+    old, _, new = experiment.partition(" -> ")
+    (here / "model.yaml").write_text(model)
+    (here / "new.yaml").write_text(EXPERIMENT.replace(old, new) if old else EXPERIMENT)
+    checked = call("check", "new.yaml")
+    assert checked.exit_code == 2 and words in checked.stdout, checked.stdout
+    if "mnist" not in experiment:
+        refused(call("run", "new.yaml", "--out", "out"), words)
+        assert not (here / "out").exists()
+
+
 def test_run_resume_and_report(here: Path):
     result = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1")
     assert result.exit_code == 0, result.output + result.stderr

@@ -58,6 +58,8 @@ class Source:
         train: Its files of training examples, in the order that the format asks for.
         test: Its files of test examples; none where a format takes them from the others.
         labels: Name of each class, where they are known before the files are read.
+        shape: Shape of one input, likewise.
+        examples: Number of train and of test examples, likewise.
         key: What a CIFAR batch calls its labels.
         shipped: Its files are beside this one.
     """
@@ -71,6 +73,8 @@ class Source:
     train: Mapping[str, Published]
     test: Mapping[str, Published] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    examples: tuple[int, int] = (0, 0)
     key: str = "labels"
     shipped: bool = False
 
