@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from archgraph.engine.data import DATASETS, Dataset, Split, files, load, load_dataset
 from archgraph.engine.data.cifar import read_cifar_batch
 from archgraph.engine.data.images import read_idx
+from archgraph.engine.data.load import stand_in
 from archgraph.engine.data.source import Published, source
 from archgraph.engine.data.values import channel_statistics
 from archgraph.engine.data.words import read_tokens
@@ -648,3 +649,16 @@ def test_wikitext2(data_root):
     assert words == ["<eos>", "=", "Valkyria", "Chronicles", "III", "="]
     assert torch.equal(text.train.inputs[0, 1:], text.train.targets[0, :-1])
     assert torch.equal(text.train.inputs[1:, 0], text.train.targets[:-1, -1])
+
+
+def test_what_stands_in_for_images_has_their_form(monkeypatch):
+    """No file is read: only the numbers of the published ones are known."""
+    real = load_dataset("digits")
+    monkeypatch.setattr(load, "located", None)
+    imagined, few = stand_in("digits"), stand_in("cifar100", limit=7)
+    assert imagined is not None and few is not None and len(few.train) == 7
+    for name in ("kind", "classes", "shape", "labels", "inputs", "classified", "integral"):
+        assert getattr(imagined, name) == getattr(real, name), name
+    assert (len(imagined.train), len(imagined.test)) == (len(real.train), len(real.test))
+    assert imagined.train.batch([0])[0].dtype == real.train.batch([0])[0].dtype
+    assert stand_in("wikitext2") is None
