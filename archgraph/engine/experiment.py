@@ -33,6 +33,7 @@ class Experiment:
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
         patience: Rounds in a row without an accepted update that end the run.
+        bound: How many times the round's median an update's size may be; None: any.
         text: The experiment as resolved, YAML, for the run folder.
         facts: All that decides the run's numbers, as plain values.
     """
@@ -46,6 +47,7 @@ class Experiment:
     attack: AttackSpec | None = None
     sampled: int | None = None
     patience: int = 5
+    bound: float | None = None
     text: str = ""
     facts: Mapping[str, Json] = field(default_factory=dict)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -60,6 +63,32 @@ class Clock:
         self._since = now
 
 
+class _Arrival(NamedTuple):
+    """What a client did, fit to be seen by the server."""
+
+    task: Task
+    who: dict[str, Json]
+    outcome: Outcome
+    result: Result
+    seconds: float
+
+
+@torch.no_grad()
+def change(sent: State, state: State) -> float:
+    """Root mean square of what training changed: it compares models of different sizes.
+
+    Example:
+        >>> change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
+        2.0
+    """
+    total, count = 0.0, 0
+    for name, value in state.items():
+        if name in sent and value.is_floating_point():
+            total += float(torch.linalg.vector_norm(value.double() - sent[name].double())) ** 2
+            count += value.numel()
+    return math.sqrt(total / max(count, 1))
+
+
 @dataclass(eq=False)
 class Turn:
     """One round's clients: their work as a stream of results, and what became of each.
@@ -88,35 +117,66 @@ class Turn:
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time.
 
+        With a bound on updates all of the round are: the median of their sizes comes first.
+
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
-        for task in tasks:
-            name = task.tier or self.experiment.world.clients[task.client].name
-            self.watch.client(name)
-            who: dict[str, Json] = {"client": task.client, "name": name}
-            began = time.perf_counter()
-            try:
-                with self.clock.measure("local"):
-                    outcome = self._work(task)
-                seconds = time.perf_counter() - began
-                result = self._accept(task, outcome)
-            except RejectedUpdate as error:
-                self.rejected.append({**who, "reason": str(error)})
-            except KeyboardInterrupt:  # this one is the user's
-                raise
-            except BaseException as error:  # whatever a client dies of, the others go on
-                self._first = self._first or error
-                self.failed.append({**who, "reason": f"{type(error).__name__}: {error}"})
-            else:
-                attacked = {"malicious": True} if self._malicious(task.client) else {}
-                self.accepted.append(
-                    {**who, "examples": result.examples, **attacked, "seconds": seconds}
-                    | {key: float(value) for key, value in outcome.metrics.items()}
-                )
-                del outcome
-                yield result
-                del result
+        arrived = filter(None, map(self._arrive, tasks))
+        if self.experiment.bound is not None:
+            arrived = iter(self._bounded(list(arrived), self.experiment.bound))
+        for arrival in arrived:
+            task, outcome, result = arrival.task, arrival.outcome, arrival.result
+            changing = task.kept - frozen(task.graph)
+            own = {name: outcome.state[name] for name in changing if name in outcome.state}
+            if own or outcome.keep or task.client in self.kept:
+                # Copies: what a program goes on holding must not change what is kept.
+                self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
+            attacked = {"malicious": True} if self._malicious(task.client) else {}
+            self.accepted.append(
+                {**arrival.who, "examples": result.examples, **attacked, "seconds": arrival.seconds}
+                | {key: float(value) for key, value in outcome.metrics.items()}
+            )
+            del arrival, task, outcome, own
+            yield result
+            del result
+
+    def _arrive(self, task: Task) -> _Arrival | None:
+        """A client's work, if it got that far and all of it is fit to be seen."""
+        name = task.tier or self.experiment.world.clients[task.client].name
+        self.watch.client(name)
+        who: dict[str, Json] = {"client": task.client, "name": name}
+        began = time.perf_counter()
+        try:
+            with self.clock.measure("local"):
+                outcome = self._work(task)
+            seconds = time.perf_counter() - began
+            return _Arrival(task, who, outcome, self._checked(task, outcome), seconds)
+        except RejectedUpdate as error:
+            self.rejected.append({**who, "reason": str(error)})
+        except KeyboardInterrupt:  # this one is the user's
+            raise
+        except BaseException as error:  # whatever a client dies of, the others go on
+            self._first = self._first or error
+            self.failed.append({**who, "reason": f"{type(error).__name__}: {error}"})
+        finally:
             self.watch.client_done()
+        return None
+
+    def _bounded(self, arrivals: list[_Arrival], bound: float) -> Iterator[_Arrival]:
+        """Those whose change is no larger than so many times the median of the round."""
+        sizes = [change(arrival.task.state, arrival.result.state) for arrival in arrivals]
+        median = statistics.median(sizes) if sizes else 0.0
+        for size in sizes:
+            arrival = arrivals.pop(0)
+            if size <= bound * median or median == 0:
+                yield arrival
+                continue
+            error = RejectedUpdate(
+                "the update is too large",
+                found=f"a change of {size:.3g} per value",
+                expected=f"at most {bound:g} times the round's median, {median:.3g}",
+            )
+            self.rejected.append({**arrival.who, "reason": str(error)})
 
     def settle(self) -> None:
         """After the stream has ended.
@@ -169,7 +229,7 @@ class Turn:
             )
             return returned(Outcome, program(work), program)
 
-    def _accept(self, task: Task, outcome: Outcome) -> Result:
+    def _checked(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome, if all of it is fit to be seen."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
@@ -201,11 +261,6 @@ class Turn:
                 )
         result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
-        changing = task.kept - frozen(task.graph)
-        own = {name: outcome.state[name] for name in changing if name in outcome.state}
-        if own or outcome.keep or task.client in self.kept:
-            # Copies: what a program goes on holding must not change what is kept.
-            self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
         return result
 
 

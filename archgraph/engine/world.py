@@ -93,6 +93,7 @@ def prepare(
         attack=spec.attack,
         sampled=sampled,
         patience=spec.patience,
+        bound=spec.bound,
         text=as_resolved(spec, strategy, root),
         facts=facts(spec, strategy, family, data),
     )

@@ -118,6 +118,11 @@ class ExperimentSpec(FromFile):
     patience: Count = Field(
         default=5, description="rounds in a row in which no update is accepted that end the run"
     )
+    bound: Annotated[float, Field(ge=1)] | None = Field(
+        default=None,
+        description="how many times the round's median the change of a client's weights may be; "
+        "larger ones are refused. The updates of a round are then held together",
+    )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")

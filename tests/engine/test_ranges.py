@@ -76,3 +76,34 @@ def test_variances_may_be_zero_and_no_less_than_what_was_sent(net):
 def test_what_a_client_kept_has_no_counter_to_compare_with(net):
     sent = {k: v for k, v in state(net).items() if k != "1.num_batches_tracked"}
     check_ranges(net, sent, state(net, _1_num_batches_tracked=900), 1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_updates_far_from_the_rounds_median_are_refused(experiment, mean, first):
+    """Whether the poison comes first or last: the median is that of the whole round."""
+
+    def strong(work: Work) -> Outcome:
+        trained = Train()(work)
+        more = work.state["5.weight"] + 1e6 * (trained.state["5.weight"] - work.state["5.weight"])
+        return replace(trained, state={**trained.state, "5.weight": more}, keep={"n": more})
+
+    client = 0 if first else 3
+    setup = experiment(mean({client: strong}), rounds=2, sampled=None)
+    honest = execute(replace(setup, bound=5.0))
+    for line in honest.rounds:
+        (rejected,) = line["rejected"]
+        assert rejected["client"] == client
+        assert "the update is too large; found a change of" in rejected["reason"]
+        assert "at most 5 times the round's median" in rejected["reason"]
+        assert len(line["clients"]) == 3
+    taken = execute(setup)
+    assert not any(line["rejected"] for line in taken.rounds[:1])
+    largest = [float(r.server.group("global")["5.weight"].abs().max()) for r in (honest, taken)]
+    assert largest[0] < 10 < largest[1]
+
+
+def test_a_bound_that_nothing_exceeds_changes_no_bit(experiment):
+    plain, bounded = (execute(experiment(rounds=2, bound=bound)) for bound in (None, 1e3))
+    assert not any(line["rejected"] for line in bounded.rounds)
+    for name, value in plain.server.group("global").items():
+        assert torch.equal(value, bounded.server.group("global")[name])
