@@ -121,9 +121,9 @@ class Turn:
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
-        arrived = filter(None, map(self._arrive, tasks))
+        arrived: Iterator[_Arrival] = filter(None, map(self._arrive, tasks))
         if self.experiment.bound is not None:
-            arrived = iter(self._bounded(list(arrived), self.experiment.bound))
+            arrived = self._bounded(list(arrived), self.experiment.bound)
         for arrival in arrived:
             task, outcome, result = arrival.task, arrival.outcome, arrival.result
             changing = task.kept - frozen(task.graph)
