@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +39,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what may go wrong into one message and an exit code."""
         try:
-            return super().invoke(ctx)
+            with _terminable():
+                return super().invoke(ctx)
         except BrokenPipeError:
             # Whoever reads has had enough (`| head`); Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,6 +53,20 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             say(message(error), error=True)
             raise typer.Exit(BAD_INPUT) from None
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """End on SIGTERM as on SIGINT, so that what was being written is cleared away."""
+    main = threading.current_thread() is threading.main_thread()  # only that one is told
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Command(TyperCommand):

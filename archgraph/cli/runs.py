@@ -21,6 +21,12 @@ def run(
         Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ROUND", help="Go on after this round; what the run did later is removed."
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder.")
     ] = False,
@@ -37,7 +43,14 @@ def run(
 
     spec = experiment_of(experiment, settings)
     folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
-    done = archgraph.run(spec, out=folder, resume=resume, overwrite=overwrite, data_root=data)
+    done = archgraph.run(
+        spec,
+        out=folder,
+        resume=resume,
+        resume_from=resume_from,
+        overwrite=overwrite,
+        data_root=data,
+    )
     show_item(done.table())
     rounds = plural(len(done.rounds), "round")
     say(f"{folder}: {rounds}; `archgraph report {folder}` makes a page of it")

@@ -2,12 +2,13 @@
 
 ::
 
-    round-000007/server.json                 round, plain values, the groups in order of their files
+    round-000007/server.json                 round, plain values, groups, digests of the files below
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
     round-000007/clients/000012.safetensors  what a client keeps
 
 A group holds the tensors whose names agree before the first slash. What did not change since the
-checkpoint before is a link to it.
+checkpoint before is a link to it. How a folder shows that it is as it was written:
+:mod:`archgraph.engine.proof`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from archgraph.engine.proof import prove, sealed, sha256, unsealed
 from archgraph.errors import RunError
 from archgraph.files import sync, write
 from archgraph.plain import Json
 from archgraph.states.state import State
 
-FORMAT = 2
+T = TypeVar("T")
+
+FORMAT = 3
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
 
-# Of a file: its place in the checkpoint, and its tensors without keeping them alive: which objects,
-# and how often each had been changed in place.
-Saved = tuple[str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
+# Of a file: its place in the checkpoint, its SHA-256, and its tensors without keeping them alive:
+# which objects, and how often each had been changed in place.
+Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,23 @@ class Writer:
     # Files of the last checkpoint, by group or client.
     _saved: dict[str | int, Saved] = field(default_factory=dict)
 
-    def after(self, checkpoint: Checkpoint) -> None:
-        """Note what the last checkpoint holds, as it was loaded or written."""
+    def after(self, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+        """Note what the last checkpoint holds, as it was loaded or written, and its files' SHA-256.
+
+        A file that is linked later keeps its digest without being read again.
+        """
         self._saved = {
-            key: (name, {k: (weakref.ref(v), _changes(v)) for k, v in tensors.items()})
-            for key, (name, tensors) in _files(checkpoint).items()
+            key: (name, digests[name], {k: (weakref.ref(v), _changes(v)) for k, v in own.items()})
+            for key, (name, own) in _files(checkpoint).items()
         }
 
-    def save(self, checkpoint: Checkpoint, place: Path, previous: Path | None) -> None:
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        place: Path,
+        previous: Path | None,
+        beside: Mapping[str, Json],
+    ) -> None:
         """Write a checkpoint beside its place, bring it to the disk and rename it.
 
         Args:
@@ -85,27 +99,34 @@ class Writer:
                 unchanged, are linked.
             place: Folder that will hold it.
             previous: Folder of the last checkpoint, if there is one.
+            beside: What else ``server.json`` is to say.
         """
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
         folders = [draft / "groups", draft / "clients"]
         try:
             for folder in folders:
                 folder.mkdir()
-            written: list[Path] = []
+            digests: dict[str, str] = {}
+            written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
-                past, seen = self._saved.get(key, ("", {}))
+                past, known, seen = self._saved.get(key, ("", "", {}))
                 same = previous is not None and past and _same_tensors(tensors, seen)
                 source = previous / past if previous is not None and same else None
-                written += _put(draft / name, tensors, source)
-            each(sync, written)
+                digests[name] = known
+                if not _link(draft / name, source):
+                    _save(draft / name, tensors)
+                    written.append(name)
+            digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
             values = {
                 "format": FORMAT,
                 "experiment": self.identity,
                 "round": checkpoint.round,
                 "groups": list(_groups(checkpoint.tensors)),
                 "values": checkpoint.values,
+                "files": digests,
+                **beside,
             }
-            write(draft / "server.json", json.dumps(values))
+            write(draft / "server.json", sealed(values))
             for folder in (*folders, draft):
                 sync(folder)
             draft.chmod(0o755)
@@ -114,45 +135,46 @@ class Writer:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        self.after(checkpoint)
+        self.after(checkpoint, digests)
 
 
-def load(place: Path, identity: str) -> Checkpoint:
-    """Read a checkpoint.
+def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
+    """Read a checkpoint, and all that its ``server.json`` says.
 
     Raises:
-        RunError: If it is damaged, of another version or of another experiment.
+        RunError: If a file is not as it was written, or the checkpoint is of another version,
+            experiment or round.
     """
     number = int(place.name.removeprefix("round-"))
-    with reading(place):
-        values = json.loads((place / "server.json").read_bytes())
+    server = place / "server.json"
+    with reading(server):
+        values = json.loads(server.read_bytes())
         version = values["format"]
     if version != FORMAT:
         raise RunError(
             "checkpoint of another version",
-            where=str(place),
+            where=str(server),
             found=version,
             expected=FORMAT,
             hint="go on with the version of archgraph that wrote it",
         )
+    with reading(server):
+        values = unsealed(values, server)
+    if (values["experiment"], values["round"]) != (identity, number):
+        raise RunError(
+            "checkpoint of another experiment or round",
+            where=str(server),
+            found=f"round {values['round']} of {values['experiment'][:12]}",
+            expected=f"round {number} of {identity[:12]}",
+        )
     with reading(place):
-        experiment, done, plain = values["experiment"], values["round"], values["values"]
+        prove(place, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
             tensors |= load_file(place / _file("groups", at))
-        kept = {
-            int(path.stem): load_file(path)
-            for path in sorted((place / "clients").glob("*.safetensors"))
-        }
-    if experiment != identity or done != number:
-        raise RunError(
-            "checkpoint of another experiment",
-            where=str(place),
-            found=f"round {done} of {str(experiment)[:12]}",
-            expected=f"round {number} of {identity[:12]}",
-            hint="it was copied here from another run; delete it",
-        )
-    return Checkpoint(number, tensors, plain, kept)
+        clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
+        kept = {int(name.stem): load_file(place / name) for name in clients}
+    return Checkpoint(number, tensors, values["values"], kept), values
 
 
 @contextlib.contextmanager
@@ -160,12 +182,16 @@ def reading(place: Path) -> Iterator[None]:
     """Turn what goes wrong with the files of a checkpoint into an error that names it."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
         raise RunError(
-            "damaged checkpoint",
-            where=str(place),
-            found=f"{type(error).__name__}: {error}",
-            hint="delete this folder to go on from the checkpoint before it",
+            "damaged checkpoint", where=str(place), found=f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -226,25 +252,25 @@ def _save(path: Path, tensors: State) -> None:
     save_file(owned, path)
 
 
-def _put(target: Path, tensors: State, source: Path | None) -> list[Path]:
-    """Link a file that holds these tensors already, if there is one; else write them.
-
-    Returns:
-        Files that are yet to be brought to the disk.
-    """
-    if source is not None and source.is_file():
-        try:
-            os.link(source, target)
-            return []
-        except OSError:  # a file system without links
-            shutil.copyfile(source, target)
-    else:
-        _save(target, tensors)
-    return [target]
+def _link(target: Path, source: Path | None) -> bool:
+    """Link a file that holds the tensors already, if there is one and the file system can."""
+    if source is None or not source.is_file():
+        return False
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
 
 
-def each(action: Callable[[Path], object], paths: Iterable[Path]) -> None:
+def _settle(path: Path) -> str:
+    """SHA-256 of a file that was just written, once it is on the disk."""
+    found = sha256(path)  # read from memory: the system still has what was written
+    sync(path)
+    return found
+
+
+def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
     """Do something with every file, several at a time: a disk does a thousand as fast as a few."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(action, paths):
-            pass
+        return list(pool.map(action, paths))

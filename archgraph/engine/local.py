@@ -35,12 +35,14 @@ class Run:
         server: State of the server after the last round.
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
+        notes: Why its bits may differ from those of an uninterrupted run.
     """
 
     experiment: Experiment
     server: ServerState
     rounds: tuple[Mapping[str, Json], ...]
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
@@ -70,9 +72,11 @@ class Run:
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def table(self) -> Table:
-        """A row per tier, and what went wrong below; ``print`` draws it."""
+        """A row per tier, and below what went wrong and the notes; ``print`` draws it."""
         shown = table(self.experiment.world, self.evaluation)
-        return replace(shown, note="; ".join(filter(None, (shown.note, *self.troubles))))
+        return replace(
+            shown, note="; ".join(filter(None, (shown.note, *self.troubles, *self.notes)))
+        )
 
     def __repr__(self) -> str:
         """One line: how long it was, how well the global model does, where it is."""
@@ -92,6 +96,7 @@ def run(
     *,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    resume_from: int | None = None,
     overwrite: bool = False,
     data_root: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -101,7 +106,9 @@ def run(
     Args:
         experiment: A file, or what was read from one.
         out: Run folder; None: the one that the experiment names, if any; else nothing is written.
-        resume: Go on with the run in that folder, after its last checkpoint.
+        resume: Go on with the run in that folder, after its last checkpoint; begin it where it died
+            before it had begun.
+        resume_from: Go on with it after this round; what it did later is removed.
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         progress: Show progress bars on a terminal.
@@ -111,11 +118,12 @@ def run(
 
     Raises:
         ArchGraphError: If the experiment cannot be understood or cannot run as it stands, or the
-            folder is in use, cannot be written, or holds another experiment. Nothing is left behind
-            then.
+            folder is in use, cannot be written, or holds another experiment, or one of its files
+            was changed. Nothing is left behind then.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
+    resume = resume or resume_from is not None
     if resume:
         if folder is None:
             raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
@@ -127,7 +135,14 @@ def run(
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
         prepared = prepare(spec, data_root=data_root)
-        return execute(prepared, out=folder, resume=resume, overwrite=overwrite, progress=progress)
+        return execute(
+            prepared,
+            out=folder,
+            resume=resume,
+            resume_from=resume_from,
+            overwrite=overwrite,
+            progress=progress,
+        )
 
 
 def execute(
@@ -135,6 +150,7 @@ def execute(
     *,
     out: Path | None = None,
     resume: bool = False,
+    resume_from: int | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Run:
@@ -145,13 +161,16 @@ def execute(
         first = begun(experiment)
         checkpoint = None
         if out is not None:
-            facts = finite(experiment.facts)
-            if resume:
-                loop.record, checkpoint, lines = RunRecord.resume(out, facts)
+            facts, device = finite(experiment.facts), experiment.world.device
+            if resume_from is not None or (resume and resumable(out)):
+                loop.record, checkpoint, lines = RunRecord.resume(
+                    out, facts, after=resume_from, device=device
+                )
             else:
-                stack.enter_context(reserved(out, overwrite=overwrite))
-                files = _models(experiment.world)
-                loop.record = RunRecord.create(out, experiment.text, facts, files=files)
+                stack.enter_context(reserved(out, overwrite=overwrite or resume))
+                loop.record = RunRecord.create(
+                    out, experiment.text, facts, files=_models(experiment.world), device=device
+                )
             stack.enter_context(loop.record)
             if checkpoint is not None:
                 loop.go_on(checkpoint, lines)
@@ -161,7 +180,8 @@ def execute(
             loop.start(first)
         while loop.done < rounds:
             loop.round()
-        return Run(experiment, loop.server, tuple(loop.lines), out)
+        told = () if loop.record is None else loop.record.notes
+        return Run(experiment, loop.server, tuple(loop.lines), out, told)
 
 
 def _models(world: World) -> dict[str, str]:

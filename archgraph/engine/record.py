@@ -10,28 +10,34 @@
 
 A checkpoint is complete or absent; see :mod:`archgraph.engine.checkpoint`. The line of a round is
 written before its checkpoint, so a run that died between the two repeats that round, to the same
-bits.
+bits. A run that died before its folder was complete is begun anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from safetensors import SafetensorError
 
-from archgraph.engine.checkpoint import Checkpoint, Writer, each, load
+from archgraph.engine.checkpoint import Checkpoint, Writer, each, load, reading
+from archgraph.engine.proof import environment, expect, notes
 from archgraph.errors import RunError
 from archgraph.files import write
 from archgraph.plain import Json, differences, digest
+
+DRAFT = ".draft-"
+# Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
+BEGINNING = f"{DRAFT}run"
 
 
 @dataclass
@@ -39,16 +45,30 @@ class RunRecord:
     """An open run folder; a context manager that holds the folder's lock.
 
     Create one with :meth:`create` or :meth:`resume`.
+
+    Attributes:
+        folder: The run folder.
+        identity: Digest of the experiment's facts.
+        keep: So many checkpoints stay, the latest ones.
+        environments: Where the run was computed, one after the other.
     """
 
     folder: Path
     identity: str
     keep: int
+    environments: list[dict[str, Json]] = field(default_factory=list)
     _lock: int | None = None
     _metrics: IO[bytes] | None = None
 
     def __post_init__(self) -> None:
         self._writer = Writer(self.identity)
+        # Of the lines so far.
+        self._bytes, self._digest = 0, hashlib.sha256()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why the bits of the run may differ from those of an uninterrupted one."""
+        return tuple(notes(self.environments))
 
     @classmethod
     def create(
@@ -59,6 +79,7 @@ class RunRecord:
         *,
         files: Mapping[str, str] | None = None,
         keep: int = 2,
+        device: str = "cpu",
     ) -> RunRecord:
         """Begin a run in an empty or new folder, or in place of the run that is there.
 
@@ -67,12 +88,14 @@ class RunRecord:
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
         """
-        record = cls(folder, digest(facts), keep)
+        record = cls(folder, digest(facts), keep, [{"since": 1, **environment(device)}])
         record._acquire()
         try:
             with _writing(folder):
-                for past in _written(folder):  # a run that is overwritten
-                    _remove(past)
+                write(folder / BEGINNING, "")
+                for past in _written(folder):  # a run that is overwritten, or died while it began
+                    if past.name != BEGINNING:
+                        _remove(past)
                 (folder / "checkpoints").mkdir(exist_ok=True)
                 for name, content in (files or {}).items():
                     write(folder / name, content)
@@ -80,6 +103,7 @@ class RunRecord:
                 # The last: a folder with it is a run.
                 write(folder / "run.yaml", text)
                 record._metrics = (folder / "metrics.jsonl").open("ab")
+                _remove(folder / BEGINNING)
         except BaseException:
             record.close()
             raise
@@ -87,36 +111,57 @@ class RunRecord:
 
     @classmethod
     def resume(
-        cls, folder: Path, facts: Json, *, keep: int = 2
+        cls,
+        folder: Path,
+        facts: Json,
+        *,
+        after: int | None = None,
+        keep: int = 2,
+        device: str = "cpu",
     ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
         """Open a run folder to go on: the record, its last checkpoint and the lines until then.
 
-        A line that a crash cut off is dropped, and so are the lines of rounds after the checkpoint.
+        The lines of rounds after the checkpoint are dropped, complete or cut off.
+
+        Args:
+            folder: The run folder.
+            facts: Those of the experiment that began the run.
+            after: Go on after this round; its checkpoint is used and later ones are removed.
+            keep: So many checkpoints stay, the latest ones.
+            device: Where the run goes on.
 
         Raises:
-            RunError: If there is no run, or one of another experiment, or its checkpoint is
-                damaged.
+            RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
+                file is not as it was when the checkpoint was written.
         """
-        resumable(folder)
         record = cls(folder, digest(facts), keep)
         record._acquire()
         try:
             record._same(facts)
             for leftover in _leftovers(folder):
                 _remove(leftover)
-            last = max(record._rounds(), default=None)
-            checkpoint = None if last is None else load(record._path(last), record.identity)
-            if checkpoint is not None:
-                record._writer.after(checkpoint)
-            lines = read_metrics(folder, until=last or 0)
+            rounds = record._rounds()
+            chosen = max(rounds, default=None) if after is None else after
+            checkpoint, lines = None, b""
+            if chosen is not None:
+                checkpoint, stored, lines = record._proved(chosen)
+                record._writer.after(checkpoint, stored["files"])
+                record.environments = stored["environments"]
+            here = {"since": (chosen or 0) + 1, **environment(device)}
+            if not record.environments or list(notes([record.environments[-1], here])):
+                record.environments = [*record.environments, here]
             with _writing(folder):
-                text = "".join(json.dumps(line) + "\n" for line in lines)
-                write(folder / "metrics.jsonl", text)
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                # The latest first: whenever this is cut short, the last one left is whole.
+                for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
+                    _remove(record._path(later))
+                write(folder / "metrics.jsonl", lines)
                 record._metrics = (folder / "metrics.jsonl").open("ab")
+                record._count(lines)
         except BaseException:
             record.close()
             raise
-        return record, checkpoint, lines
+        return record, checkpoint, _parsed(lines, folder / "metrics.jsonl")
 
     @classmethod
     def last(cls, folder: Path, facts: Json) -> Checkpoint:
@@ -131,15 +176,17 @@ class RunRecord:
             raise RunError(
                 "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
             )
-        return load(record._path(rounds[-1]), record.identity)
+        return record._proved(rounds[-1])[0]
 
     def line(self, values: Mapping[str, Json]) -> None:
         """Append the line of one round to ``metrics.jsonl`` and flush it."""
         assert self._metrics is not None
+        line = json.dumps(values).encode() + b"\n"
         with _writing(self.folder):
-            self._metrics.write(json.dumps(values).encode() + b"\n")
+            self._metrics.write(line)
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
+        self._count(line)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint: complete or not at all; then forget all but the last few.
@@ -147,10 +194,17 @@ class RunRecord:
         Files whose tensors are the same objects as at the last call are links to those of the
         previous checkpoint.
         """
+        beside = {
+            "metrics": {"bytes": self._bytes, "sha256": self._digest.hexdigest()},
+            "environments": self.environments,
+        }
         with _writing(self.folder):
-            previous = max(self._rounds(), default=None)
-            place = self._path(checkpoint.round)
-            self._writer.save(checkpoint, place, None if previous is None else self._path(previous))
+            last = max(self._rounds(), default=None)
+            place, previous = (
+                self._path(checkpoint.round),
+                None if last is None else self._path(last),
+            )
+            self._writer.save(checkpoint, place, previous, beside)
             for past in sorted(self._rounds())[: -self.keep]:
                 _remove(self._path(past))
         return place
@@ -181,58 +235,108 @@ class RunRecord:
             raise RunError("another process is writing this run", where=str(self.folder)) from error
         self._lock = lock
 
+    def _count(self, lines: bytes) -> None:
+        """Note lines that `metrics.jsonl` holds, for the next checkpoint."""
+        self._bytes += len(lines)
+        self._digest.update(lines)
+
+    def _proved(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
+        """A checkpoint, what its `server.json` says and the lines until then, all as written.
+
+        Raises:
+            RunError: If something is not; names the file, and the last checkpoint before that is
+                whole.
+        """
+        rounds = self._rounds()
+        if number not in rounds:
+            raise RunError(
+                "no checkpoint of this round",
+                where=str(self.folder),
+                found=", ".join(map(str, rounds)) or "none",
+                expected=number,
+            )
+        try:
+            return self._read(number)
+        except RunError as error:
+            if error.hint:
+                raise
+            raise error.within("", hint=self._earlier(rounds, number)) from error
+
+    def _read(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
+        checkpoint, stored = load(self._path(number), self.identity)
+        metrics = self.folder / "metrics.jsonl"
+        with reading(metrics):
+            content = metrics.read_bytes() if metrics.is_file() else b""
+        lines = content[: stored["metrics"]["bytes"]]
+        expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
+        return checkpoint, stored, lines
+
+    def _earlier(self, rounds: list[int], number: int) -> str:
+        """What to do where the checkpoint of a round is refused."""
+        for earlier in reversed([n for n in rounds if n < number]):
+            with contextlib.suppress(RunError):
+                self._read(earlier)
+                return f"go on from the checkpoint before it (--resume-from {earlier})"
+        return "no checkpoint before it is whole: restore the file, or begin anew (--overwrite)"
+
     def _path(self, number: int) -> Path:
         return self.folder / "checkpoints" / f"round-{number:06d}"
 
     def _rounds(self) -> list[int]:
         """Rounds that have a checkpoint, in order."""
         names = [p.name for p in (self.folder / "checkpoints").glob("round-*") if p.is_dir()]
-        return sorted(int(name.removeprefix("round-")) for name in names)
+        numbers = [name.removeprefix("round-") for name in names]
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def _same(self, facts: Json) -> None:
         try:
             recorded = json.loads((self.folder / "facts.json").read_bytes())
         except (OSError, ValueError) as error:
             raise RunError(
-                "cannot tell what this run is", where=str(self.folder / "facts.json"), found=error
+                "cannot tell what this run is",
+                where=str(self.folder / "facts.json"),
+                found=error,
+                hint="restore the file, or choose another folder (--out)",
             ) from error
         if digest(recorded) != self.identity:
             changed = list(differences(recorded, facts))
             raise RunError(
                 "the folder holds another experiment",
-                where=str(self.folder),
+                where=str(self.folder / "facts.json"),
                 found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
                 hint="resume with the experiment that began it, or choose a new folder",
             )
 
 
-def read_metrics(folder: Path, until: int | None = None) -> list[dict[str, Json]]:
-    """Complete lines of ``metrics.jsonl``, by default all; a last line that was cut off is dropped.
+def read_metrics(folder: Path) -> list[dict[str, Json]]:
+    """Complete lines of ``metrics.jsonl``; a last line that was cut off is dropped.
 
     Raises:
         RunError: If any other line is not JSON.
     """
     path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
+    return _parsed(path.read_bytes(), path) if path.is_file() else []
+
+
+def _parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
     lines: list[dict[str, Json]] = []
     # What follows the last newline was cut off; without a cut it is empty.
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            line = json.loads(text)
-            if until is None or line["round"] <= until:
-                lines.append(line)
-        except (ValueError, KeyError, TypeError) as error:
+            lines.append(json.loads(text))
+        except ValueError as error:
             raise RunError("damaged line", where=f"{path}:{number}", found=error) from error
     return lines
 
 
-def resumable(folder: Path) -> None:
-    """Check that a folder holds a run.
+def resumable(folder: Path) -> bool:
+    """Whether the run in a folder can be gone on with; False: it died before it had begun.
 
     Raises:
-        RunError: If it does not.
+        RunError: If there is no run.
     """
+    if folder.is_dir() and _unbegun(folder):
+        return False
     if not (folder / "run.yaml").is_file():
         raise RunError(
             "no run to resume",
@@ -240,6 +344,13 @@ def resumable(folder: Path) -> None:
             found="no run.yaml",
             hint="start it without resume",
         )
+    return True
+
+
+def _unbegun(folder: Path) -> bool:
+    """Whether a folder is empty but for drafts, or a run died in it before it had begun."""
+    names = {path.name for path in folder.iterdir()}
+    return BEGINNING in names or all(name.startswith(DRAFT) for name in names)
 
 
 @contextlib.contextmanager
@@ -253,7 +364,7 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
     with _writing(folder):
         if folder.is_dir():
             past = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
-            if any(folder.iterdir()) and not (past and overwrite):
+            if not _unbegun(folder) and not (past and overwrite):
                 raise RunError(
                     "the run folder is not empty",
                     where=str(folder),
@@ -303,15 +414,15 @@ def _written(folder: Path) -> Iterator[Path]:
 
 def _leftovers(folder: Path) -> Iterator[Path]:
     """Drafts that a crash left behind."""
-    yield from folder.glob(".draft-*")
-    yield from (folder / "checkpoints").glob(".draft-*")
+    yield from folder.glob(f"{DRAFT}*")
+    yield from (folder / "checkpoints").glob(f"{DRAFT}*")
 
 
 def _remove(path: Path) -> None:
     """Remove a file, or a folder in one step as seen from outside."""
     if path.is_dir():
-        if not path.name.startswith(".draft-"):
-            path = path.rename(path.with_name(f".draft-{path.name}"))
+        if not path.name.startswith(DRAFT):
+            path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
         each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
         shutil.rmtree(path)
     else:

@@ -650,7 +650,8 @@ def test_a_reader_that_has_enough_is_no_error(here: Path):
     assert (done.stdout, done.stderr, done.returncode) == ("digraph tiny {\n", "", 0)
 
 
-def test_an_interrupted_run_can_go_on(here: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
     command += ["--set", "rounds=1000"]
     # A test run in the background may have inherited an ignored SIGINT: the command must not.
@@ -661,11 +662,12 @@ def test_an_interrupted_run_can_go_on(here: Path):
             if process.poll() is not None or (metrics.exists() and metrics.read_text()):
                 break
             time.sleep(0.1)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (130, "stopped\n")
     done = len((here / "run/metrics.jsonl").read_text().splitlines())
     assert 0 < done < 1000
+    assert not list((here / "run").rglob(".draft-*"))
     # Only what decides numbers makes an experiment another one, and the number of rounds does.
     refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "another experiment")
 

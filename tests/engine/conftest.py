@@ -151,7 +151,7 @@ def world(digits: Dataset, net: ArchGraph) -> Callable[..., World]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def experiment(digits: Dataset, world: Callable[..., World]) -> Callable[..., Experiment]:
     """An experiment; keywords are fields of `Experiment`, or clients, rounds, seed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import weakref
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+import archgraph.engine.record as record_module
 from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop
+from archgraph.engine.proof import sha256
 from archgraph.engine.record import (
     RunRecord,
     read_metrics,
@@ -87,6 +90,112 @@ def test_run_that_died_before_its_first_checkpoint_starts_over(experiment, tmp_p
     assert bits(resumed.server.tensors) == bits(execute(experiment(rounds=1)).server.tensors)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_run_that_died_at_any_step_of_its_beginning_can_be_resumed(
+    experiment, tmp_path, monkeypatch, overwrite
+):
+    """Died at the first thing that it writes or removes, at the second, and so on."""
+    expected = bits(execute(experiment(rounds=0)).server.tensors)
+    steps = itertools.count()
+    for step in steps:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        if overwrite:
+            execute(experiment(rounds=0), out=folder)
+        left = iter(range(step))
+
+        def die(action: Any, left: Any = left) -> Any:
+            def acted(*arguments: Any) -> Any:
+                if next(left, None) is None:
+                    raise Stop
+                return action(*arguments)
+
+            return acted
+
+        with monkeypatch.context() as patch:
+            for name in ("write", "_remove"):
+                patch.setattr(record_module, name, die(getattr(record_module, name)))
+            patch.setattr(RunRecord, "save", die(RunRecord.save))
+            try:
+                execute(experiment(rounds=0), out=folder, overwrite=overwrite)
+                break
+            except Stop:
+                pass
+        (folder / ".draft-run.yaml-x").write_text("na")
+        resumed = execute(experiment(rounds=0), out=folder, resume=True)
+        assert bits(resumed.server.tensors) == expected
+        assert not list(folder.rglob(".draft-*"))
+    assert next(steps) > 5
+
+
+def test_draft_in_a_new_folder_is_in_nobodys_way(experiment, tmp_path):
+    (tmp_path / ".draft-run.yaml-x").write_text("na")
+    execute(experiment(rounds=1), out=tmp_path)
+    assert not list(tmp_path.rglob(".draft-*"))
+
+
+def test_nothing_is_resumed_in_a_folder_of_other_files(experiment, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="no run to resume"):
+        execute(experiment(rounds=1), out=tmp_path, resume=True)
+    assert tree(tmp_path) == ["notes.txt"]
+
+
+def test_run_goes_on_from_the_round_that_is_asked_for(experiment, tmp_path):
+    whole = execute(experiment(rounds=3), out=tmp_path / "r")
+    with pytest.raises(RunError, match="no checkpoint of this round; found 2, 3; expected 1"):
+        execute(experiment(rounds=3), out=tmp_path / "r", resume_from=1)
+    record, found, lines = RunRecord.resume(
+        tmp_path / "r", {"rounds": 3, "clients": 4, "seed": 0}, after=2
+    )
+    record.close()
+    assert found is not None
+    assert (found.round, [line["round"] for line in lines]) == (2, [1, 2])
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["round-000002"]
+    again = execute(experiment(rounds=3), out=tmp_path / "r", resume_from=2)
+    assert bits(again.server.tensors) == bits(whole.server.tensors)
+    assert untimed(again.rounds) == untimed(whole.rounds)
+
+
+def test_run_that_goes_on_elsewhere_says_that_bits_may_differ(experiment, tmp_path, monkeypatch):
+    assert execute(experiment(rounds=1), out=tmp_path / "whole").notes == ()
+    interrupted(experiment(rounds=3), tmp_path / "r", client=2, round=3)
+    threads = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 99)
+        resumed = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
+    note = f"from round 3 on threads: 99 instead of {threads}: bits may differ"
+    assert [text[: len(note)] for text in resumed.notes] == [note]
+    assert note in resumed.table().note
+    assert resumed.sound
+    # A run that went on elsewhere once does not become one that did not.
+    again = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
+    assert again.notes[0] == resumed.notes[0]
+
+
+def test_a_link_keeps_its_digest_and_is_not_read_again(tmp_path, monkeypatch):
+    read: list[str] = []
+
+    def counted(path: Path) -> str:
+        read.append(f"{path.parent.name}/{path.name}")
+        return sha256(path)
+
+    monkeypatch.setattr("archgraph.engine.checkpoint.sha256", counted)
+    tensors = {"a/w": torch.ones(2), "b/w": torch.ones(2)}
+    kept = {4: {"state/w": torch.ones(1)}}
+    with RunRecord.create(tmp_path, "", {}) as record:
+        record.save(Checkpoint(1, tensors, {}, kept))
+        record.save(Checkpoint(2, {**tensors, "b/w": torch.zeros(2)}, {}, kept))
+    assert read == [
+        f"{name}.safetensors"
+        for name in ("groups/000000", "groups/000001", "clients/000004", "groups/000001")
+    ]
+    place = tmp_path / "checkpoints" / "round-000002"
+    stored = json.loads((place / "server.json").read_text())["files"]
+    assert stored == {name: sha256(place / name) for name in stored}
+    assert len(stored) == 3
+
+
 def test_finished_run_resumes_to_itself(experiment, tmp_path):
     first = execute(experiment(rounds=1), out=tmp_path / "r")
     again = execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
@@ -145,7 +254,7 @@ def test_checkpoint_copied_from_another_run_is_refused(experiment, tmp_path):
     theirs = tmp_path / "b" / "checkpoints" / "round-000001"
     ours = tmp_path / "a" / "checkpoints" / "round-000001"
     (ours / "server.json").write_bytes((theirs / "server.json").read_bytes())
-    with pytest.raises(RunError, match="checkpoint of another experiment"):
+    with pytest.raises(RunError, match=r"server\.json: checkpoint of another experiment or round"):
         execute(experiment(rounds=1), out=tmp_path / "a", resume=True)
 
 
@@ -158,7 +267,7 @@ def test_damaged_checkpoint_is_named(experiment, tmp_path, name, left):
     file.unlink()
     if left is not None:
         file.write_bytes(content)
-    with pytest.raises(RunError, match=r"round-000001: damaged checkpoint.*delete this folder"):
+    with pytest.raises(RunError, match=f"round-000001/{name}: (damaged|changed).*--resume-from 0"):
         execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
 
 
@@ -166,7 +275,7 @@ def test_checkpoint_of_another_version_is_refused(experiment, tmp_path):
     execute(experiment(rounds=1), out=tmp_path / "r")
     file = tmp_path / "r" / "checkpoints" / "round-000001" / "server.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    with pytest.raises(RunError, match=r"of another version; found 1; expected 2; go on with"):
+    with pytest.raises(RunError, match=r"of another version; found 1; expected 3; go on with"):
         execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
 
 

@@ -1,0 +1,121 @@
+"""How a checkpoint proves itself: digests of its files and of itself, and where it was computed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from archgraph.errors import RunError
+from archgraph.plain import Json, differences, digest
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(values: Mapping[str, Json]) -> str:
+    """Plain values as JSON, with their own digest.
+
+    >>> sealed({"round": 3})[:26]
+    '{"round": 3, "sha256": "92'
+    """
+    plain = json.loads(json.dumps(values))  # as it will be read: keys are text, tuples are lists
+    return json.dumps({**plain, "sha256": digest(plain)})
+
+
+def unsealed(values: Mapping[str, Json], path: Path) -> dict[str, Json]:
+    """Inverse of :func:`sealed`, once the JSON is read.
+
+    Raises:
+        RunError: If the values are not those of the digest; names the file they were read from.
+
+    Example:
+        >>> unsealed(json.loads(sealed({"round": 3}).replace("3,", "4,")), Path("server.json"))
+        Traceback (most recent call last):
+        archgraph.errors.RunError: server.json: changed since the checkpoint was written...
+    """
+    plain = {key: value for key, value in values.items() if key != "sha256"}
+    expect(path, digest(plain), values["sha256"])
+    return plain
+
+
+def prove(place: Path, files: Mapping[str, str]) -> None:
+    """Check that a checkpoint's folder holds these files of tensors and no others.
+
+    Args:
+        place: The folder.
+        files: SHA-256 of each file, by its place in the folder.
+
+    Raises:
+        RunError: If a file is missing, was added, or holds something else; names it.
+    """
+    present = {path.relative_to(place).as_posix() for path in place.glob("*/*.safetensors")}
+    for name in sorted({*files, *present}):
+        expect(place / name, sha256(place / name) if name in present else None, files.get(name))
+
+
+def expect(path: Path, found: str | None, expected: str | None) -> None:
+    """Check the digest of a file; None: there is no such file.
+
+    Raises:
+        RunError: If it is another one.
+    """
+    if found != expected:
+        told = ("no file" if x is None else f"SHA-256 {x[:12]}…" for x in (found, expected))
+        raise RunError(
+            "changed since the checkpoint was written",
+            where=str(path),
+            found=next(told),
+            expected=next(told),
+        )
+
+
+def environment(device: str = "cpu") -> dict[str, Json]:
+    """What may change the bits of a run, but is not part of its experiment.
+
+    >>> list(environment())
+    ['torch', 'threads', 'device', 'processor', 'instructions']
+    """
+    gpu = torch.device(device).type == "cuda"
+    return {
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if gpu else device,
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _processor() -> str:
+    """Name of the processor, as far as the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    """Where a run went on in another environment.
+
+    Args:
+        environments: One after the other, each with the first round computed in it (`since`).
+
+    Example:
+        >>> list(notes([{"since": 1, "threads": 1}, {"since": 4, "threads": 2}]))
+        ['from round 4 on threads: 2 instead of 1: bits may differ from an uninterrupted run']
+    """
+    for before, after in itertools.pairwise(environments):
+        changed = ", ".join(differences({**after, "since": None}, {**before, "since": None}))
+        yield (
+            f"from round {after['since']} on {changed}: bits may differ from an uninterrupted run"
+        )
