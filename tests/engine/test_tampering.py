@@ -25,7 +25,7 @@ LAST, BEFORE = "checkpoints/round-000003", "checkpoints/round-000002"
 GROUP, SERVER = f"{LAST}/groups/000000.safetensors", f"{LAST}/server.json"
 
 
-class Stop(BaseException):
+class Stop(KeyboardInterrupt):
     """As sudden as a signal: no handler for exceptions sees it."""
 
 
