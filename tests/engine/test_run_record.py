@@ -43,7 +43,7 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-class Stop(BaseException):
+class Stop(KeyboardInterrupt):
     """As sudden as a signal: no handler for exceptions sees it."""
 
 
