@@ -26,7 +26,8 @@ def check(
 ) -> None:
     """Check files, or compare published figures.
 
-    Models, families, experiments and published figures.
+    Models, families, experiments and published figures. An experiment is refused for whatever a run
+    would refuse before its first round; its data is not read.
 
     Python code that files name is not imported unless you say so (--python): such files are checked
     in their form only.

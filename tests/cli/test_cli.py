@@ -616,6 +616,9 @@ def test_settings_are_checked_like_the_file(here: Path):
         ("strategy.heterofl.weight=1", ["weight", "did you mean"]),
     ):
         refused(call("run", "experiment.yaml", "--out", "run", "--set", wrong), *words)
+    twice = ("--set", "local.lr=0.1", "--set", "local.lr=0.2")
+    refused(call("run", "experiment.yaml", "--out", "run", *twice), "'local.lr': is set twice")
+    refused(call("show", "model.yaml", "--choose", "depth=3", "--choose", "depth=2"), "set twice")
     assert not (here / "run").exists()
 
 
