@@ -195,7 +195,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     if removable and free:
         with exam.check("skip and take"):
             shorter = ag.skip(graph, _ends_and_one(removable, rng)[-1:])
-            step(shorter >> ag.take(shorter.graph, 0.5))
+            step(shorter >> ag.take(shorter.graph, 0.5, allow_nothing=True))
 
     whole = [a for a in free if not a.spans]
     kept = {a.name: random_half(a, rng) for a in whole}
