@@ -65,7 +65,7 @@ def _hooks(where: str, holder: Any, kinds: Mapping[str, str]) -> Iterator[TraceE
 def shared(
     model: torch.nn.Module, constants: Mapping[str, torch.Tensor], written: Collection[str]
 ) -> Iterator[TraceError]:
-    """Tensors that share memory without being one tensor, where one of them changes.
+    """Tensors that share memory with one that changes, or a gradient, without being one tensor.
 
     ``constants`` are what forward uses beside its leaves, ``written`` the buffers that it changes.
     """
@@ -73,6 +73,13 @@ def shared(
     own = itertools.chain(model.named_parameters(), model.named_buffers())
     for name, tensor in itertools.chain(own, constants.items()):
         found.setdefault(id(tensor), (name, tensor))
+    for name, tensor in constants.items():
+        if tensor.grad_fn is not None:
+            yield TraceError(
+                "was computed from parameters before forward; a graph would hold it as a constant",
+                where=name,
+                hint="compute it in forward, or trace with strict=False",
+            )
     for pair in overlapping(found.values()):
         if any(tensor.requires_grad or name in written for name, tensor in pair):
             (first, _), (second, _) = sorted(pair, key=lambda item: item[0] in constants)

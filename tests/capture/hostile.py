@@ -186,6 +186,14 @@ def attribute_on_the_memory_of_a_parameter(net):
     net.part = net.layer.weight.data[0]
 
 
+@net(
+    lambda net, x: net.head(net.layer(x)) @ net.twice,
+    refused=r"twice: was computed from parameters before forward",
+)
+def attribute_computed_from_a_parameter(net):
+    net.twice = net.layer.weight * 2
+
+
 @net(refused=rf"{SHARED}.*found the memory of (layer|head)\.weight")
 def parameters_from_one_numpy_array(net):
     array = torch.ones(3, 3).numpy()
