@@ -19,7 +19,9 @@ def test_nonsense_to_take_is_one_message(spec):
 
 
 @pytest.mark.parametrize(
-    ("rewrite", "share"), [(ag.take, 0.5), (ag.narrow, 0.5), (ag.widen, 2)], ids=lambda x: str(x)
+    ("rewrite", "share"),
+    [(ag.take, 0.5), (ag.narrow, 0.5), (ag.widen, 2)],
+    ids=["take", "narrow", "widen"],
 )
 def test_a_share_of_what_is_pinned_says_why_unless_nothing_is_meant(rewrite, share):
     graph = traced(torch.nn.Sequential(torch.nn.Linear(3, 3)), torch.ones(1, 3)).graph
