@@ -163,3 +163,8 @@ def test_rounds_without_an_accepted_update_end_the_run(experiment, mean):
     )
     with pytest.raises(RunError, match=message):
         lasted(1, 2, 6)
+
+
+def test_rounds_in_which_some_are_accepted_do_not_count(experiment, mean):
+    setup = experiment(mean({1: Dies(SystemExit)}), rounds=3, sampled=None)
+    assert len(execute(replace(setup, patience=1)).rounds) == 3

@@ -107,3 +107,9 @@ def test_a_bound_that_nothing_exceeds_changes_no_bit(experiment):
     assert not any(line["rejected"] for line in bounded.rounds)
     for name, value in plain.server.group("global").items():
         assert torch.equal(value, bounded.server.group("global")[name])
+
+
+def test_where_most_clients_change_nothing_the_others_are_taken(experiment, mean):
+    idle = {client: lambda work: Outcome(work.state) for client in (0, 1, 2)}
+    run = execute(experiment(mean(idle), rounds=1, sampled=None, bound=2.0))
+    assert len(run.rounds[0]["clients"]) == 4

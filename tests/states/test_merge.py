@@ -402,6 +402,33 @@ def test_sums_do_not_overflow(kind, values):
         torch.testing.assert_close(new[name], expected[name], rtol=1e-6, atol=1e32)
 
 
+@pytest.mark.parametrize("kind", ["full", "scattered"])
+@pytest.mark.parametrize("values", [(6e37, 3e38), (3e38, 2e24, 1e38)])
+def test_a_sum_shrinks_with_its_values(kind, values):
+    """What was added before a larger value keeps its share, and no later one enlarges it again."""
+    transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
+    for value in (1e24, *values):
+        update = random(transfer.target, 1)
+        update["norm.mean"].fill_(value)
+        merger.add(transfer, update)
+    sent = transfer.pull(merger.result()[0])["norm.mean"]
+    mean = sum((1e24, *values)) / (len(values) + 1)
+    torch.testing.assert_close(sent, torch.full_like(sent, mean), rtol=1e-6, atol=0)
+
+
+def test_weights_that_add_up_are_scaled_as_one_heavy_weight_is():
+    slots, _ = one(0.0)
+    merger = Merger(slots, {"w": torch.zeros(1)})
+    for _ in range(40):
+        merger.add(Transfer.identity(slots), {"w": torch.tensor([1.0])}, 1.0)
+        for value in (3.0, 1.0):
+            merger.add(Transfer.identity(slots), {"w": torch.tensor([value])}, 2.0**21)
+    new, coverage = merger.result()
+    assert new["w"].item() == pytest.approx(2, rel=1e-5)
+    assert merger._total < 2.0**26
+    assert coverage["w"].item() == pytest.approx(80 * 2**21 + 40, rel=1e-6)
+
+
 def test_large_values_leave_other_entries_their_bits():
     a, b = random(SLOTS, 1), random(SLOTS, 2)
     plain, large = Merger(SLOTS, random(SLOTS, 0)), Merger(SLOTS, random(SLOTS, 0))
