@@ -17,7 +17,6 @@ from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.returned import each_returned, returned
 from archgraph.errors import RunError
 from archgraph.federation import (
-    GLOBAL,
     Client,
     Evaluated,
     ServerState,
@@ -123,14 +122,6 @@ def _world(
     shares: tuple[np.ndarray, ...],
     device: str,
 ) -> World:
-    for member in family.clients:
-        if member.name == GLOBAL:
-            raise RunError(
-                "the name stands for the global model",
-                where="family",
-                found=f"clients named {GLOBAL}",
-                hint="choose another name",
-            )
     members = [member for member in family.clients for _ in range(member.count)]
     clients = tuple(
         Client(

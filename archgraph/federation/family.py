@@ -10,7 +10,7 @@ from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.roles import frozen
-from archgraph.errors import ArchGraphError, RewriteError
+from archgraph.errors import ArchGraphError, RewriteError, SpecError
 from archgraph.federation.state import GLOBAL
 from archgraph.federation.world import Tier
 from archgraph.fields import Place
@@ -168,6 +168,13 @@ class _Resolver:
         made: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
+            if member.name == GLOBAL:
+                with self.located(("clients", index)):
+                    raise SpecError(
+                        "the name stands for the global model",
+                        found=f"clients named {GLOBAL}",
+                        hint="choose another name",
+                    )
             # Equal recipes give equal architectures: align and rewrite once.
             recipe = repr(member.model_dump(exclude={"name", "count"}))
             if recipe not in made:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import GLOBAL, Base, Count, Mistake, Name, Natural, Place, Version
+from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
@@ -132,13 +132,6 @@ class FamilySpec(FromFile):
                     place=("clients", index, "name"),
                     found=repr(member.name),
                     expected="a name of its own",
-                )
-            if member.name == GLOBAL:
-                raise Mistake(
-                    "is the name of the global model",
-                    place=("clients", index, "name"),
-                    found=repr(member.name),
-                    expected="another name",
                 )
             seen.add(member.name)
         return self

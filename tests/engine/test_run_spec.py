@@ -249,7 +249,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"data__dataset": "fashion_mnist"}, DataError, "the data folder is not set"),
     ({"data__dataset": "digit"}, DataError, "did you mean 'digits'"),
     ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
-    ({"family__clients": [{"name": "global"}]}, RunError, "stands for the global model"),
+    ({"family__clients": [{"name": "global"}]}, SpecError, "stands for the global model"),
     (
         {"local": {"optimiser": "adam", "momentum": 0.9}},
         SpecError,

@@ -394,9 +394,6 @@ clients:
         ("name: b", "name: a",
          "f.yaml:5: clients[1].name: names two kinds of client alike; found 'a'; "
          "expected a name of its own"),
-        ("name: b", "name: global",
-         "f.yaml:5: clients[1].name: is the name of the global model; found 'global'; "
-         "expected another name"),
         ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
          "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],
