@@ -76,7 +76,7 @@ def _agrees(function: Any, given: list[Any], draw: Any) -> bool:
 
 
 class _Context:
-    """What forward is given to keep things for backward, where there is no backward."""
+    """Stands in for the context that forward saves tensors to; nothing is ever read back."""
 
     def __init__(self, count: int) -> None:
         self.needs_input_grad = (True,) * count

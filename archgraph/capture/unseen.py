@@ -118,7 +118,10 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte of a tensor's memory; of its own kind where there is no memory."""
+    """Address of a tensor's first byte and of the one behind its last.
+
+    A tensor without data (on the meta device) has that of its storage object instead.
+    """
     storage, size = tensor.untyped_storage(), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     length = 1 + sum((n - 1) * step for n, step in steps)

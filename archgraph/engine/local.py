@@ -167,7 +167,7 @@ def execute(
                     out, facts, after=resume_from, device=device
                 )
             else:
-                stack.enter_context(reserved(out, overwrite=overwrite or resume))
+                stack.enter_context(reserved(out, overwrite=overwrite))
                 loop.record = RunRecord.create(
                     out, experiment.text, facts, files=_models(experiment.world), device=device
                 )

@@ -104,7 +104,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
         in the smallest type that holds it.
 
     Raises:
-        DataError: If there is no room for a word of each sentence.
+        DataError: If the length is too short for one word of each sentence.
 
     Example:
         >>> numbers = learned([SentencePair("a b", "c", 0)])
