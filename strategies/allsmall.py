@@ -43,6 +43,7 @@ class AllSmall(Strategy):
         False
     """
 
+    averages: ClassVar[bool] = True
     tier: str | None = None
     weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"

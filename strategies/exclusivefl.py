@@ -42,6 +42,7 @@ class ExclusiveFL(Strategy):
         False
     """
 
+    averages: ClassVar[bool] = True
     weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import archgraph as ag
 from archgraph.federation import (
@@ -48,6 +48,7 @@ class FedAvg(Strategy):
         'averaged'
     """
 
+    averages: ClassVar[bool] = True
     weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"
     mask_absent: bool = False

@@ -86,6 +86,7 @@ class FedFA(Strategy):
         'abs'
     """
 
+    averages: ClassVar[bool] = True
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico"] = "family"
     limited: float = option(0.5, least=0, most=1)

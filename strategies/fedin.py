@@ -92,6 +92,7 @@ class FedIN(Strategy):
         2.0
     """
 
+    averages: ClassVar[bool] = True
     after: Place = None
     before: Place = None
     step: Step = "sum"

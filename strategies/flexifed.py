@@ -76,6 +76,7 @@ class FlexiFed(Strategy):
         'max'
     """
 
+    averages: ClassVar[bool] = True
     sharing: Sharing = "max"
     match: Match = "operator"
     unit: Unit = "layer"

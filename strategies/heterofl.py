@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ class HeteroFL(Strategy):
         'static'
     """
 
+    averages: ClassVar[bool] = True
     mode: Literal["fix", "dynamic"] = "fix"
     rates: Mapping[str, float] = field(default_factory=dict)
     scaler: bool = True

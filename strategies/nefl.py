@@ -78,6 +78,7 @@ class NeFL(Strategy):
         2
     """
 
+    averages: ClassVar[bool] = True
     steps: Steps = "learnable"
     initial: Initial = "ones"
     inconsistent: Inconsistent = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
 import statistics
 import time
 from collections.abc import Iterable, Iterator
@@ -22,9 +22,10 @@ from archgraph.engine.returned import returned
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
+from archgraph.states.clipping import UpdateSize, change, clipped
 
 # What the record says of an accepted client, beside its metrics.
-RECORDED = frozenset({"client", "name", "examples", "malicious", "seconds"})
+RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds"})
 
 
 class Clock:
@@ -71,22 +72,20 @@ class _Arrival(NamedTuple):
     outcome: Outcome
     result: Result
     seconds: float
+    clipped: float = 1.0
 
+    @property
+    def change(self) -> UpdateSize:
+        """The size of what is merged of it."""
+        return change(self.task.state, self.result.state, self.result.skip)
 
-@torch.no_grad()
-def change(sent: State, state: State) -> float:
-    """Root mean square of what training changed: it compares models of different sizes.
-
-    Example:
-        >>> change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
-        2.0
-    """
-    total, count = 0.0, 0
-    for name, value in state.items():
-        if name in sent and value.is_floating_point():
-            total += float(torch.linalg.vector_norm(value.double() - sent[name].double())) ** 2
-            count += value.numel()
-    return math.sqrt(total / max(count, 1))
+    def times(self, factor: float) -> _Arrival:
+        """With an update that is scaled."""
+        if factor == 1:
+            return self
+        result = self.result
+        state = clipped(self.task.state, result.state, factor, result.skip)
+        return self._replace(result=dataclasses.replace(result, state=state), clipped=factor)
 
 
 @dataclass(eq=False)
@@ -117,23 +116,22 @@ class Turn:
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time.
 
-        With a bound on updates all of the round are: the median of their sizes comes first.
+        With a bound relative to the round's median all of them are: the median comes first.
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
         arrived: Iterator[_Arrival] = filter(None, map(self._arrive, tasks))
-        if self.experiment.bound is not None:
-            arrived = self._bounded(list(arrived), self.experiment.bound)
-        for arrival in arrived:
+        for arrival in self._limited(arrived):
             task, outcome, result = arrival.task, arrival.outcome, arrival.result
             changing = task.kept - frozen(task.graph)
             own = {name: outcome.state[name] for name in changing if name in outcome.state}
             if own or outcome.keep or task.client in self.kept:
                 # Copies: what a program goes on holding must not change what is kept.
                 self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
-            attacked = {"malicious": True} if self._malicious(task.client) else {}
+            more: dict[str, Json] = {"malicious": True} if self._malicious(task.client) else {}
+            more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             self.accepted.append(
-                {**arrival.who, "examples": result.examples, **attacked, "seconds": arrival.seconds}
+                {**arrival.who, "examples": result.examples, **more, "seconds": arrival.seconds}
                 | {key: float(value) for key, value in outcome.metrics.items()}
             )
             del arrival, task, outcome, own
@@ -162,21 +160,30 @@ class Turn:
             self.watch.client_done()
         return None
 
-    def _bounded(self, arrivals: list[_Arrival], bound: float) -> Iterator[_Arrival]:
-        """Those whose change is no larger than so many times the median of the round."""
-        sizes = [change(arrival.task.state, arrival.result.state) for arrival in arrivals]
-        median = statistics.median(sizes) if sizes else 0.0
-        for size in sizes:
-            arrival = arrivals.pop(0)
-            if size <= bound * median or median == 0:
-                yield arrival
-                continue
-            error = RejectedUpdate(
-                "the update is too large",
-                found=f"a change of {size:.3g} per value",
-                expected=f"at most {bound:g} times the round's median, {median:.3g}",
-            )
-            self.rejected.append({**arrival.who, "reason": str(error)})
+    def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
+        """Those whose change is not too large for `bound`, scaled down as far as `clip` says."""
+        bound, rules = self.experiment.bound, self.experiment.world.aggregate
+        if rules is not None and (rules.clip is None or self.round == 0):
+            rules = None
+        if bound is None and rules is None:
+            yield from arrived
+            return
+        sized, median = ((arrival, arrival.change) for arrival in arrived), 0.0
+        if bound is not None or (rules is not None and rules.clip == "median"):
+            held = list(sized)
+            median = statistics.median(size.rms for _, size in held) if held else 0.0
+            sized = (held.pop(0) for _ in range(len(held)))
+        for arrival, size in sized:
+            if bound is not None and size.rms > bound * median > 0:
+                error = RejectedUpdate(
+                    "the update is too large",
+                    found=f"a change of {size.rms:.3g} per value",
+                    expected=f"at most {bound:g} times the round's median, {median:.3g}",
+                )
+                self.rejected.append({**arrival.who, "reason": str(error)})
+            else:
+                yield arrival if rules is None else arrival.times(rules.factor(size, median))
+            del arrival
 
     def settle(self) -> None:
         """After the stream has ended.

@@ -63,6 +63,14 @@ def prepare(
             expected="a model that contains the clients' models",
             hint="write `model: join` in the family, or name a model file",
         )
+    if spec.aggregate is not None and not strategy.averages:
+        raise RunError(
+            "the strategy does not average by `covered_mean` or `group_means`",
+            where=f"strategy {spec.strategy_name}",
+            found="aggregate, which limits what these take",
+            expected="an experiment without it, or another strategy",
+            hint="a strategy of your own that averages by them alone says `averages = True`",
+        )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
     if data is None:
@@ -142,6 +150,7 @@ def _world(
         rounds=spec.rounds,
         seed=spec.seed,
         device=device,
+        aggregate=spec.aggregate,
     )
 
 

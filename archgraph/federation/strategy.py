@@ -111,6 +111,10 @@ class Strategy(ABC):
     needs_global: ClassVar[bool] = True
     """Whether clients' models have to be parts of a global one."""
 
+    averages: ClassVar[bool] = False
+    """Whether all that clients return becomes part of the server's state by ``covered_mean`` or
+    ``group_means``: an experiment with ``aggregate`` is refused otherwise."""
+
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
 

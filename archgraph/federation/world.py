@@ -13,6 +13,7 @@ from archgraph.analysis.cost import cost
 from archgraph.errors import RunError
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
+from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import State, Transfer
 
 
@@ -91,6 +92,7 @@ class World:
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Where server-side computation runs.
+        aggregate: What limits the part of single clients in a mean; None: nothing.
     """
 
     graph: ArchGraph
@@ -101,6 +103,7 @@ class World:
     rounds: int
     seed: int
     device: str = "cpu"
+    aggregate: AggregateSpec | None = None
 
     def tier(self, name: str) -> Tier:
         """Tier by name.

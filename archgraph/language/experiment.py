@@ -8,6 +8,7 @@ import pydantic
 from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
+from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import DataSpec
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
@@ -122,6 +123,9 @@ class ExperimentSpec(FromFile):
         default=None,
         description="how many times the round's median the change of a client's weights may be; "
         "larger ones are refused. The updates of a round are then held together",
+    )
+    aggregate: Aggregate | None = Field(
+        default=None, description="what limits the part of single clients in the mean"
     )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     attack: AttackSpec | None = Field(default=None, description="malicious clients")

@@ -27,6 +27,7 @@ import pydantic
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
+from archgraph.language.aggregate import RULES, AggregateSpec
 from archgraph.language.data import (
     ClassesSpec,
     DataSpec,
@@ -76,12 +77,14 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "equal_dirichlet": EqualDirichletSpec,
         "classes": ClassesSpec,
         "local": LocalOptions,
+        "aggregate": AggregateSpec,
         "attack": AttackSpec,
         "evaluate": EvaluateSpec,
         "engine": EngineSpec,
     },
 }
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
+RULE_GROUP = "rules of aggregate"
 _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.items())
 
 
@@ -169,6 +172,7 @@ def topics() -> Mapping[str, Topic]:
             known.append(
                 Topic(name, group, _sentence(model), options, example=examples[name].rstrip())
             )
+    known += _rules()
     known += _rewrites()
     common = tuple(_options(StepOptions))
     example = "relu: {from: input, as: activated, name: act}"
@@ -261,6 +265,24 @@ def markdown() -> str:
             parts.append(f"Every step also takes {common}; see `step`.")
         parts += [entry.markdown() for entry in members]
     return "\n\n".join(parts) + "\n"
+
+
+def _rules() -> Iterator[Topic]:
+    """The rules of ``aggregate``, in the order in which they are applied."""
+    described = AggregateSpec.model_json_schema()
+    for rule in RULES:
+        entry = described["properties"][rule.name]
+        options = tuple(_options(rule.options)) if rule.main else ()
+        words = _type(entry, described.get("$defs", {}))
+        options = options or (HelpOption(rule.name, words, "", ""),)
+        notes = (
+            *_short(rule.name, rule.main),
+            f"What holds afterwards: {rule.promise}.",
+            f"Source: {rule.source}.",
+        )
+        yield Topic(
+            rule.name, RULE_GROUP, rule.help, options, notes, f"{rule.name}: {rule.example}"
+        )
 
 
 def _rewrites() -> Iterator[Topic]:

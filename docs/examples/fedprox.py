@@ -23,6 +23,8 @@ class FedProx(Strategy):
 
     mu: float = 0.01
 
+    averages = True  # by covered_mean alone: `aggregate` of an experiment holds
+
     def init(self, world):
         return ServerState().with_group("global", world.state)
 

@@ -1,0 +1,86 @@
+"""How far an update is from what was sent, and updates that go only part of that way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from archgraph.states.state import State
+
+
+class UpdateSize(NamedTuple):
+    """The size of what training changed.
+
+    Attributes:
+        norm: L2 norm over all values that can be averaged.
+        values: Their number.
+    """
+
+    norm: float
+    values: int
+
+    @property
+    def rms(self) -> float:
+        """Root mean square: it compares models of different sizes."""
+        return self.norm / math.sqrt(max(self.values, 1))
+
+
+@torch.no_grad()
+def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
+    """The size of the update ``state - sent``, in double precision.
+
+    Args:
+        sent: What the client was sent.
+        state: What it returned. Integers, and entries that were not sent, do not count.
+        skip: Further entries that do not count.
+
+    Example:
+        >>> size = change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
+        >>> size.norm, size.rms
+        (4.0, 2.0)
+    """
+    squares, values = 0.0, 0
+    for _, before, after in _changed(sent, state, skip):
+        squares += float(torch.linalg.vector_norm(after - before)) ** 2
+        values += after.numel()
+    return UpdateSize(math.sqrt(squares), values)
+
+
+@torch.no_grad()
+def clipped(sent: State, state: State, factor: float, skip: Collection[str] = ()) -> State:
+    """The update scaled by a factor: ``sent + factor · (state - sent)``; integers stay.
+
+    Its norm is ``factor`` times that of the update, up to one rounding of each value. Every value
+    lies between the one sent and the one returned, so that variances stay at least 0.
+
+    Args:
+        sent: What the client was sent.
+        state: What it returned.
+        factor: Of the update; from 1 on, the state itself is returned.
+        skip: Entries that stay as returned.
+
+    Example:
+        >>> clipped({"w": torch.zeros(2)}, {"w": torch.tensor([3.0, -4.0])}, 0.5)
+        {'w': tensor([ 1.5000, -2.0000])}
+    """
+    if factor >= 1:
+        return state
+    result = dict(state)
+    for name, before, after in _changed(sent, state, skip):
+        result[name] = torch.lerp(before, after, factor).to(state[name].dtype)
+    return result
+
+
+def _changed(
+    sent: State, state: State, skip: Collection[str]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Entries that count, before and after, in double precision."""
+    for name, after in state.items():
+        inexact = after.is_floating_point() or after.is_complex()
+        if inexact and name in sent and name not in skip:
+            wide = torch.promote_types(after.dtype, torch.float64)
+            yield name, sent[name].to(after.device, wide), after.to(wide)
