@@ -1,15 +1,9 @@
-"""What a client has from earlier rounds, and its own randomness."""
+"""What a client has from earlier rounds."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from archgraph.states import State
@@ -24,6 +18,7 @@ class KeptByClient:
         keep: What its program keeps beside (``Outcome.keep``).
 
     Example:
+        >>> import torch
         >>> kept = KeptByClient({"bn.running_mean": torch.ones(2)}, {"momentum": torch.zeros(1)})
         >>> sorted(kept.flat())
         ['keep/momentum', 'state/bn.running_mean']
@@ -60,43 +55,3 @@ class KeptByClient:
             group, _, inner = name.partition("/")
             parts[group][inner] = tensor
         return cls(**parts)
-
-
-# What a program can change for the whole process: how it is read, and how it is set.
-_GLOBALS: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-]
-
-
-@contextlib.contextmanager
-def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
-    """Seed the process's generators (dropout) from a client's; restore all global state afterwards.
-
-    That is the generators of torch, NumPy and Python, grad mode, default dtype, threads, and
-    deterministic mode.
-
-    Example:
-        >>> with isolated(torch.Generator()):
-        ...     torch.set_default_dtype(torch.float64)
-        >>> torch.get_default_dtype()
-        torch.float32
-    """
-    where, seed = torch.device(device), generator.initial_seed()
-    devices = [] if where.type == "cpu" else [where.index or 0]
-    before = [read() for read, _ in _GLOBALS]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # programs may use it
-    with torch.random.fork_rng(devices, device_type="cuda" if not devices else where.type):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002  # as above
-            for (read, change), value in zip(_GLOBALS, before, strict=True):
-                if read() != value:
-                    change(value)

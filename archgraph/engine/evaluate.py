@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archgraph.engine.client import KeptByClient, isolated
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
+from archgraph.engine.isolation import isolated
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.returned import returned

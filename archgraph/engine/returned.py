@@ -7,19 +7,23 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
 from torch import Tensor
 
-from archgraph.errors import RunError
-from archgraph.federation import State
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation import Outcome, State
 from archgraph.graph.ir import ArchGraph
+from archgraph.states.updates import foreign
 
 T = TypeVar("T")
 
 # What is asked of the items of a field, by the field's type.
 _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (State, "Tensor", lambda item: isinstance(item, Tensor)),
-    (Mapping[str, float], "a number", lambda item: float(item) is not None),
-    (Mapping[str, Any], "a plain value: tensors belong elsewhere", lambda item: json.dumps(item)),
+    (Mapping[str, float], "a number", float),
+    (Mapping[str, Any], "a plain value: tensors belong elsewhere", json.dumps),
 ]
 
 
@@ -51,8 +55,49 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
             if hint == asked:
                 for key, item in inside.items():
                     _expect(str, key, f"{place}: a name in it")
+                    _expect_item(str.encode, key, f"{place}: a name in it", "text")
                     _expect_item(holds, item, f"{place}[{key!r}]", expected)
     return typing.cast(T, value)
+
+
+def outcome_of(program: object, value: object) -> Outcome:
+    """What a program has returned, in mappings that are read once, with tensors without a graph.
+
+    What a program still holds can so not look different later: when it is merged or recorded.
+
+    Raises:
+        RunError: As :func:`returned`.
+        RejectedUpdate: If a tensor is not an ordinary dense one, or cannot be kept; names it.
+    """
+    names = _fields(Outcome)
+    read = {name: _read(getattr(value, name)) for name in names if isinstance(value, Outcome)}
+    outcome = returned(Outcome, Outcome(**read) if read else value, program)
+    return Outcome(
+        state=_detached(outcome.state),
+        keep=_detached(outcome.keep, stored=True),
+        others={name: _detached(_read(state)) for name, state in outcome.others.items()},
+        extras=_detached(outcome.extras, stored=True),
+        metrics={name: float(number) for name, number in outcome.metrics.items()},
+    )
+
+
+def _read(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
+    """Tensors without their graphs; those that a checkpoint may store are such that it can."""
+    for name, tensor in state.items():
+        if (kind := foreign(tensor)) is not None:
+            raise RejectedUpdate("not a dense tensor", where=name, found=kind)
+        if stored:
+            try:
+                save({name: torch.empty(0, dtype=tensor.dtype)})
+            except (KeyError, ValueError, SafetensorError) as error:
+                raise RejectedUpdate(
+                    "no checkpoint can hold it", where=name, found=str(tensor.dtype)
+                ) from error
+    return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
@@ -86,8 +131,9 @@ def _expect(kind: Any, value: object, where: str, hint: str | None = None) -> No
 
 def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
     try:
-        good = bool(holds(item))
-    except (TypeError, ValueError, RuntimeError):  # a tensor of two values is not a number
+        good = holds(item) is not False
+    # A tensor of two values is not a number, nor is an integer beyond every float.
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         good = False
     if not good:
         raise RunError(

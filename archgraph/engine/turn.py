@@ -14,11 +14,12 @@ import torch
 
 from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
-from archgraph.engine.client import KeptByClient, isolated
+from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
+from archgraph.engine.isolation import isolated
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import returned
+from archgraph.engine.returned import outcome_of
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
@@ -26,6 +27,9 @@ from archgraph.states.clipping import UpdateSize, change, clipped
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds"})
+
+# Characters of a reason in the record.
+LONGEST = 1000
 
 
 class Clock:
@@ -132,7 +136,7 @@ class Turn:
             more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             self.accepted.append(
                 {**arrival.who, "examples": result.examples, **more, "seconds": arrival.seconds}
-                | {key: float(value) for key, value in outcome.metrics.items()}
+                | {**outcome.metrics}
             )
             del arrival, task, outcome, own
             yield result
@@ -150,12 +154,12 @@ class Turn:
             seconds = time.perf_counter() - began
             return _Arrival(task, who, outcome, self._checked(task, outcome), seconds)
         except RejectedUpdate as error:
-            self.rejected.append({**who, "reason": str(error)})
+            self.rejected.append({**who, "reason": _said(error)})
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever a client dies of, the others go on
             self._first = self._first or error
-            self.failed.append({**who, "reason": f"{type(error).__name__}: {error}"})
+            self.failed.append({**who, "reason": f"{type(error).__name__}: {_said(error)}"})
         finally:
             self.watch.client_done()
         return None
@@ -234,7 +238,7 @@ class Turn:
                 values=task.values,
                 progress=self.watch.step,
             )
-            return returned(Outcome, program(work), program)
+            return outcome_of(program, program(work))
 
     def _checked(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome, if all of it is fit to be seen."""
@@ -253,9 +257,6 @@ class Turn:
                 check_ranges(model.graph, model.state, state, steps)
             except RejectedUpdate as error:
                 raise error.within(name) from None
-        for name, tensor in (*outcome.keep.items(), *outcome.extras.items()):
-            if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-                raise RejectedUpdate("not a dense tensor", where=name, found=str(tensor.layout))
         for name, tensor in outcome.extras.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
@@ -269,6 +270,15 @@ class Turn:
         result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
         return result
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, as a line of a record: a client can have written it."""
+    try:
+        text = str(error)[:LONGEST]
+    except Exception as mute:
+        text = f"it cannot say what is wrong ({type(mute).__name__})"
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def _copies(state: State) -> State:

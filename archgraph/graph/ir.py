@@ -14,6 +14,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from archgraph.graph.values import BATCH_WORD as BATCH_WORD
@@ -209,12 +210,12 @@ class ArchGraph:
     @property
     def node(self) -> Mapping[str, Node]:
         """Nodes by name."""
-        return self._memo("node", lambda g: {n.name: n for n in g.nodes})
+        return self._memo("node", lambda g: MappingProxyType({n.name: n for n in g.nodes}))
 
     @property
     def param(self) -> Mapping[str, Param]:
         """Leaves by name (owners only, not aliases)."""
-        return self._memo("param", lambda g: {p.name: p for p in g.params})
+        return self._memo("param", lambda g: MappingProxyType({p.name: p for p in g.params}))
 
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
@@ -300,7 +301,7 @@ def _users(
     for node in graph.nodes:
         for used in dict.fromkeys(used_by(node)):
             users[used].append(node.name)
-    return {name: tuple(nodes) for name, nodes in users.items()}
+    return MappingProxyType({name: tuple(nodes) for name, nodes in users.items()})
 
 
 def per_graph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from archgraph.errors import RejectedUpdate
 from archgraph.graph.ir import ArchGraph
@@ -81,13 +83,26 @@ def check_update(
     return large
 
 
+def foreign(value: object) -> str | None:
+    """What something is, if it is not an ordinary dense tensor, whose values can be relied on.
+
+    >>> foreign(torch.zeros(2)), foreign([0.0]), foreign(torch.eye(2).to_sparse())
+    (None, 'list', 'torch.sparse_coo tensor on cpu')
+    """
+    if type(value) not in (Tensor, Parameter):  # others decide themselves how they are computed
+        return type(value).__name__
+    tensor = cast(Tensor, value)
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested tensor" if tensor.is_nested else "quantized tensor"
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return f"{tensor.layout} tensor on {tensor.device}"
+    return None
+
+
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
     if value is None:
         raise RejectedUpdate("missing entry", where=want.name, expected=str(want.slot))
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-        kind = type(value).__name__
-        if isinstance(value, Tensor):
-            kind = f"{value.layout} tensor on {value.device}"
+    if (kind := foreign(value)) is not None:
         raise RejectedUpdate(
             "not a dense tensor", where=want.name, found=kind, expected=str(want.slot)
         )

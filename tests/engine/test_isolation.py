@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from archgraph.engine.client import isolated
+from archgraph.engine.isolation import isolated
 from archgraph.engine.local import execute
 from archgraph.errors import RunError
 from archgraph.federation import Outcome, Train, Work

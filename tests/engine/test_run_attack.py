@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.engine.attack import Attack, Shuffled, malicious
-from archgraph.engine.client import isolated
+from archgraph.engine.isolation import isolated
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec

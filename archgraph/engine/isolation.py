@@ -1,0 +1,122 @@
+"""What a client's program can change for the whole process is restored after it.
+
+A process of its own would hold back more: functions that are replaced, memory that is not freed, a
+crash, an endless loop. Until then a program is trusted not to do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class _Global(NamedTuple):
+    """Something that all of a process shares: how it is read, and how it is set."""
+
+    read: Callable[[], Any]
+    change: Callable[[Any], object]
+
+
+def _folder() -> Path | None:
+    """The current folder; None: it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path.cwd()
+    return None
+
+
+def _go(place: Path | None) -> None:
+    if place is not None:
+        os.chdir(place)
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _set_environment(values: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def _set_warnings(filters: list[Any]) -> None:
+    warnings.resetwarnings()
+    warnings.filters[:] = filters  # type: ignore[index]  # a list, annotated as a sequence
+
+
+def _set_output(streams: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = streams
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _set_handlers(handlers: list[Any]) -> None:
+    for number, handler in zip(_SIGNALS, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+_GLOBALS = [
+    _Global(torch.is_grad_enabled, torch.set_grad_enabled),
+    _Global(torch.get_default_dtype, torch.set_default_dtype),
+    _Global(torch.get_default_device, _set_default_device),
+    _Global(torch.get_num_threads, torch.set_num_threads),
+    _Global(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _Global(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _Global(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    _Global(
+        lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)
+    ),
+    _Global(random.getstate, random.setstate),
+    _Global(np.geterr, lambda kinds: np.seterr(**kinds)),
+    _Global(lambda: list(warnings.filters), _set_warnings),
+    _Global(lambda: dict(os.environ), _set_environment),
+    _Global(_folder, _go),
+    _Global(sys.getrecursionlimit, sys.setrecursionlimit),
+    _Global(gc.isenabled, lambda on: (gc.enable if on else gc.disable)()),
+    _Global(lambda: (sys.stdout, sys.stderr), _set_output),
+    _Global(lambda: [signal.getsignal(number) for number in _SIGNALS], _set_handlers),
+]
+
+
+@contextlib.contextmanager
+def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
+    """Seed the process's generators (dropout) from a client's; restore all global state afterwards.
+
+    That is what the table above lists, and the generators of torch and NumPy.
+
+    Example:
+        >>> with isolated(torch.Generator()):
+        ...     torch.set_default_dtype(torch.float64)
+        >>> torch.get_default_dtype()
+        torch.float32
+    """
+    where, seed = torch.device(device), generator.initial_seed()
+    devices = [] if where.type == "cpu" else [where.index or 0]
+    before = [one.read() for one in _GLOBALS]
+    numpy = np.random.get_state()  # noqa: NPY002  # programs may use it
+    inference = torch.inference_mode(torch.is_inference_mode_enabled())
+    with torch.random.fork_rng(devices, device_type="cuda" if not devices else where.type):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
+        grad = torch.is_grad_enabled()
+        try:
+            # Left, it restores what was there however deep a program has gone.
+            with inference, torch.set_grad_enabled(grad):
+                yield
+        finally:
+            np.random.set_state(numpy)  # noqa: NPY002  # as above
+            for one, value in zip(_GLOBALS, before, strict=True):
+                if one.read() != value:
+                    one.change(value)

@@ -1,0 +1,86 @@
+"""Three of ten clients are faulty, in every way that a process survives: the run goes on.
+
+Faults leave no trace: the server's weights are, bit for bit, those of a run in which these clients
+are absent, or honest. An endless loop, a crash and a real interrupt are left out: a program runs in
+the engine's own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.local import Run, execute
+from archgraph.engine.record import read_metrics
+from archgraph.federation import Outcome, Program, Work
+from archgraph.language.experiment import EvaluateSpec
+from tests.engine.faulty import KINDS, Faulty
+
+CLIENTS, ROUNDS, BAD = 10, 5, (0, 4, 9)
+
+
+@pytest.fixture(scope="module")
+def wrong(experiment: Callable[..., Experiment], mean: Any) -> Callable[..., Experiment]:
+    """The experiment in which some clients do something else."""
+
+    def make(program: Program | None, rounds: int = ROUNDS, **changes: Any) -> Experiment:
+        programs = {} if program is None else dict.fromkeys(BAD, program)
+        last = EvaluateSpec(batch=100, every=ROUNDS)
+        return experiment(
+            mean(programs), clients=CLIENTS, rounds=rounds, sampled=None, evaluate=last, **changes
+        )
+
+    return make
+
+
+def absent(work: Work) -> Outcome:
+    raise ConnectionError
+
+
+@pytest.fixture(scope="module")
+def references(wrong) -> dict[str, dict[str, Tensor]]:
+    """The server's weights at the end where these clients are honest, and where they are absent."""
+    return {
+        "harmless": execute(wrong(None)).server.group("global"),
+        "refused": execute(wrong(absent)).server.group("global"),
+    }
+
+
+def same(run: Run, reference: dict[str, Tensor]) -> bool:
+    weights = run.server.group("global")
+    return weights.keys() == reference.keys() and all(
+        type(v) is Tensor and not v.requires_grad and torch.equal(v, reference[k])
+        for k, v in weights.items()
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_survives_three_of_ten_clients_of_a_kind(wrong, references, name, tmp_path):
+    kind = KINDS[name]
+    refused = kind.verdict != "harmless"
+    bound = 5.0 if kind.verdict == "taken" else None
+    run = execute(wrong(Faulty(kind), bound=bound), out=tmp_path / "run")
+    assert len(run.rounds) == ROUNDS
+    for line in run.rounds:
+        lost = {who["client"]: who["reason"] for who in line["rejected"] + line["failed"]}
+        assert set(lost) == (set(BAD) if refused else set())
+        assert all(kind.reason in reason and len(reason) < 2000 for reason in lost.values()), lost
+        assert len(line["clients"]) == CLIENTS - len(lost)
+    assert len(read_metrics(tmp_path / "run")) == ROUNDS
+    assert same(run, references["refused" if refused else "harmless"])
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.verdict == "taken"])
+def test_without_a_bound_what_training_can_lead_to_is_taken(wrong, name):
+    run = execute(wrong(Faulty(KINDS[name]), rounds=1))
+    assert len(run.rounds[0]["clients"]) == CLIENTS
+    assert all(value.isfinite().all() for value in run.server.group("global").values())
+
+
+def test_there_are_as_many_kinds_as_are_claimed():
+    assert len(KINDS) >= 115
