@@ -45,7 +45,7 @@ zoo: $(VENV)/.installed-dev
 small: $(VENV)/.installed-dev
 	for seed in $(SEEDS); do for file in $(SMALL); do echo $$file $$seed; done; done \
 	| OMP_NUM_THREADS=1 xargs -P $(JOBS) -n 2 sh -c 'name=runs/$(SET)/$$(basename $$0 .yaml)-$$1; \
-	$(BIN)/archgraph run $$0 --set seed=$$1 --out $$name $$(test -e $$name && echo --resume)'
+	$(BIN)/archgraph run --python $$0 --set seed=$$1 --out $$name $$(test -e $$name && echo --resume)'
 	$(BIN)/archgraph compare runs/$(SET)/* $(if $(filter recipfl,$(SET)),--tiers --last 0.2)
 
 bench: $(VENV)/.installed-dev

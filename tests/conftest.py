@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -51,6 +52,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def consent() -> Iterator[None]:
+    """Files of this test may name Python code."""
+    from archgraph.language import allowed
+
+    with allowed():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,9 @@ BAD_INPUT = 2
 
 DIFFERENT = 1
 
+# What every command takes, wherever it stands among its words.
+ANYWHERE = ("--debug", "--python")
+
 INTERRUPTED = 130
 
 
@@ -31,10 +34,9 @@ class Commands(TyperGroup):
     """The commands, with one place where errors become messages."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take `--debug` wherever it stands."""
-        if "--debug" in args:
-            args = ["--debug", *(word for word in args if word != "--debug")]
-        return super().parse_args(ctx, args)
+        """Take the options of every command wherever they stand."""
+        first = [word for word in ANYWHERE if word in args]
+        return super().parse_args(ctx, [*first, *(word for word in args if word not in first)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what may go wrong into one message and an exit code."""
@@ -74,7 +76,8 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: click.Context) -> str:
         """The help; typer escapes brackets for rich even where rich does not print."""
-        return super().get_help(ctx).replace("\\[", "[")
+        text = super().get_help(ctx).replace("\\[", "[")
+        return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
 
 
 app = typer.Typer(
@@ -101,11 +104,18 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    python: Annotated[
+        bool, typer.Option("--python", help="Run the Python code that files name (`python:`).")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
+    from archgraph.language.consent import allowed
+
+    ctx.with_resource(allowed(python))
     # Models written in Python are found from where the user stands, after all installed packages.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

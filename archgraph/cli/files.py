@@ -17,9 +17,6 @@ from archgraph.tables import plural
 @command()
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or folders.")],
-    python: Annotated[
-        bool, typer.Option("--python", help="Import models that are Python callables, too.")
-    ] = False,
     figures: Annotated[
         bool, typer.Option("--figures", help="Compare the files' published figures with ours.")
     ] = False,
@@ -29,8 +26,8 @@ def check(
     Models, families, experiments and published figures. An experiment is refused for whatever a run
     would refuse before its first round; its data is not read.
 
-    Python code that files name is not imported unless you say so (--python): such files are checked
-    in their form only.
+    Python code that files name runs only with your consent (--python): without it such files are
+    checked in their form only.
 
     Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
     published figure differs from ours and its file does not say why (--figures).
@@ -39,7 +36,7 @@ def check(
         from archgraph.papers.published import figures as compared
         from archgraph.papers.published import figures_table
 
-        findings = compared(paths, python=python)
+        findings = compared(paths)
         show_item(figures_table(findings))
         if not all(finding.good for finding in findings):
             raise typer.Exit(DIFFERENT)
@@ -47,7 +44,7 @@ def check(
     from archgraph.engine.verdicts import verdicts
 
     counted: Counter[str] = Counter()
-    for verdict in verdicts(paths, python=python):
+    for verdict in verdicts(paths):
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -57,7 +54,7 @@ def check(
     if counted["form"]:
         say(
             f"{counted['form']} of them only in form: what they say about sections, axes and "
-            "inputs of Python code is checked with --python, which imports it"
+            "inputs of Python code is checked with --python, which runs it"
         )
     if counted["FAIL"]:
         raise typer.Exit(BAD_INPUT)

@@ -47,16 +47,16 @@ def trace(
 ) -> None:
     """Capture a PyTorch module as a graph.
 
-    Prints the graph, or writes it as YAML.
+    Prints the graph, or writes it as YAML. To name the callable here is consent to run it.
     """
-    from archgraph.language import load_model, save
+    from archgraph.language import allowed, load_model, save
 
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
     inputs = {key: _input(key, value) for key, value in by_key(given).items()}
     data = {"python": name, "inputs": inputs, "args": settings_of(arg), "name": name.split(":")[1]}
-    with typed(target, data, f"{target}: ") as document:
+    with typed(target, data, f"{target}: ") as document, allowed():
         graph, state = load_model(document)
     if weights is not None:
         from safetensors.torch import save as pack

@@ -100,6 +100,7 @@ def run(
     overwrite: bool = False,
     data_root: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    python: bool = False,
 ) -> Run:
     """Run an experiment.
 
@@ -112,6 +113,7 @@ def run(
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         progress: Show progress bars on a terminal.
+        python: Consent to run the Python code that the experiment and its models name.
 
     Returns:
         The finished run: server state, a line per round, a table.
@@ -134,7 +136,7 @@ def run(
         resumable(folder)
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
-        prepared = prepare(spec, data_root=data_root)
+        prepared = prepare(spec, data_root=data_root, python=python)
         return execute(
             prepared,
             out=folder,

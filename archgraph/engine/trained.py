@@ -15,7 +15,10 @@ from archgraph.plain import finite
 
 
 def trained(
-    folder: str | os.PathLike[str], *, data_root: str | os.PathLike[str] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    data_root: str | os.PathLike[str] | None = None,
+    python: bool = False,
 ) -> dict[str, Model]:
     """Architectures with weights by name: ``global``, tiers, clusters.
 
@@ -25,6 +28,7 @@ def trained(
     Args:
         folder: The run folder; the run may be going on.
         data_root: Folder of the data; None: the run's.
+        python: Consent to run the Python code that the run's experiment and models name.
 
     Raises:
         ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
@@ -33,7 +37,7 @@ def trained(
     place = Path(folder)
     if not (place / "run.yaml").is_file():
         raise RunError("not a run folder", where=str(place), found="no run.yaml")
-    setup = prepare(place / "run.yaml", data_root=data_root)
+    setup = prepare(place / "run.yaml", data_root=data_root, python=python)
     checkpoint = RunRecord.last(place, finite(setup.facts))
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)

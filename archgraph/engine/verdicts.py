@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from archgraph.errors import ArchGraphError, SpecError
+from archgraph.language.consent import allowed, named, needs_consent
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.
-        python: Import models that files name as Python callables. Without it no code but
-            archgraph's runs, and such models are only checked for their form.
+        python: Consent to run the Python code that files name. Without it no code but archgraph's
+            runs, and such models are only checked for their form.
 
     Raises:
         SpecError: If a path is not there, or no file is.
@@ -73,10 +74,12 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         kind: FileKind = "file"
         try:
             kind = _kind(path)
-            note = _checked(path, kind, python, made)
-            yield Verdict(path, kind, None, note, note.endswith(UNSEEN))
+            with allowed(python):
+                note = _checked(path, kind, made)
+            verdict = Verdict(path, kind, None, note, note.endswith(UNSEEN))
         except ArchGraphError as error:
-            yield Verdict(path, kind, error)
+            verdict = Verdict(path, kind, error)
+        yield verdict  # outside: consent is ours while a file is checked, not our caller's
 
 
 def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
@@ -111,9 +114,7 @@ def _kind(path: Path) -> FileKind:
     return "family" if "clients" in keys else "model"
 
 
-def _checked(
-    path: Path, kind: FileKind, python: bool, made: dict[Path, ArchGraphError | str]
-) -> str:
+def _checked(path: Path, kind: FileKind, made: dict[Path, ArchGraphError | str]) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import load, load_experiment, load_family
     from archgraph.language.figures import FiguresSpec
@@ -121,7 +122,7 @@ def _checked(
 
     if kind == "model":
         document = read_document(path)
-        if not python and names_code(document):
+        if unseen_code(document):
             return f"{document.data['python']} {UNSEEN}"
         graph = load(path)
         size = sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
@@ -130,13 +131,13 @@ def _checked(
         paper = read_document(path).validate(FiguresSpec)
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
-        return _family(load_family(path), path.resolve(), python, made)
+        return _family(load_family(path), path.resolve(), made)
     from archgraph.engine.data.load import check_encoding, stand_in
     from archgraph.engine.data.source import source
-    from archgraph.federation import configure
+    from archgraph.federation import Strategy, configure
 
     spec = load_experiment(path)
-    unseen = "python" in spec.strategy and not python
+    unseen = "python" in spec.strategy and needs_consent(spec.strategy_name, Strategy)
     if not unseen:
         with spec.locating("strategy"):
             configure(spec.strategy_name, spec.strategy_options)
@@ -151,7 +152,7 @@ def _checked(
         )
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
-    held = _family(spec.family, place, python, made)  # type: ignore[arg-type]  # was read
+    held = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
     if not unseen and not held.endswith(UNSEEN):
         from archgraph.engine.world import begun, prepare
 
@@ -162,9 +163,7 @@ def _checked(
     return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 
 
-def _family(
-    spec: FamilySpec, place: Path, python: bool, made: dict[Path, ArchGraphError | str]
-) -> str:
+def _family(spec: FamilySpec, place: Path, made: dict[Path, ArchGraphError | str]) -> str:
     """Resolve a family, once for all experiments that use it."""
     from archgraph import resolve
 
@@ -172,7 +171,7 @@ def _family(
         many = plural(sum(member.count for member in spec.clients), "client")
         text = f"{many} on {plural(len(spec.clients), 'architecture')}"
         try:
-            if not python and written_in_python(spec):
+            if unseen_family(spec):
                 made[place] = f"{text}; Python model {UNSEEN}"
             else:
                 resolve(spec)
@@ -185,17 +184,19 @@ def _family(
     return result
 
 
-def written_in_python(family: FamilySpec) -> bool:
-    """Whether a family names a Python model; each that it names has the form of one."""
-    named = [source for source in family.sources() if names_code(source)]
-    return bool(named)
+def unseen_family(family: FamilySpec) -> bool:
+    """Whether a model of a family names such code; each that is written in Python is looked at."""
+    unseen = [unseen_code(source) for source in family.sources()]
+    return any(unseen)
 
 
-def names_code(source: Document) -> bool:
-    """Whether a model is written in Python; one that is has the form of such a model."""
-    from archgraph.language.model import PythonModel
-
+def unseen_code(source: Document) -> bool:
+    """Whether a model names Python code that needs consent; one that does has the right form."""
     if "python" not in source.data:
         return False
+    import torch
+
+    from archgraph.language.model import PythonModel
+
     source.validate(PythonModel)
-    return True
+    return any(needs_consent(name, torch.nn.Module) for name in named(source.data))

@@ -27,7 +27,7 @@ from archgraph.federation import (
     configure,
 )
 from archgraph.federation.family import Family, resolve
-from archgraph.language import ExperimentSpec, load_experiment
+from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.module.initial import initial_state
 
 
@@ -36,6 +36,7 @@ def prepare(
     *,
     data_root: str | os.PathLike[str] | None = None,
     data: Dataset | None = None,
+    python: bool = False,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
 
@@ -43,18 +44,20 @@ def prepare(
         experiment: A file, or what was read from one.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: The data itself; None: it is loaded.
+        python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
-        SpecError: If a file cannot be understood.
+        SpecError: If a file cannot be understood, or names Python code without your consent.
         RewriteError: If a client's architecture cannot be made.
         DataError: If the data is missing or damaged, or cannot be shared out so.
         RunError: If model, data and strategy do not fit one another.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    with spec.locating("strategy"):
-        strategy = configure(spec.strategy_name, spec.strategy_options)
     device = _device(spec.engine.device)
-    family = resolve(family_of(spec))
+    with allowed(python):
+        with spec.locating("strategy"):
+            strategy = configure(spec.strategy_name, spec.strategy_options)
+        family = resolve(family_of(spec))
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model",

@@ -16,6 +16,7 @@ from archgraph.federation.world import Tier
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import FamilySpec, load_model
+from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.lowering import written_choices
@@ -113,17 +114,19 @@ def rewritten(
     return done
 
 
-def resolve(spec: FamilySpec) -> Family:
+def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
     """The graphs and transfers of a family.
 
     Args:
         spec: As :func:`archgraph.language.load_family` reads it.
+        python: Consent to run the Python code that its models name.
 
     Raises:
-        SpecError: If a model file cannot be understood.
+        SpecError: If a model file cannot be understood, or names Python code without your consent.
         RewriteError: If a rewrite cannot be applied.
     """
-    return _Resolver(spec).family()
+    with allowed(python):
+        return _Resolver(spec).family()
 
 
 def _trains_with(member: Rewritten, graph: ArchGraph) -> None:

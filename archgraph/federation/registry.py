@@ -22,7 +22,7 @@ def find_strategy(name: str) -> type[Strategy]:
 
     Args:
         name: An entry point of the group ``archgraph.strategies``, or ``package.module:Class``,
-            which is imported.
+            which is imported; inside :func:`archgraph.language.allowed`, if it is not archgraph's.
 
     Raises:
         SpecError: If there is none, it cannot be imported, or it is not a strategy.
@@ -33,7 +33,7 @@ def find_strategy(name: str) -> type[Strategy]:
         archgraph.errors.SpecError: strategy: unknown strategy; found 'fedav'; expected one of ...
     """
     if ":" in name:
-        return _checked(imported(name, "strategy.python"), name)
+        return _checked(imported(name, Strategy, "strategy.python"), name)
     entries = {e.name: e for e in importlib.metadata.entry_points(group=STRATEGIES)}
     if name not in entries:
         raise SpecError(

@@ -1,3 +1,4 @@
+from .consent import allowed as allowed
 from .document import beside as beside
 from .experiment import ExperimentSpec as ExperimentSpec
 from .family import FamilySpec as FamilySpec

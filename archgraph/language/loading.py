@@ -12,6 +12,7 @@ from archgraph.files import write
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import flat
+from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
@@ -48,18 +49,26 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
     write(path, flat.dump(graph))
 
 
-def load(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
+def load(
+    path: str | os.PathLike[str],
+    choices: Mapping[str, int] | None = None,
+    *,
+    python: bool = False,
+) -> ArchGraph:
     """Read a model file of any form.
 
     Args:
         path: The file.
         choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
+        python: Consent to run the Python code that the file names.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
+        SpecError: If it cannot be understood, or names Python code without your consent, with file,
+            line and key.
         TraceError: If it names a Python model that cannot be captured.
     """
-    return load_model(read_document(path), choices)[0]
+    with allowed(python):
+        return load_model(read_document(path), choices)[0]
 
 
 def load_model(

@@ -17,6 +17,7 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
+from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import shorten
 from archgraph.language.model import FOLDER, Made, PythonModel, reads_folder
@@ -161,17 +162,20 @@ def _closed(document: Document, place: Place, name: str, args: dict[str, Any]) -
             )
 
 
-def imported(name: str, where: str) -> Any:
+def imported(name: str, base: type, where: str) -> Any:
     """What a name ``package.module:path`` stands for.
 
     Args:
         name: The module is looked for where Python looks for modules; the command line adds the
             folder that it runs in.
+        base: Classes of archgraph's own that are of this kind need no consent.
         where: Place in a file, for errors.
 
     Raises:
-        SpecError: If the module cannot be imported, or has nothing of that name.
+        SpecError: If the caller has not consented to run it, the module cannot be imported, or has
+            nothing of that name.
     """
+    consented(name, base, where)
     module_name, _, path = name.partition(":")
     try:
         value: Any = importlib.import_module(module_name)
@@ -192,7 +196,7 @@ def imported(name: str, where: str) -> Any:
 def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) -> Any:
     """What a callable makes of its arguments; ``place`` is where both are written."""
     where = document.where(("python",))
-    found = imported(name, where)
+    found = imported(name, torch.nn.Module, where)
     if not callable(found):
         raise SpecError("is not callable", where=where, found=type(found).__name__)
     place = (*place, "args")

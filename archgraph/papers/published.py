@@ -10,10 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archgraph.engine.verdicts import files, names_code, written_in_python
+from archgraph.engine.verdicts import files, unseen_code, unseen_family
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.fields import Place
 from archgraph.hints import unknown
+from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
 from archgraph.language.yaml import read_document
@@ -58,7 +59,8 @@ def figures(
 
     Args:
         paths: Files of figures, or folders whose files of figures are read, folders below included.
-        python: Import models that are Python callables. Without it they are not looked at.
+        python: Consent to run the Python code that models name. Without it such models are not
+            looked at.
 
     Raises:
         SpecError: If a file cannot be understood or names what is not there; with file and line.
@@ -85,8 +87,9 @@ def figures(
             documents.append(document)
     if not documents:
         raise SpecError("holds no file of figures", where=", ".join(map(str, chosen)))
-    sources = _Sources(python)
-    return tuple(finding for d in documents for finding in _compared(d, sources))
+    sources = _Sources()
+    with allowed(python):
+        return tuple(finding for d in documents for finding in _compared(d, sources))
 
 
 def figures_table(findings: Iterable[Finding]) -> Table:
@@ -126,15 +129,14 @@ def figures_table(findings: Iterable[Finding]) -> Table:
 class _Sources:
     """Graphs and families, each made once for all files."""
 
-    python: bool
     graphs: dict[tuple[str, str], ArchGraph] = field(default_factory=dict)
     families: dict[str, Family | None] = field(default_factory=dict)
 
     def graph(self, path: Path, choose: Mapping[str, int]) -> ArchGraph | None:
-        """The graph in a model file; None for one in Python that is not to be imported."""
+        """The graph in a model file; None for one of Python code without consent."""
         from archgraph import load
 
-        if not self.python and names_code(read_document(path)):
+        if unseen_code(read_document(path)):
             return None
         key = (str(path), repr(sorted(choose.items())))
         if key not in self.graphs:
@@ -142,14 +144,13 @@ class _Sources:
         return self.graphs[key]
 
     def family(self, path: Path) -> Family | None:
-        """The family in a file; None for one with Python models that are not to be imported."""
+        """The family in a file; None for one with such a model."""
         from archgraph import load_family, resolve
 
         key = str(path)
         if key not in self.families:
             spec = load_family(path)
-            code = not self.python and written_in_python(spec)
-            self.families[key] = None if code else resolve(spec)
+            self.families[key] = None if unseen_family(spec) else resolve(spec)
         return self.families[key]
 
 

@@ -138,8 +138,10 @@ def test_explain_takes_graphs_and_python_models(here: Path):
     (here / "source.yaml").write_text(
         "archgraph: 1\npython: 'made_here:net'\nargs: {width: 6}\ninputs: {input: [3]}\n"
     )
-    assert call("rewrite", "source.yaml", "-o", "graph.yaml").exit_code == 0
-    outputs = [call("explain", file, "0.out").output for file in ("source.yaml", "graph.yaml")]
+    assert call("rewrite", "--python", "source.yaml", "-o", "graph.yaml").exit_code == 0
+    outputs = [
+        call("explain", "--python", file, "0.out").output for file in ("source.yaml", "graph.yaml")
+    ]
     assert outputs[0] == outputs[1]
     assert "6 → 3" in outputs[0] and "1.weight" in outputs[0]
 

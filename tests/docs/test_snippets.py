@@ -10,6 +10,7 @@ arguments are parsed; lines `$ make …` name targets that exist.
 from __future__ import annotations
 
 import doctest
+import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 from sybil.typing import Parser
 
 from archgraph.cli import app
+from archgraph.cli.app import ANYWHERE
 from archgraph.language import load, load_experiment, load_family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +80,7 @@ KEYS = {
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},
 }  # fmt: skip
 READ: dict[str, Callable[[Path], Any]] = {
-    "model": load,
+    "model": functools.partial(load, python=True),
     "family": load_family,
     "experiment": load_experiment,
 }
@@ -143,7 +145,7 @@ def _archgraph(arguments: list[str], shown: str) -> str | None:
     with click.Context(group) as context:
         name, command, rest = group.resolve_command(context, arguments)
         assert command is not None
-        command.make_context(name, list(rest), parent=context)
+        command.make_context(name, [w for w in rest if w not in ANYWHERE], parent=context)
     return None
 
 

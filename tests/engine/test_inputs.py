@@ -280,12 +280,12 @@ def write(folder: Path, **changes: Any) -> Path:
 def test_adapters_of_two_architectures_are_trained_on_pairs(folder):
     """Histograms and local tests by class, as for images; all that is fixed stays bit for bit."""
     file = write(folder)
-    setup = prepare(file)
+    setup = prepare(file, python=True)
     assert all(keys(t.graph) == list(INPUTS) for t in setup.world.tiers)
     assert all(sum(c.histogram) == c.examples for c in setup.world.clients)
     assert len(setup.world.clients[0].histogram) == 3
     assert as_resolved(ag.load_experiment(file), setup.strategy, None).count("length: 10") == 1
-    run = ag.run(file, progress=False)
+    run = ag.run(file, progress=False, python=True)
     models = {model.name: model for model in run.models}
     for tier in setup.world.tiers:
         state = models[tier.name].state
@@ -307,13 +307,13 @@ def test_a_tokenizers_folder_is_named_relative_to_the_experiment(folder, monkeyp
     data = {"dataset": "mnli", "root": str(folder / "data"), "length": 10, "tokenizer": "words"}
     file = write(folder, data=data)
     monkeypatch.chdir("/")
-    setup = prepare(file)
+    setup = prepare(file, python=True)
     assert int(setup.data.train.inputs.max()) == 7
     (folder / "run").mkdir()
     again = folder / "run" / "run.yaml"
     again.write_text(setup.text)
-    repeated = prepare(again)
+    repeated = prepare(again, python=True)
     assert repeated.facts == setup.facts and "tokenizer" not in setup.facts["data"]
     (folder / "words").rename(folder / "elsewhere")
     with pytest.raises(SpecError, match=r"experiment\.yaml:\d+: data\.tokenizer: names a folder"):
-        prepare(file)
+        prepare(file, python=True)

@@ -320,7 +320,7 @@ def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
     file = write(rounds=4, strategy={"fedavg": {}}, family__clients=[{"name": "a", "count": 2}])
     model = 'archgraph: 1\npython: "mine:net"\ninputs: {input: [1, 8, 8]}\n'
     (tmp_path / "model.yaml").write_text(model)
-    run = ag.run(file)
+    run = ag.run(file, python=True)
     expected = importlib.import_module("mine").net().state_dict()
     assert bits(run.experiment.world.state) == bits(expected)
     assert run.experiment.facts["state"] is not None

@@ -317,6 +317,7 @@ def test_choices_beyond_the_candidates() -> None:
     )
 
 
+@pytest.mark.usefixtures("consent")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

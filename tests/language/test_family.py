@@ -169,7 +169,7 @@ def test_weights_that_a_model_brings_go_through_its_changes(tmp_path: Path) -> N
         "change: {take: {positions: {'0.out': [1, 3, 4]}}}\n"
         "clients: [{name: a}]\n"
     )
-    found = resolve(load_family(tmp_path / "family.yaml"))
+    found = resolve(load_family(tmp_path / "family.yaml"), python=True)
     torch.manual_seed(0)
     weight = MLP(4, [6, 3])[0].weight
     assert found.state is not None
@@ -218,7 +218,7 @@ def test_a_python_model_brings_its_weights(tmp_path: Path) -> None:
         "clients: [{name: a}]\n"
     )
     before = torch.random.get_rng_state()
-    found = resolve(load_family(tmp_path / "family.yaml"))
+    found = resolve(load_family(tmp_path / "family.yaml"), python=True)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(5)
     expected = torch.nn.Linear(4, 3)
@@ -242,7 +242,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
     file.write_text(
         "clients: [{name: a, model: net.yaml, take: 0.5}, {name: b, model: other.yaml, count: 2}]"
     )
-    found = resolve(load_family(file))
+    found = resolve(load_family(file), python=True)
     assert not found.has_global
     assert not found.graph.state_names
     a, b = found.clients

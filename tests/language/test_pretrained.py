@@ -19,6 +19,7 @@ from archgraph.language.yaml import read_document
 from archgraph.module.build import build
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+pytestmark = pytest.mark.usefixtures("consent")
 
 WORDS, LENGTH = 40, 8
 CONFIGS = {

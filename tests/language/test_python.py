@@ -26,7 +26,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
-def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consent: None):
     """A function from arguments in YAML to the graph of the model above."""
     (tmp_path / "configured.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -17,13 +17,19 @@ NAMES = ("fedavgm", "fedprox", "fedrolex")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder outside the repository that holds the examples and is searched for modules."""
     place = tmp_path / "mine"
     shutil.copytree(EXAMPLES, place)
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return place
+
+
+@pytest.fixture
+def folder(outside: Path, consent: None) -> Path:
+    """The same, with consent to run what is in it."""
+    return outside
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,8 +136,8 @@ def test_a_name_that_is_not_one_is_refused_with_its_line(folder: Path) -> None:
         ag.load_experiment(folder / "bad.yaml")
 
 
-def test_a_check_imports_it_only_when_told(folder: Path) -> None:
-    file = folder / "fedprox.yaml"
+def test_a_check_imports_it_only_when_told(outside: Path) -> None:
+    file = outside / "fedprox.yaml"
     file.write_text(file.read_text().replace("fedprox:FedProx", "absent_module:Mine"))
     (unseen,) = verdicts([file])
     assert unseen.good and "absent_module:Mine not imported" in unseen.note

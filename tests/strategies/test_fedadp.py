@@ -271,7 +271,7 @@ def test_a_round_of_traced_vggs_covers_their_join(lab, tmp_path, monkeypatch):
     ]
     with (tmp_path / "family.yaml").open("w") as file:
         YAML(typ="safe").dump({"archgraph": 1, "model": "join", "clients": clients}, file)
-    family = ag.resolve(ag.load_family(str(tmp_path / "family.yaml")))
+    family = ag.resolve(ag.load_family(str(tmp_path / "family.yaml")), python=True)
     members = {m.name: m for m in family.clients}
     assert family.graph == members["vgg19_wider"].graph  # §III-B
     state = ag.initial_state(family.graph, 0)

@@ -45,7 +45,7 @@ OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 def family_of(model: str) -> tuple[FamilySpec, Family]:
     """The shipped file, its models captured once for all strategies."""
     spec = ag.load_family(FAMILIES / f"foreign_{model}.yaml")
-    return spec, ag.resolve(spec)
+    return spec, ag.resolve(spec, python=True)
 
 
 def examples(spec: FamilySpec) -> Dataset:

@@ -1,0 +1,95 @@
+"""Consent to run code that a file names: given by who loads the file, never by the file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from archgraph.errors import SpecError
+
+_PACKAGE = "archgraph"
+_GIVEN: ContextVar[bool] = ContextVar("python", default=False)
+
+
+@contextlib.contextmanager
+def allowed(python: bool = True) -> Iterator[None]:
+    """Inside, files may name Python code, which is imported and called.
+
+    Args:
+        python: False changes nothing: consent that a caller has given stays.
+
+    Example:
+        >>> with allowed():
+        ...     needs_consent("mine:Net", object)
+        False
+        >>> needs_consent("mine:Net", object)
+        True
+    """
+    token = _GIVEN.set(python or _GIVEN.get())
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def needs_consent(name: str, base: type) -> bool:
+    """Whether nobody has consented to run what a name stands for, and it is not archgraph's own.
+
+    Args:
+        name: ``package.module:path``.
+        base: What a class of archgraph's own must be a kind of to need no consent.
+
+    Example:
+        >>> import torch
+        >>> needs_consent("archgraph.demo.network:Network", torch.nn.Module)
+        False
+        >>> needs_consent("archgraph.demo.network:torch.os.system", torch.nn.Module)
+        True
+    """
+    module, _, path = name.partition(":")
+    if _GIVEN.get():
+        return False
+    if module.partition(".")[0] != _PACKAGE:
+        return True
+    try:
+        value: Any = getattr(importlib.import_module(module), path, None)
+    except ImportError:
+        return True
+    # Modules have more names than those they define: `archgraph.demo.network:torch` is not ours.
+    own = isinstance(value, type) and value.__module__.partition(".")[0] == _PACKAGE
+    return not (own and issubclass(value, base))
+
+
+def consented(name: str, base: type, where: str) -> None:
+    """Check that what a name stands for may be imported and called.
+
+    Raises:
+        SpecError: If it needs consent; says what would run, where it is named, how to consent.
+    """
+    if needs_consent(name, base):
+        raise SpecError(
+            "names Python code, which is not run without your consent",
+            where=where,
+            found=name,
+            hint="if you trust the file and that code: --python at the command line, "
+            "python=True in Python",
+        )
+
+
+def named(value: Any) -> Iterator[str]:
+    """The Python names in a model or a strategy as a file has it, at any depth.
+
+    >>> list(named({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
+    ['mine:Net', 'mine:Config']
+    """
+    if isinstance(value, Mapping):
+        name = value.get("python")
+        if isinstance(name, str):
+            yield name
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from named(item)
