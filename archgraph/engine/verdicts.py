@@ -7,15 +7,19 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.language.consent import allowed, named, needs_consent
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
+    from archgraph.federation.family import Family
     from archgraph.language import FamilySpec
     from archgraph.language.document import Document
+
+# What is known of the families that were met: a note and what it is, or what is wrong with it.
+Made: TypeAlias = "dict[Path, tuple[str, Family | None] | ArchGraphError]"
 
 FileKind = Literal["model", "family", "experiment", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
@@ -69,7 +73,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         ...     [verdict.good for verdict in verdicts([folder])]
         [False]
     """
-    made: dict[Path, ArchGraphError | str] = {}
+    made: Made = {}
     for path in list(files(paths)):
         kind: FileKind = "file"
         try:
@@ -114,7 +118,7 @@ def _kind(path: Path) -> FileKind:
     return "family" if "clients" in keys else "model"
 
 
-def _checked(path: Path, kind: FileKind, made: dict[Path, ArchGraphError | str]) -> str:
+def _checked(path: Path, kind: FileKind, made: Made) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import load, load_experiment, load_family
     from archgraph.language.figures import FiguresSpec
@@ -131,7 +135,7 @@ def _checked(path: Path, kind: FileKind, made: dict[Path, ArchGraphError | str])
         paper = read_document(path).validate(FiguresSpec)
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
-        return _family(load_family(path), path.resolve(), made)
+        return _family(load_family(path), path.resolve(), made)[0]
     from archgraph.engine.data.load import check_encoding, stand_in
     from archgraph.engine.data.source import source
     from archgraph.federation import Strategy, configure
@@ -152,18 +156,18 @@ def _checked(path: Path, kind: FileKind, made: dict[Path, ArchGraphError | str])
         )
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
-    held = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
-    if not unseen and not held.endswith(UNSEEN):
+    held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
+    if not unseen and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
         imagined = stand_in(data.dataset, limit=data.limit)
         if imagined is not None:
-            begun(prepare(spec, data=imagined))
+            begun(prepare(spec, data=imagined, family=resolved))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
     return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 
 
-def _family(spec: FamilySpec, place: Path, made: dict[Path, ArchGraphError | str]) -> str:
+def _family(spec: FamilySpec, place: Path, made: Made) -> tuple[str, Family | None]:
     """Resolve a family, once for all experiments that use it."""
     from archgraph import resolve
 
@@ -172,10 +176,9 @@ def _family(spec: FamilySpec, place: Path, made: dict[Path, ArchGraphError | str
         text = f"{many} on {plural(len(spec.clients), 'architecture')}"
         try:
             if unseen_family(spec):
-                made[place] = f"{text}; Python model {UNSEEN}"
+                made[place] = f"{text}; Python model {UNSEEN}", None
             else:
-                resolve(spec)
-                made[place] = text
+                made[place] = text, resolve(spec)
         except ArchGraphError as error:
             made[place] = error
     result = made[place]

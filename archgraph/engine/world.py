@@ -36,6 +36,7 @@ def prepare(
     *,
     data_root: str | os.PathLike[str] | None = None,
     data: Dataset | None = None,
+    family: Family | None = None,
     python: bool = False,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
@@ -43,7 +44,9 @@ def prepare(
     Args:
         experiment: A file, or what was read from one.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
-        data: The data itself; None: it is loaded.
+        data: What stands in for the data; such an experiment can begin, but it has neither text nor
+            facts by which a run is recorded. None: the data is loaded.
+        family: The family, if it is resolved already.
         python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
@@ -57,7 +60,7 @@ def prepare(
     with allowed(python):
         with spec.locating("strategy"):
             strategy = configure(spec.strategy_name, spec.strategy_options)
-        family = resolve(family_of(spec))
+        family = family or resolve(family_of(spec))
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model",
@@ -76,6 +79,7 @@ def prepare(
         )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
+    imagined = data is not None
     if data is None:
         with spec.locating("data"):
             data = load_dataset(
@@ -104,8 +108,8 @@ def prepare(
         sampled=sampled,
         patience=spec.patience,
         bound=spec.bound,
-        text=as_resolved(spec, strategy, root),
-        facts=facts(spec, strategy, family, data),
+        text="" if imagined else as_resolved(spec, strategy, root),
+        facts={} if imagined else facts(spec, strategy, family, data),
     )
 
 
