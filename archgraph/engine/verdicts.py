@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from archgraph.language.document import Document
 
 # What is known of the families that were met: a note and what it is, or what is wrong with it.
-Made: TypeAlias = "dict[Path, tuple[str, Family | None] | ArchGraphError]"
+Resolutions: TypeAlias = "dict[Path, tuple[str, Family | None] | ArchGraphError]"
 
 FileKind = Literal["model", "family", "experiment", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
@@ -73,7 +73,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         ...     [verdict.good for verdict in verdicts([folder])]
         [False]
     """
-    made: Made = {}
+    made: Resolutions = {}
     for path in list(files(paths)):
         kind: FileKind = "file"
         try:
@@ -118,7 +118,7 @@ def _kind(path: Path) -> FileKind:
     return "family" if "clients" in keys else "model"
 
 
-def _checked(path: Path, kind: FileKind, made: Made) -> str:
+def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import load, load_experiment, load_family
     from archgraph.language.figures import FiguresSpec
@@ -167,7 +167,7 @@ def _checked(path: Path, kind: FileKind, made: Made) -> str:
     return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 
 
-def _family(spec: FamilySpec, place: Path, made: Made) -> tuple[str, Family | None]:
+def _family(spec: FamilySpec, place: Path, made: Resolutions) -> tuple[str, Family | None]:
     """Resolve a family, once for all experiments that use it."""
     from archgraph import resolve
 
