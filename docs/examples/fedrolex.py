@@ -10,11 +10,8 @@ from archgraph.federation import ServerState, Strategy, by_tier, covered_mean, p
 @lru_cache(maxsize=64)
 def window(graph, transfer, start):
     """As many positions of every axis as the tier has, from ``start`` on and round the end."""
-    count = ag.widths(graph, transfer)
-    rolled = {
-        axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
-        for axis in ag.axes(graph).free
-    }
+    count, free = ag.widths(graph, transfer), ag.axes(graph).free
+    rolled = {a.name: sorted((start + i) % a.size for i in range(count[a.name])) for a in free}
     return ag.take(graph, positions=rolled)
 
 
