@@ -83,7 +83,7 @@ class AllSmall(Strategy):
     ) -> ServerState:
         """The mean over all clients."""
         graph = self.small(world).graph
-        return group_means(state, (Contribution.of(r, graph, self.weights) for r in results))
+        return group_means(world, state, (Contribution.of(r, graph, self.weights) for r in results))
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The small model, once for each kind of client: strong and weak are compared."""

@@ -79,7 +79,7 @@ class ExclusiveFL(Strategy):
             for result in results
             for graph in [world.tier(result.tier).graph]
         )
-        return group_means(state, contributions)
+        return group_means(world, state, contributions)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each tier's model: that of its group."""

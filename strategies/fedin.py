@@ -192,7 +192,7 @@ class FedIN(Strategy):
                 ends = {first: result.state[name] for first, name in names.items()}
                 skip = frozenset(first for first, name in names.items() if name in fixed)
                 yield Contribution(
-                    "shared", same.source, same, ends, result.weight(self.weights), skip
+                    client, "shared", same.source, same, ends, result.weight(self.weights), skip
                 )
                 started[client] = True
                 if self.in_training:
@@ -203,7 +203,7 @@ class FedIN(Strategy):
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
                     seen[client] += _rows(new)
 
-        merged = group_means(state, contributions()).with_group("sample", {})
+        merged = group_means(world, state, contributions()).with_group("sample", {})
         return ServerState({**merged.tensors, **stores}, merged.values).with_values(
             seen=seen, started=started
         )

@@ -134,10 +134,10 @@ class FlexiFed(Strategy):
                     shared = {name: result.state[name] for name in transfer.entries}
                     out = skip & transfer.entries.keys()
                     yield Contribution(
-                        f"trie/{number}", transfer.source, transfer, shared, weight, out
+                        client.id, f"trie/{number}", transfer.source, transfer, shared, weight, out
                     )
 
-        return group_means(state, contributions())
+        return group_means(world, state, contributions())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Each architecture's model, with what its clients have for themselves."""

@@ -166,10 +166,12 @@ class NeFL(Strategy):
                 own = {name: result.state[name] for name in names}
                 # A mean of equal numbers need not be that number.
                 still = ag.frozen(graph) & own.keys()
-                yield Contribution(group, same.source, same, own, consistent.weight, still)
+                yield Contribution(
+                    result.client, group, same.source, same, own, consistent.weight, still
+                )
                 yield consistent
 
-        return group_means(state, contributions())
+        return group_means(world, state, contributions())
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """Every submodel with its own ``θ_ic``; the largest is what is shown as the global one."""

@@ -28,6 +28,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, allowed, load_experiment
+from archgraph.language.aggregate import KrumOptions, part_of
 from archgraph.module.initial import initial_state
 
 
@@ -94,6 +95,8 @@ def prepare(
     family, data = matched(family, data)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
+    if spec.aggregate is not None and spec.aggregate.krum is not None:
+        _enough(spec.aggregate.krum, sampled)
     scheme = spec.data.partition.model_dump()
     with spec.locating("data", "partition"):
         shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
@@ -186,6 +189,19 @@ def _sampled(sample: float | int, clients: int) -> int:
             expected=f"1...{clients}, or a share written with a point",
         )
     return sample
+
+
+def _enough(krum: KrumOptions, clients: int) -> None:
+    """Refuse rounds that are too small for Krum's guarantee."""
+    malicious = part_of(krum.malicious, clients)
+    if clients < 2 * malicious + 3:
+        raise RunError(
+            "too few clients in a round for Krum",
+            where="aggregate.krum",
+            found=f"{clients}, of which {malicious} may be malicious",
+            expected=f"{2 * malicious + 3} or more",
+            hint="lower `malicious`, or sample more clients",
+        )
 
 
 def _device(name: str) -> str:

@@ -1,9 +1,9 @@
-from .average import Contribution as Contribution
 from .average import by_tier as by_tier
 from .average import covered_mean as covered_mean
 from .average import group_means as group_means
 from .average import identity_of as identity_of
 from .average import part as part
+from .contribution import Contribution as Contribution
 from .family import Family as Family
 from .family import resolve as resolve
 from .family import rewritten as rewritten

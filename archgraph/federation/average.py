@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
-from archgraph.errors import RunError
+from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.norms import NormName, NormPolicy
 from archgraph.federation.objectives import CrossEntropy
+from archgraph.federation.robust import robust_means
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
 from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
-from archgraph.states import Merger, Signature, State, Transfer, signature
-
-TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
+from archgraph.states import Merger, State, Transfer, signature
 
 
 def part(
@@ -84,7 +82,8 @@ def covered_mean(
     """The state with global weights that are the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
-    stays with clients (``Result.skip``) is left out. One update is in memory at a time.
+    stays with clients (``Result.skip``) is left out. One update is in memory at a time. What the
+    experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust`.
 
     Args:
         world: Who takes part.
@@ -96,83 +95,36 @@ def covered_mean(
         sizes: Of a result, the size of some entries: they are divided by it, and their mean is
             multiplied by the mean size (FedFA's α).
     """
-    totals: dict[str, list[float]] = {}  # by global entry: sum of its sizes, their number
 
     def contributions() -> Iterator[Contribution]:
         for result in results:
             one = Contribution.of(result, world.graph, weights)
-            scales = {}
-            for name, size in (sizes(result) if sizes else {}).items():
-                total = totals.setdefault(str(one.transfer.entries[name].source), [0.0, 0])
-                total[0], total[1] = total[0] + size, total[1] + 1
-                scales[name] = 1.0 / size if size > TINY else 1.0
-            yield one._replace(scales=scales, rows=rows(result) if rows else None)
-
-    return group_means(
-        state,
-        contributions(),
-        lambda: {name: total / count for name, (total, count) in totals.items()},
-    )
-
-
-class Contribution(NamedTuple):
-    """What a client adds to the mean of a group of the server's state.
-
-    Attributes:
-        group: Name of the group.
-        whole: Architecture of the group's weights, or the signature of the group.
-        transfer: Linear map from the group to what the client has of it.
-        state: That.
-        weight: Weight of the client.
-        skip: Entries that are left out.
-        scales: Factors of entries.
-        rows: As for :func:`covered_mean`.
-    """
-
-    group: str
-    whole: ArchGraph | Signature
-    transfer: Transfer
-    state: State
-    weight: float
-    skip: frozenset[str] = frozenset()
-    scales: Mapping[str, float] | None = None
-    rows: Mapping[str, Tensor] | None = None
-
-    @classmethod
-    def of(
-        cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
-    ) -> Contribution:
-        """A client's whole result.
-
-        Raises:
-            RunError: If the task did not say where its weights belong.
-        """
-        if result.transfer is None:
-            raise RunError(
-                "a result does not say where its weights belong",
-                where=f"client {result.client}",
-                hint="make the task with part(), or set Task.transfer",
+            yield one._replace(
+                sizes=sizes(result) if sizes else {}, rows=rows(result) if rows else None
             )
-        weight = result.weight(weights)
-        return cls(group, whole, result.transfer, result.state, weight, result.skip)
+
+    return group_means(world, state, contributions())
 
 
 def group_means(
-    state: ServerState,
-    contributions: Iterable[Contribution],
-    multiply: Callable[[], Mapping[str, float]] | None = None,
+    world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
     """The state with groups that are means of what clients add to them; the others stay.
 
     Args:
+        world: Says in ``World.aggregate`` what limits the part of single clients.
         state: Holds the groups.
-        contributions: What clients add, one at a time.
-        multiply: Asked after the last one: factors of the means, by entry.
+        contributions: What clients add, one at a time, to each group once.
     """
+    rules = world.aggregate
+    if rules is not None and (rules.krum or rules.middle):
+        return robust_means(rules, state, contributions)
     mergers: dict[str, Merger] = {}
+    sizes = EntrySizes()
     for one in contributions:
         if one.group not in mergers:
             mergers[one.group] = Merger(one.whole, state.group(one.group))
+        sizes.add(one)
         mergers[one.group].add(
             one.transfer,
             one.state,
@@ -182,9 +134,8 @@ def group_means(
             skip=one.skip,
             trusted=True,
         )
-    factors = multiply() if multiply else None
     for group, merger in mergers.items():
-        state = state.with_group(group, merger.result(multiply=factors)[0])
+        state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
     return state
 
 

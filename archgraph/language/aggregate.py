@@ -6,18 +6,79 @@ JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from archgraph.fields import Base, Mistake
+from archgraph.fields import Base, Count, Mistake
 from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.states.clipping import UpdateSize
+
+# Below one half: of any number of clients some are left.
+Minority = Annotated[float, Field(ge=0, lt=0.5)]
+Quorum = Annotated[
+    Count,
+    Field(description="clients that have to cover a value for it to change; else it stays"),
+]
+
+
+class KrumOptions(Base):
+    """Options of ``krum``."""
+
+    malicious: Minority = Field(
+        description="share of a round's clients that may be malicious, rounded down to f clients; "
+        "a round needs 2·f + 3"
+    )
+    keep: Count = Field(default=1, description="updates that are averaged; several: multi-Krum")
+
+
+class MedianOptions(Base):
+    """Options of ``median``."""
+
+    quorum: Quorum = 1
+
+    def cut(self, count: int) -> int:
+        """How many of so many values are left out at each end: all but the middle one or two."""
+        return max((count - 1) // 2, 0)
+
+
+class TrimmedMeanOptions(Base):
+    """Options of ``trimmed_mean``."""
+
+    share: Minority = Field(
+        description="share of the values of a position that is left out at each end, rounded down"
+    )
+    quorum: Quorum = 1
+
+    def cut(self, count: int) -> int:
+        """How many of so many values are left out at each end.
+
+        Example:
+            >>> [TrimmedMeanOptions(share=0.29).cut(n) for n in (3, 4, 100)]
+            [0, 1, 29]
+        """
+        return part_of(self.share, count)
+
+
+def part_of(share: float, count: int) -> int:
+    """A share of a number, rounded down: 0.29 of 100 is 29, not 28.999…."""
+    return math.floor(round(share * count, 9))
+
+
+def _short(options: type[Base], main: str) -> Any:
+    """The value of a rule's key: its options, or a number that stands for the main one."""
+
+    def long(value: Any) -> Any:
+        return value if isinstance(value, Mapping | Base) else {main: value}
+
+    return Annotated[options, BeforeValidator(long, json_schema_input_type=Minority | options)]
+
 
 Clip = Annotated[float, Field(gt=0)] | Literal["median"]
 
@@ -33,7 +94,6 @@ class Rule:
         example: A value, as YAML.
         promise: What holds afterwards.
         source: Who described it.
-        main: The option that a bare value stands for; empty: a value is all there is.
     """
 
     name: str
@@ -42,7 +102,6 @@ class Rule:
     example: str
     promise: str
     source: str
-    main: str = ""
 
 
 # In the order in which they are applied.
@@ -56,12 +115,45 @@ RULES: tuple[Rule, ...] = (
         "no update is larger than the bound",
         "Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learning?, 2019",
     ),
+    Rule(
+        "krum",
+        _short(KrumOptions, "malicious"),
+        "Choose the updates that are nearest to their neighbours; only these are averaged.",
+        "{malicious: 0.2, keep: 5}",
+        "with at least 2·f + 3 clients that all cover the same, what is chosen is near to a "
+        "majority; between clients with little in common the choice is a heuristic",
+        "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries, NeurIPS 2017",
+    ),
+    Rule(
+        "median",
+        MedianOptions,
+        "Take the median of the values that clients have for a position; weights do not count.",
+        "{quorum: 3}",
+        "where more than half of the clients that cover a position are honest, the result lies "
+        "between honest values",
+        "Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning, ICML 2018, "
+        "Definition 1",
+    ),
+    Rule(
+        "trimmed_mean",
+        _short(TrimmedMeanOptions, "share"),
+        "Leave out the least and the largest values that clients have for a position, and take the "
+        "mean of the others; weights do not count.",
+        "0.2",
+        "where no more clients than are left out at each end are malicious, the result lies "
+        "between honest values",
+        "Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning, ICML 2018, "
+        "Definition 2",
+    ),
 )
 
 if TYPE_CHECKING:
 
     class _Rules(Base):
-        clip: float | Literal["median"] | None
+        clip: float | Literal["median"] | None = None
+        krum: KrumOptions | None = None
+        median: MedianOptions | None = None
+        trimmed_mean: TrimmedMeanOptions | None = None
 
         def __init__(self, **asked: Any) -> None: ...
 
@@ -80,10 +172,19 @@ class AggregateSpec(_Rules):
     """What limits the part of single clients in the mean; rules are applied in this order."""
 
     @pydantic.model_validator(mode="after")
-    def _any(self) -> AggregateSpec:
+    def _rules(self) -> AggregateSpec:
         if all(getattr(self, rule.name) is None for rule in RULES):
             raise Mistake("names no rule", expected=f"one of {', '.join(r.name for r in RULES)}")
+        if self.median is not None and self.trimmed_mean is not None:
+            raise Mistake(
+                "has two ways to take a mean", found="median, trimmed_mean", expected="one"
+            )
         return self
+
+    @property
+    def middle(self) -> MedianOptions | TrimmedMeanOptions | None:
+        """What replaces the mean; None: nothing does."""
+        return self.median or self.trimmed_mean
 
     def factor(self, size: UpdateSize, median: float) -> float:
         """Factor of an update that is clipped, at most 1.
@@ -106,22 +207,13 @@ class AggregateSpec(_Rules):
         return largest / found if found > largest > 0 else 1.0
 
 
-def _long(value: Any) -> Any:
-    """The long form of a rule's name, and of values that stand for their main option."""
-    if isinstance(value, str):
-        value = {value: {}}
-    if not isinstance(value, Mapping):
-        return value
-    mains = {rule.name: rule.main for rule in RULES if rule.main}
-    return {
-        key: {mains[key]: inner} if key in mains and not isinstance(inner, Mapping) else inner
-        for key, inner in value.items()
-    }
+def _named(value: Any) -> Any:
+    return {value: {}} if isinstance(value, str) else value
 
 
 Aggregate = Annotated[
     AggregateSpec,
-    pydantic.BeforeValidator(_long, json_schema_input_type=AggregateSpec),
+    BeforeValidator(_named, json_schema_input_type=Literal["median"] | AggregateSpec),
 ]
 
 

@@ -270,16 +270,18 @@ def markdown() -> str:
 def _rules() -> Iterator[Topic]:
     """The rules of ``aggregate``, in the order in which they are applied."""
     described = AggregateSpec.model_json_schema()
+    known = described["$defs"]
     for rule in RULES:
         entry = described["properties"][rule.name]
-        options = tuple(_options(rule.options)) if rule.main else ()
-        words = _type(entry, described.get("$defs", {}))
-        options = options or (HelpOption(rule.name, words, "", ""),)
+        forms = entry["anyOf"]
+        long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
+        options = tuple(o for form in long for o in _described(form, known))
         notes = (
-            *_short(rule.name, rule.main),
+            *_short(rule.name, options[0].name if len(forms) > 2 and options else ""),
             f"What holds afterwards: {rule.promise}.",
             f"Source: {rule.source}.",
         )
+        options = options or (HelpOption(rule.name, _type(entry, known), "", ""),)
         yield Topic(
             rule.name, RULE_GROUP, rule.help, options, notes, f"{rule.name}: {rule.example}"
         )

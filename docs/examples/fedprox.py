@@ -22,8 +22,7 @@ class FedProx(Strategy):
     """Options of FedProx: ``mu`` is the weight of the proximal term."""
 
     mu: float = 0.01
-
-    averages = True  # by covered_mean alone: `aggregate` of an experiment holds
+    averages = True  # by covered_mean alone
 
     def init(self, world):
         return ServerState().with_group("global", world.state)

@@ -21,8 +21,6 @@ class FedRolex(Strategy):
 
     step: int = 1
 
-    averages = True  # by covered_mean alone: `aggregate` of an experiment holds
-
     def init(self, world):
         return ServerState().with_group("global", world.state)
 

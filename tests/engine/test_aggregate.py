@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,12 +13,28 @@ from archgraph.engine import prepare
 from archgraph.engine.local import execute
 from archgraph.engine.turn import _Arrival
 from archgraph.errors import RunError, SpecError
-from archgraph.federation import Outcome, Train, Work
+from archgraph.federation import (
+    Contribution,
+    Outcome,
+    ServerState,
+    Strategy,
+    Train,
+    Work,
+    group_means,
+)
 from archgraph.federation.registry import find_strategy
 from archgraph.language import ExperimentSpec
 from archgraph.language import help as explained
-from archgraph.language.aggregate import RULES, AggregateSpec
+from archgraph.language.aggregate import (
+    RULES,
+    AggregateSpec,
+    KrumOptions,
+    MedianOptions,
+    TrimmedMeanOptions,
+)
+from archgraph.language.experiment import AttackSpec
 from archgraph.language.yaml import parse_document
+from archgraph.states import Slot, Transfer
 from archgraph.states.clipping import change
 
 AVERAGING = ("allsmall", "exclusivefl", "fedavg", "fedfa", "fedin", "flexifed", "heterofl", "nefl")
@@ -85,11 +101,105 @@ def test_clipping_by_a_norm_holds_one_update_at_a_time(experiment, mean):
         alive.clear()
 
 
+ROBUST: dict[str, dict[str, Any]] = {
+    "median": {"median": MedianOptions()},
+    "trimmed mean": {"trimmed_mean": TrimmedMeanOptions(share=0.2)},
+    "krum": {"krum": KrumOptions(malicious=0.2, keep=3)},
+    "krum, then median": {"krum": KrumOptions(malicious=0.2, keep=3), "median": MedianOptions()},
+}
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_one_client_of_five_cannot_move_the_model_far(experiment, rule):
+    method = find_strategy("fedavg")
+    setup = experiment(method(), clients=5, rounds=1, sampled=None)
+    attacked = replace(setup, attack=AttackSpec(fraction=0.2, intensity=1e4))
+    moved = {}
+    for name, chosen in (("clean", setup), ("mean", attacked), ("rule", attacked)):
+        run = execute(limited(chosen, **ROBUST[rule]) if name == "rule" else chosen)
+        assert [c.get("malicious", False) for c in run.rounds[0]["clients"]].count(True) == (
+            name != "clean"
+        )
+        moved[name] = change(setup.world.state, run.server.group("global")).norm
+    assert moved["rule"] < 2 * moved["clean"] < 0.01 * moved["mean"]
+
+
+@dataclass(frozen=True)
+class Reversed(Strategy):
+    """FedAvg whose results arrive the other way round."""
+
+    averages: ClassVar[bool] = True
+    like: Strategy = field(default_factory=lambda: find_strategy("fedavg")())
+
+    def init(self, world):
+        return self.like.init(world)
+
+    def send(self, world, state, client, round):
+        return self.like.send(world, state, client, round)
+
+    def receive(self, world, state, results, round):
+        return self.like.receive(world, state, reversed(list(results)), round)
+
+    def evaluated(self, world, state):
+        return self.like.evaluated(world, state)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_the_order_in_which_results_arrive_changes_no_bit(experiment, rule):
+    runs = [
+        execute(limited(experiment(s, clients=5, rounds=2, sampled=None), **ROBUST[rule]))
+        for s in (find_strategy("fedavg")(), Reversed())
+    ]
+    for name, value in runs[0].server.group("global").items():
+        assert torch.equal(value, runs[1].server.group("global")[name])
+
+
+def contributions(group: str, values: list[float], sizes: list[float] | None = None) -> Any:
+    slots = (Slot("w", (2,), "float32"),)
+    for client, value in enumerate(values):
+        size = {} if sizes is None else {"w": sizes[client]}
+        weights = {"w": torch.tensor([value, value])}
+        yield Contribution(
+            client, group, slots, Transfer.identity(slots), weights, 1.0 + client, sizes=size
+        )
+
+
+def test_krum_chooses_a_client_by_all_that_it_adds(world):
+    """In one group the last client is the nearest, in the other the farthest."""
+    rules = AggregateSpec(krum=KrumOptions(malicious=0.2, keep=4))
+    state = ServerState()
+    for group in ("near", "far"):
+        state = state.with_group(group, {"w": torch.zeros(2)})
+    both = [
+        *contributions("near", [1.0, 1.2, 0.9, 1.1, 1.05]),
+        *contributions("far", [1.0, 1.1, 0.9, 1.0, 50.0]),
+    ]
+    new = group_means(replace(world(), aggregate=rules), state, iter(both))
+    for group, values in (("near", (1.0, 1.2, 0.9, 1.1)), ("far", (1.0, 1.1, 0.9, 1.0))):
+        mean = sum((1 + c) * v for c, v in enumerate(values)) / 10
+        assert new.group(group)["w"].tolist() == pytest.approx([mean] * 2)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_sizes_of_entries_are_not_moved_by_one_client_either(world, rule):
+    """FedFA divides by sizes and multiplies by their mean: 1e20 would scale every weight."""
+    state = ServerState().with_group("global", {"w": torch.zeros(2)})
+    sizes = [1.0, 1.1, 0.9, 1.05, 1e20]
+    values = [2.0 * size for size in sizes]
+    values[-1] = 1e25
+    rules = AggregateSpec(**ROBUST[rule])
+    clients = contributions("global", values, sizes)
+    new = group_means(replace(world(), aggregate=rules), state, clients)
+    assert new.group("global")["w"].tolist() == pytest.approx([2.0] * 2, rel=0.1)
+    free = group_means(world(), state, contributions("global", values, sizes))
+    assert free.group("global")["w"].min() > 1e19
+
+
 SPEC = """
 archgraph: 1
 name: t
 family: {{model: {{archgraph: 1, name: m, inputs: {{x: [1, 8, 8]}},
-  sections: [{{name: head, steps: [flatten, linear: 10]}}]}}, clients: [{{name: a, count: 4}}]}}
+  sections: [{{name: head, steps: [flatten, linear: 10]}}]}}, clients: [{{name: a, count: 5}}]}}
 data: {{dataset: digits, limit: 200}}
 strategy: {{{strategy}: {{}}}}
 rounds: 1
@@ -124,6 +234,10 @@ def test_an_experiment_without_it_has_the_facts_that_it_had():
         ("{clip: 0}", "aggregate.clip"),
         ("{clip: mean}", "aggregate.clip"),
         ("{cilp: 1.0}", "clip"),
+        ("{trimmed_mean: 0.5}", "aggregate.trimmed_mean"),
+        ("{krum: {malicious: 0.2, keep: 0}}", "aggregate.krum.keep"),
+        ("{median: {}, trimmed_mean: 0.1}", "two ways to take a mean"),
+        ("mean", "did you mean 'median'"),
     ],
 )
 def test_what_is_not_a_rule_is_refused_with_its_place(value, reason):
@@ -137,3 +251,22 @@ def test_a_strategy_that_does_not_average_is_refused_by_name(name):
     if name not in AVERAGING:
         with pytest.raises(RunError, match=f"strategy {name}: the strategy does not average"):
             prepare(spec("{clip: 1.0}", name))
+
+
+def test_short_and_long_forms_are_one():
+    assert spec("median").aggregate == spec("{median: {}}").aggregate
+    long = spec("{trimmed_mean: {share: 0.2, quorum: 1}}").aggregate
+    assert spec("{trimmed_mean: 0.2}").aggregate == long
+    assert spec("{krum: 0.2}").aggregate == spec("{krum: {malicious: 0.2, keep: 1}}").aggregate
+    again = prepare(
+        parse_document(prepare(spec("median")).text, "run.yaml").validate(ExperimentSpec)
+    )
+    assert again.world.aggregate == spec("median").aggregate
+
+
+def test_rounds_that_are_too_small_for_krum_are_refused():
+    with pytest.raises(
+        RunError, match=r"aggregate.krum: too few clients.*5, of which 2.*7 or more"
+    ):
+        prepare(spec("{krum: 0.4}"))
+    assert prepare(spec("{krum: 0.3}")).sampled == 5

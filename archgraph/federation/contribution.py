@@ -1,0 +1,110 @@
+"""What a client adds to the means that the server's state is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from archgraph.errors import RunError
+from archgraph.federation.state import GLOBAL
+from archgraph.federation.tasks import Result, Weights
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import Signature, State, Transfer
+from archgraph.states.robust import Cut
+
+TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
+
+
+class Contribution(NamedTuple):
+    """What a client adds to the mean of a group of the server's state.
+
+    Attributes:
+        client: Whose it is.
+        group: Name of the group.
+        whole: Architecture of the group's weights, or the signature of the group.
+        transfer: Linear map from the group to what the client has of it.
+        state: That.
+        weight: Weight of the client.
+        skip: Entries that are left out.
+        sizes: As for :func:`covered_mean`.
+        rows: As for :func:`covered_mean`.
+    """
+
+    client: int
+    group: str
+    whole: ArchGraph | Signature
+    transfer: Transfer
+    state: State
+    weight: float
+    skip: frozenset[str] = frozenset()
+    sizes: Mapping[str, float] = {}  # never changed
+    rows: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
+    ) -> Contribution:
+        """A client's whole result.
+
+        Raises:
+            RunError: If the task did not say where its weights belong.
+        """
+        if result.transfer is None:
+            raise RunError(
+                "a result does not say where its weights belong",
+                where=f"client {result.client}",
+                hint="make the task with part(), or set Task.transfer",
+            )
+        weight = result.weight(weights)
+        return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """Factors of entries: what divides them by their sizes."""
+        return {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
+
+
+class EntrySizes:
+    """The sizes of entries, as clients gave them: means over clients by global entry.
+
+    Example:
+        >>> from archgraph.states import Slot
+        >>> slots = (Slot("w", (1,), "float32"),)
+        >>> sizes = EntrySizes()
+        >>> for client, size in enumerate((1.0, 2.0, 900.0)):
+        ...     same = Transfer.identity(slots)
+        ...     sizes.add(Contribution(client, "global", slots, same, {}, 1.0, sizes={"w": size}))
+        >>> sizes.means("global"), sizes.means("global", cut=lambda count: 1)
+        ({'w': 301.0}, {'w': 2.0})
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, str], list[tuple[int, float]]] = {}
+
+    def add(self, one: Contribution) -> None:
+        """Take note of a contribution's sizes."""
+        for name, size in one.sizes.items():
+            key = one.group, str(one.transfer.entries[name].source)
+            self._given.setdefault(key, []).append((one.client, size))
+
+    def means(
+        self, group: str, clients: Collection[int] | None = None, cut: Cut = lambda count: 0
+    ) -> dict[str, float]:
+        """Mean sizes of a group's entries.
+
+        Args:
+            group: The group.
+            clients: Whose sizes count; None: all.
+            cut: How many of so many are left out at each end.
+        """
+        means = {}
+        for (where, name), given in self._given.items():
+            sizes = sorted(size for client, size in given if clients is None or client in clients)
+            if where == group and sizes:
+                out = cut(len(sizes))
+                inner = sizes[out : len(sizes) - out]
+                means[name] = math.fsum(inner) / len(inner)  # in any order the same
+        return means

@@ -1,0 +1,91 @@
+"""Means that a few clients cannot move: what an experiment's ``aggregate`` makes of updates.
+
+The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by all that they
+add, to whichever group. What is chosen is averaged, or its median or trimmed mean is taken, value
+by value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
+else one client could move all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from archgraph.federation.contribution import Contribution, EntrySizes
+from archgraph.federation.state import ServerState
+from archgraph.language.aggregate import AggregateSpec, KrumOptions, part_of
+from archgraph.states import Merger, State
+from archgraph.states.pool import Pool
+from archgraph.states.robust import krum
+
+
+def robust_means(
+    rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
+) -> ServerState:
+    """As :func:`group_means`, by rules that need all updates of a round.
+
+    Args:
+        rules: Krum, a median or a trimmed mean, or Krum and then one of them.
+        state: Holds the groups.
+        contributions: What clients add, one at a time, to each group once.
+    """
+    pools: dict[str, Pool] = {}
+    sizes = EntrySizes()
+    for one in contributions:
+        if one.group not in pools:
+            pools[one.group] = Pool(one.whole, state.group(one.group))
+        sizes.add(one)
+        pools[one.group].add(
+            one.client,
+            one.transfer,
+            one.state,
+            one.weight,
+            scales=one.scales,
+            rows=one.rows,
+            skip=one.skip,
+            trusted=True,
+        )
+    clients = sorted({update.client for pool in pools.values() for update in pool.updates})
+    if rules.krum is not None:
+        clients = chosen(rules.krum, list(pools.values()), clients)
+    for group, pool in pools.items():
+        new: State
+        if rules.middle is None:
+            new = merged(pool, state.group(group), clients, sizes.means(group, clients))
+        else:
+            cut, quorum = rules.middle.cut, rules.middle.quorum
+            factors = sizes.means(group, clients, cut)
+            new = pool.middle(cut, quorum=quorum, clients=clients, multiply=factors)
+        state = state.with_group(group, new)
+    return state
+
+
+def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
+    """The clients whose updates are nearest to their neighbours, over all groups."""
+    squares = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+    counts = torch.zeros_like(squares)
+    for pool in pools:
+        for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
+            total += part
+    malicious = part_of(options.malicious, len(clients))
+    return [clients[place] for place in krum(squares, counts, malicious, options.keep)]
+
+
+def merged(
+    pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
+) -> dict[str, torch.Tensor]:
+    """The covered mean of some clients' updates, in ascending order."""
+    merger = Merger(pool.graph, old)
+    for update in sorted(pool.updates, key=lambda update: update.client):
+        if update.client in clients:
+            merger.add(
+                update.transfer,
+                pool.state(update),
+                update.weight,
+                scales=update.scales,
+                rows=update.rows,
+                skip=update.skip,
+                trusted=True,
+            )
+    return merger.result(multiply=factors)[0]

@@ -1,0 +1,314 @@
+"""Updates of a round kept on disk, and seen value by value: medians, trimmed means, distances.
+
+A covered mean needs sums; a median needs all values of a position at once. So updates are written
+to a file and read back by *slabs*: some rows of a global entry, from every update that covers any
+of them. What a client says of a position is what the position would become if it were the only
+client, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``: for a part of the model the client's own value, for a
+fold the share that falls to each position. Clients that do not cover a position have no value.
+
+Memory is that of a slab and of one result, whatever the number of clients. Values do not depend on
+how the rows are cut into slabs, or on the order of the clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.analysis.roles import frozen
+from archgraph.errors import ArchGraphError
+from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.graph.ir import ArchGraph
+from archgraph.states.coverage import Term
+from archgraph.states.dimension_map import DimMap
+from archgraph.states.entry import Entry
+from archgraph.states.robust import Cut, distances, middle
+from archgraph.states.spill import Spill, StoredState
+from archgraph.states.state import Signature, State, accumulator, signature
+from archgraph.states.transfer import Transfer
+from archgraph.states.updates import check_options, check_update
+
+# Values of all updates together that are in memory at a time; a row is never cut.
+SLAB = 2**20
+
+
+class PooledUpdate(NamedTuple):
+    """An update in the file.
+
+    Attributes:
+        client: Whose it is.
+        transfer: Global → client.
+        stored: Its entries.
+        weight: Against other clients.
+        scales: Factor per client entry.
+        rows: Per client entry, 0 and 1 over its first axis: the rows that this client gives.
+        skip: Client entries that are left out.
+    """
+
+    client: int
+    transfer: Transfer
+    stored: StoredState
+    weight: float
+    scales: Mapping[str, float]
+    rows: Mapping[str, Tensor]
+    skip: frozenset[str]
+
+
+class Slab(NamedTuple):
+    """Some rows of a global entry, as every update has them.
+
+    Attributes:
+        clients: Whose updates they are, ascending.
+        rows: Which rows.
+        values: ``[update, row, ...]``; complex numbers as pairs in a last dimension.
+        covered: Which of them there are, of the same shape.
+    """
+
+    clients: tuple[int, ...]
+    rows: slice
+    values: Tensor
+    covered: Tensor
+
+
+class Pool:
+    """Updates of many architectures on disk, read back in the global shape.
+
+    Args:
+        graph: The global architecture, or its signature. Its frozen parameters are never read.
+        state: The old global state.
+        slab: Values of all updates together that are in memory at a time.
+
+    Raises:
+        RejectedUpdate: If the state is not one of the graph.
+
+    >>> from archgraph.states import DimMap, Entry, Slot
+    >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
+    >>> half = Transfer(slots, small, {"w": Entry("w", (DimMap.of([0, 1], 3),))})
+    >>> pool = Pool(slots, {"w": torch.tensor([7.0, 8.0, 9.0])})
+    >>> for client, values in enumerate(([1.0, 1.0], [4.0, 1.0], [1e30, 2.0])):
+    ...     pool.add(client, half, {"w": torch.tensor(values)})
+    >>> pool.middle(lambda count: (count - 1) // 2)["w"].tolist()
+    [4.0, 1.0, 9.0]
+    """
+
+    def __init__(self, graph: GraphLike | Signature, state: State, *, slab: int = SLAB) -> None:
+        self.graph = graph if isinstance(graph, tuple) else graph_of(graph)
+        self.signature = signature(self.graph)
+        check_update(self.signature, state, finite=False)
+        self._frozen = frozen(self.graph) if isinstance(self.graph, ArchGraph) else frozenset()
+        self._old = state
+        self._slab = slab
+        self._spill = Spill()
+        self.updates: list[PooledUpdate] = []
+
+    @torch.no_grad()
+    def add(
+        self,
+        client: int,
+        transfer: Transfer,
+        state: State,
+        weight: float = 1.0,
+        *,
+        scales: Mapping[str, float] | None = None,
+        rows: Mapping[str, Tensor] | None = None,
+        skip: Collection[str] = (),
+        trusted: bool = False,
+    ) -> None:
+        """Write one client's update to the file; arguments as for :class:`Merger`.
+
+        Raises:
+            RejectedUpdate: If the update, its weight, scales or rows are not fit for merging.
+            ArchGraphError: If the transfer does not start at the global architecture.
+            RunError: If there is no room on disk.
+        """
+        if transfer.source != self.signature:
+            raise ArchGraphError(
+                "the transfer does not start at the pool's graph",
+                hint="Pool.add takes the transfer from the global architecture to the client's",
+            )
+        scales, rows, left_out = scales or {}, rows or {}, frozenset(skip)
+        check_update(transfer.target, state, finite=not trusted, optional=left_out)
+        check_options(transfer, weight, scales, rows, left_out)
+        stored = self._spill.put({k: v for k, v in state.items() if k not in left_out})
+        self.updates.append(PooledUpdate(client, transfer, stored, weight, scales, rows, left_out))
+
+    def state(self, update: PooledUpdate) -> dict[str, Tensor]:
+        """An update's entries that are not left out, read back."""
+        return self._spill.get(update.stored)
+
+    @torch.no_grad()
+    def slabs(self, name: str, clients: Collection[int] | None = None) -> Iterator[Slab]:
+        """The values that clients have for a global entry, by rows.
+
+        Args:
+            name: The entry; a frozen one or one of bools has none.
+            clients: Whose updates; None: all.
+        """
+        old = self._old[name]
+        if name in self._frozen or old.dtype == torch.bool:
+            return
+        lanes = [
+            (update, entries)
+            for update in sorted(self.updates, key=lambda update: update.client)
+            if (clients is None or update.client in clients)
+            and (entries := [n for n in _by_source(update.transfer)[name] if n not in update.skip])
+        ]
+        if not lanes:
+            return
+        dtype, whole = accumulator(old.dtype), (*old.shape, 1)  # a scalar is one row
+        step = max(self._slab // max(len(lanes) * math.prod(whole[1:]), 1), 1)
+        for start in range(0, whole[0], step):
+            window = slice(start, min(start + step, whole[0]))
+            shape = (window.stop - start, *old.shape[1:]) if old.dim() else ()
+            values = torch.zeros(len(lanes), *shape, dtype=dtype)
+            covered = torch.zeros(len(lanes), *shape, dtype=torch.bool)
+            for place, (update, entries) in enumerate(lanes):
+                self._fill(update, entries, window, values[place], covered[place])
+            if dtype.is_complex:
+                values = torch.view_as_real(values)
+                covered = covered.unsqueeze(-1).expand(values.shape)
+            yield Slab(tuple(u.client for u, _ in lanes), window, values, covered)
+
+    @torch.no_grad()
+    def middle(
+        self,
+        cut: Cut,
+        *,
+        quorum: int = 1,
+        clients: Collection[int] | None = None,
+        multiply: Mapping[str, float] | None = None,
+    ) -> dict[str, Tensor]:
+        """The new global state: of every position the mean of the values in the middle.
+
+        Weights do not count. Integers take the lower median, bools their old values.
+
+        Args:
+            cut: How many of so many values are left out at each end.
+            quorum: How many clients have to cover a position; where fewer do, it stays.
+            clients: Whose updates; None: all.
+            multiply: Factor per global entry.
+
+        Raises:
+            ArchGraphError: If a value that is not finite comes out.
+        """
+        new = {}
+        for slot in self.signature:
+            old, factor = self._old[slot.name], (multiply or {}).get(slot.name, 1.0)
+            new[slot.name] = old.clone()
+            # Complex numbers as pairs; a scalar as one row.
+            pairs = torch.view_as_real(new[slot.name]) if old.is_complex() else new[slot.name]
+            into = pairs if old.dim() else pairs.unsqueeze(0)
+            for slab in self.slabs(slot.name, clients):
+                mean, counts = middle(slab.values, slab.covered, cut)
+                if slot.averaged:
+                    mean = (mean * factor).to(pairs.dtype)
+                    if not bool(mean[counts > 0].isfinite().all()):
+                        raise ArchGraphError(
+                            "the mean is not finite", where=slot.name, found=f"factor {factor:g}"
+                        )
+                enough, rows = (counts >= quorum).to(old.device), into[slab.rows]
+                rows.copy_(torch.where(enough, mean.to(old.device), rows))
+        return new
+
+    @torch.no_grad()
+    def squared_distances(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Sums of squared differences between updates, and over how many values each is.
+
+        Args:
+            clients: Whose updates, ascending.
+
+        Returns:
+            Both ``[client, client]``, float64; values that not both cover do not count.
+        """
+        place = {client: number for number, client in enumerate(clients)}
+        sums = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        counts = torch.zeros_like(sums)
+        for slot in self.signature:
+            old = self._old[slot.name].cpu()
+            origin = torch.view_as_real(old) if old.is_complex() else old
+            for slab in self.slabs(slot.name, clients) if slot.averaged else ():
+                # Differences do not depend on the origin; near the values they lose no digits.
+                values = slab.values.double() - (origin[slab.rows] if old.dim() else origin)
+                at = torch.tensor([place[client] for client in slab.clients])
+                squares, common = distances(values.flatten(1), slab.covered.flatten(1))
+                sums[at[:, None], at] += squares
+                counts[at[:, None], at] += common
+        return sums, counts
+
+    def _fill(
+        self,
+        update: PooledUpdate,
+        names: Iterable[str],
+        window: slice,
+        values: Tensor,
+        covered: Tensor,
+    ) -> None:
+        """Write what an update has for some rows of a global entry, and where it has anything."""
+        coverage = torch.zeros(values.shape, dtype=torch.float64)
+        averaged = values.is_floating_point() or values.is_complex()
+        for name in names:
+            mask = update.rows.get(name) if averaged else None
+            entry = update.transfer.entries[name]
+            found = _within(entry, window, mask)
+            if found is None:
+                continue
+            first, last, part = found
+            piece = self._spill.rows(update.stored[name], first, last).to(values.dtype)
+            part.push(piece, values, update.scales.get(name, 1.0) if averaged else 1.0)
+            coverage += _outer(entry, window, mask)
+        covered.copy_(coverage > 0)
+        coverage.masked_fill_(~covered, 1.0)
+        if averaged:
+            values.div_(coverage)
+        else:
+            values.floor_divide_(coverage.to(values.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _by_source(transfer: Transfer) -> Mapping[str, tuple[str, ...]]:
+    """The target's entries by where they come from; every source has its entry."""
+    names: dict[str, tuple[str, ...]] = {slot.name: () for slot in transfer.source}
+    for name, entry in transfer.entries.items():
+        if entry.source is not None:
+            names[entry.source] += (name,)
+    return names
+
+
+def _within(entry: Entry, window: slice, mask: Tensor | None) -> tuple[int, int, Entry] | None:
+    """The rows of a client's entry that lie within some of the global ones, and their map."""
+    if not entry.dims:
+        return 0, 1, entry
+    map_, size = entry.dims[0], window.stop - window.start
+    if map_ is None and mask is None:
+        return window.start, window.stop, entry
+    columns = np.arange(window.start, window.stop) if map_ is None else map_.positions
+    targets = columns if map_ is None else map_.targets
+    inside = (columns >= window.start) & (columns < window.stop)
+    if mask is not None:
+        inside &= mask.cpu().numpy()[targets] > 0
+    if not inside.any():
+        return None
+    targets, columns = targets[inside], columns[inside] - window.start
+    weights = np.ones(len(columns)) if map_ is None else map_.values[inside]
+    first, last = int(targets.min()), int(targets.max()) + 1
+    part = DimMap.sparse(targets - first, columns, weights, size=size, length=last - first)
+    return first, last, dataclasses.replace(entry, dims=(part, *entry.dims[1:]))
+
+
+def _outer(entry: Entry, window: slice, mask: Tensor | None) -> Tensor:
+    """What an entry covers of some rows of its source, to be broadcast."""
+    term = Term.of(entry, rows=() if mask is None else tuple(mask.tolist()))
+    product = torch.tensor(term.factor, dtype=torch.float64)
+    for dim, vector in enumerate(term.vectors()):
+        if vector is not None:
+            along = torch.from_numpy(np.asarray(vector, dtype=np.float64))
+            along = along[window] if dim == 0 else along
+            product = product * along.view(-1, *[1] * (len(entry.dims) - dim - 1))
+    return product

@@ -1,0 +1,104 @@
+"""What a few values or updates among many cannot move: trimmed means, and Krum's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: How many of so many values are left out at each end.
+Cut: TypeAlias = Callable[[int], int]
+
+
+def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+    """The mean of the values in the middle of each column; of integers the lower median.
+
+    Values are added in ascending order, so that the result does not depend on theirs, and the mean
+    lies between the least and the largest of them, whatever rounding does.
+
+    Args:
+        values: ``[update, ...]``.
+        covered: Which of them count, of the same shape.
+        cut: How many of so many are left out at each end; at least one or two stay.
+
+    Returns:
+        The means, in double precision, and how many values count; without any the mean is
+        undefined.
+
+    Example:
+        >>> ones = torch.ones(4, 1, dtype=torch.bool)
+        >>> middle(torch.tensor([[2.0], [1e30], [1.0], [4.0]]), ones, lambda count: 1)[0]
+        tensor([3.], dtype=torch.float64)
+    """
+    counts = covered.sum(0)
+    exact = not values.is_floating_point()
+    absent = torch.iinfo(values.dtype).max if exact else torch.inf
+    ordered = torch.from_numpy(np.sort(values.masked_fill(~covered, absent).numpy(), axis=0))
+    most = torch.tensor([max((count - 1) // 2, 0) for count in range(len(values) + 1)])
+    if exact:
+        return ordered.gather(0, most[counts].unsqueeze(0))[0], counts
+    low = torch.tensor([cut(count) for count in range(len(values) + 1)]).clamp(0).minimum(most)
+    low = low[counts]
+    high = (counts - low).clamp(min=1)
+    total = torch.zeros(counts.shape, dtype=torch.float64)
+    for place, row in enumerate(ordered):
+        total += torch.where((low <= place) & (place < high), row, 0)
+    ends = (ordered.gather(0, end.unsqueeze(0))[0].double() for end in (low, high - 1))
+    return (total / (high - low)).clamp(*ends), counts
+
+
+def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of squared differences of rows where both count, and how often both do.
+
+    Args:
+        values: ``[update, value]``, in double precision.
+        covered: Which of them count, of the same shape.
+
+    Returns:
+        Both ``[update, update]``; what overflows is infinite.
+
+    Example:
+        >>> values = torch.tensor([[1.0, 2.0], [4.0, 9.0]], dtype=torch.float64)
+        >>> sums, counts = distances(values, torch.tensor([[True, True], [True, False]]))
+        >>> sums[0, 1].item(), counts[0, 1].item()
+        (9.0, 1.0)
+    """
+    mask = covered.double()
+    values = values.masked_fill(~covered, 0.0)
+    squares = values.square() @ mask.T
+    # Values that are not finite are far from everything.
+    sums = (squares + squares.T - 2 * (values @ values.T)).nan_to_num(nan=torch.inf).clamp(min=0)
+    return (sums + sums.T) / 2, mask @ mask.T
+
+
+def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int]:
+    """The updates that are nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
+
+    The score of an update is the mean of its ``n - f - 2`` least squared distances to others, per
+    value that both have; with less than that in common with anyone, of those that there are.
+
+    Args:
+        squares: Sums of squared differences, ``[update, update]``.
+        counts: Over how many values.
+        malicious: ``f``.
+        keep: How many are chosen; several: multi-Krum.
+
+    Returns:
+        Their positions, ascending; the first of equals.
+
+    Example:
+        >>> points = torch.tensor([0.0, 0.1, 0.2, 9.0, 0.3])
+        >>> squares = (points[:, None] - points).square()
+        >>> krum(squares, torch.ones(5, 5), malicious=1, keep=2)
+        [1, 2]
+    """
+    distances = torch.where(counts > 0, squares / counts.clamp(min=1), torch.inf)
+    distances.fill_diagonal_(torch.inf)
+    nearest = distances.sort(1).values[:, : max(len(squares) - malicious - 2, 1)]
+    known = nearest.isfinite()
+    scores = nearest.masked_fill(~known, 0.0).sum(1) / known.sum(1)  # without any: not a number
+    order = sorted(range(len(scores)), key=lambda i: (not known[i].any(), float(scores[i]), i))
+    return sorted(order[:keep])
