@@ -21,6 +21,7 @@ from .errors import RewriteError as RewriteError
 from .errors import RunError as RunError
 from .errors import SpecError as SpecError
 from .errors import TraceError as TraceError
+from .errors import TraceWarning as TraceWarning
 from .federation.family import resolve as resolve
 from .graph.ir import ArchGraph as ArchGraph
 from .graph.ir import Node as Node

@@ -95,6 +95,10 @@ class TraceError(ArchGraphError):
     """A module cannot be captured, or its capture cannot be expressed."""
 
 
+class TraceWarning(UserWarning):
+    """A graph does something otherwise than the model that it was captured from."""
+
+
 class SpecError(ArchGraphError):
     """A YAML file says something that cannot be understood or built."""
 

@@ -30,7 +30,7 @@ from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import shared, unseen
 from archgraph.capture.writes import functional
-from archgraph.errors import TraceError
+from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
 from archgraph.ops import table
@@ -40,27 +40,33 @@ from archgraph.ops.constants import constant
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A captured model: its graph, its weights, and what could not be carried over exactly.
+    """A captured model: its graph and its weights.
 
     It unpacks as ``graph, state``.
 
     Attributes:
         graph: The architecture; it holds no device.
         state: Tensors by leaf name, copies, on the device where the model is.
-        notes: What only one mode does, what was fixed while tracing, what the graph does
-            otherwise than the model: one sentence each, with its place. ``repr`` shows them.
     """
 
     graph: ArchGraph
     state: dict[str, torch.Tensor]
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The graph's notes, one sentence each, with its place; ``repr`` shows them.
+
+        What only one mode does, what was fixed while tracing, what the graph does otherwise than
+        the model.
+        """
+        return self.graph.notes
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.state))
 
     def __repr__(self) -> str:
-        notes = "".join(f"\n  note: {note}" for note in self.notes)
-        return f"<Traced {self.graph!r}, {len(self.state)} tensors>{notes}"
+        line, *notes = repr(self.graph).split("\n")
+        return "\n".join((f"<Traced {line}, {len(self.state)} tensors>", *notes))
 
     def _repr_svg_(self) -> str | None:
         return self.graph._repr_svg_()
@@ -103,7 +109,8 @@ def trace(
     unlike = _said([*unseen(model)], strict)
     with uncollected():
         traced, notes = _traced(model, args, kwargs, train, name or type(model).__name__)
-    return dataclasses.replace(traced, notes=(*unlike, *_said(notes, strict)))
+    texts = dict.fromkeys((*traced.notes, *unlike, *_said(notes, strict)))
+    return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
 
 
 def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
@@ -112,7 +119,7 @@ def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
         if isinstance(note, TraceError):
             if strict:
                 raise note
-            warnings.warn(str(note), stacklevel=3)
+            warnings.warn(str(note), TraceWarning, stacklevel=3)
     return tuple(dict.fromkeys(map(str, notes)))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from archgraph.cli.output import message, say
-from archgraph.errors import ArchGraphError
+from archgraph.errors import ArchGraphError, TraceWarning
 
 BAD_INPUT = 2
 
@@ -41,7 +43,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what may go wrong into one message and an exit code."""
         try:
-            with _terminable():
+            with _terminable(), _notes():
                 return super().invoke(ctx)
         except BrokenPipeError:
             # Whoever reads has had enough (`| head`); Python would complain at exit.
@@ -55,6 +57,37 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             say(message(error), error=True)
             raise typer.Exit(BAD_INPUT) from None
+
+
+class _Told(logging.Handler):
+    """Prints each note about a model once, beside what a command prints."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._said: set[object] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        file, note = record.args if isinstance(record.args, tuple) else ("", "")
+        key = (Path(str(file)).absolute(), note)  # a family names its model otherwise than we do
+        if key not in self._said:
+            self._said.add(key)
+            typer.echo(f"note: {record.getMessage()}", err=True)
+
+
+@contextlib.contextmanager
+def _notes() -> Iterator[None]:
+    """Print what graphs do otherwise than their models, in place of Python's warnings."""
+    log, told = logging.getLogger("archgraph.notes"), _Told()
+    level = log.level
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)
+            yield
+    finally:
+        log.removeHandler(told)
+        log.setLevel(level)
 
 
 @contextlib.contextmanager

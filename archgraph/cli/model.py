@@ -40,6 +40,10 @@ def trace(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="An argument of the callable. Repeatable."),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(help="Refuse what the graph would do otherwise than the module, or note it."),
+    ] = True,
     output: OutputFile = None,
     weights: Annotated[
         Path | None, typer.Option(help="Write the weights, too (safetensors).")
@@ -55,7 +59,13 @@ def trace(
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
     inputs = {key: _input(key, value) for key, value in by_key(given).items()}
-    data = {"python": name, "inputs": inputs, "args": settings_of(arg), "name": name.split(":")[1]}
+    data = {
+        "python": name,
+        "inputs": inputs,
+        "args": settings_of(arg),
+        "name": name.split(":")[1],
+        "strict": strict,
+    }
     with typed(target, data, f"{target}: ") as document, allowed():
         graph, state = load_model(document)
     if weights is not None:

@@ -172,6 +172,7 @@ class ArchGraph:
 
     Attributes:
         name: A label, not part of equality.
+        notes: What a capture could not carry over, or decided; a label, too.
         inputs: Forward's arguments in order: name and tree of ``Ref`` to ``input`` nodes.
         params: Leaves in state-dict order.
         nodes: Operators in topological order (``input`` nodes first).
@@ -187,6 +188,7 @@ class ArchGraph:
     updates: tuple[tuple[str, Value], ...] = ()
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
     name: str = field(default="", compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -195,7 +197,7 @@ class ArchGraph:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the caches, which hold classes made at run time."""
         fields = (self.inputs, self.params, self.nodes, self.outputs, self.updates)
-        return ArchGraph, (*fields, self.sections, self.name)
+        return ArchGraph, (*fields, self.sections, self.name, self.notes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
         return self  # a value
@@ -280,7 +282,8 @@ class ArchGraph:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<ArchGraph {self.name!r}: {len(self.nodes)} operators, {len(self.params)} leaves>"
+        sizes = f"{len(self.nodes)} operators, {len(self.params)} leaves"
+        return "\n  note: ".join((f"<ArchGraph {self.name!r}: {sizes}>", *self.notes))
 
     def _repr_svg_(self) -> str | None:
         """The picture that a notebook shows; None if the graph is too large for one."""

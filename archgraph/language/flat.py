@@ -45,6 +45,7 @@ class FlatModel(pydantic.BaseModel):
     outputs: str
     updates: dict[str, str] = {}
     sections: dict[str, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()
 
 
 def quoted(text: str) -> str:
@@ -103,6 +104,8 @@ def dump(graph: ArchGraph) -> str:
     if graph.sections:
         lines.append("sections:")
         lines += [f"  {quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections]
+    if graph.notes:
+        lines += ["notes:", *(f"  - {quoted(note)}" for note in graph.notes)]
     text = "\n".join(lines) + "\n"
     if (lost := _difference(graph, text)) is not None:
         raise GraphError("cannot be written without loss", found=lost, hint="rename it")
@@ -174,4 +177,5 @@ def read(document: Document) -> ArchGraph:
         updates=tuple((k, _value(document, ("updates", k), v)) for k, v in flat.updates.items()),
         sections=tuple(flat.sections.items()),
         name=flat.name,
+        notes=flat.notes,
     )

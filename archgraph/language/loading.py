@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ from archgraph.ops.check import check
 
 if TYPE_CHECKING:
     import torch
+
+# Hears the notes of each graph that is read; the command line prints them.
+NOTES = logging.getLogger("archgraph.notes")
 
 
 @takes_graph
@@ -80,6 +84,15 @@ def load_model(
         SpecError: If it cannot be understood, with file, line and key.
         TraceError: If it names a Python model that cannot be captured.
     """
+    graph, state = _read(document, choices)
+    for note in graph.notes:
+        NOTES.info("%s: %s", document.file, note)
+    return graph, state
+
+
+def _read(
+    document: Document, choices: Mapping[str, int] | None
+) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
     data = document.data
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")

@@ -285,6 +285,11 @@ class PythonModel(Made):
     )
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
+    strict: bool = Field(
+        default=True,
+        description="refuse what would make gradients, training or later calls of the graph differ "
+        "from the model's; false: note it",
+    )
     sections: dict[str, tuple[str, ...]] = Field(
         default={}, description="section → its blocks; default: found by analysis"
     )

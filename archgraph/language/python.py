@@ -73,7 +73,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         }
         _fits(document, model, inputs)
         with document.locating("python"):
-            traced = trace(model, train=spec.train, strict=True, name=spec.name, **inputs)
+            traced = trace(model, train=spec.train, strict=spec.strict, name=spec.name, **inputs)
     if not spec.sections:
         return traced.graph, traced.state
     graph = traced.graph.replace(sections=tuple(spec.sections.items()))
