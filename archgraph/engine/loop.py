@@ -17,6 +17,7 @@ from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.turn import Turn
+from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, ServerState, Task, seeded
 from archgraph.plain import Json, finite
@@ -65,9 +66,11 @@ class Loop:
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
-            state = returned(ServerState, after, strategy, "surveyed")
+            chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
-        self.server = state
+        if chosen is not state:
+            testable(self.experiment, chosen)
+        self.server = chosen
         self._save()
 
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:

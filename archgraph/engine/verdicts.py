@@ -54,9 +54,8 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     r"""Check model, family and experiment files, one verdict each, in order.
 
     Graphs are made and checked, families resolved with all their clients, strategies configured.
-    What a run would refuse before its first round is refused here, too. Data is not touched: images
-    of the data set's form stand in for it; of text, whose form follows from its files, only the
-    options are checked.
+    What a run would refuse before its first round is refused here, too. Data is not touched: zeros
+    of the data set's form stand in for it.
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.
@@ -136,8 +135,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
-    from archgraph.engine.data.load import check_encoding, stand_in
-    from archgraph.engine.data.source import source
+    from archgraph.engine.data.imagined import stand_in
     from archgraph.federation import Strategy, configure
 
     spec = load_experiment(path)
@@ -147,8 +145,9 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
             configure(spec.strategy_name, spec.strategy_options)
     data = spec.data
     with spec.locating("data"):
-        check_encoding(
-            source(data.dataset),
+        imagined = stand_in(
+            data.dataset,
+            limit=data.limit,
             bptt=data.bptt,
             length=data.length,
             vocabulary=data.vocabulary,
@@ -160,9 +159,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     if not unseen and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
-        imagined = stand_in(data.dataset, limit=data.limit)
-        if imagined is not None:
-            begun(prepare(spec, data=imagined, family=resolved))
+        begun(prepare(spec, data=imagined, family=resolved))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
     return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
 

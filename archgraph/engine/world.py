@@ -21,7 +21,6 @@ from archgraph.federation import (
     Evaluated,
     ServerState,
     State,
-    Strategy,
     Tier,
     World,
     configure,
@@ -30,6 +29,7 @@ from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import KrumOptions, part_of
 from archgraph.module.initial import initial_state
+from archgraph.ops.table import statistics
 
 
 def prepare(
@@ -78,6 +78,15 @@ def prepare(
             expected="an experiment without it, or another strategy",
             hint="a strategy of your own that averages by them alone says `averages = True`",
         )
+    ignored = sorted(spec.local.model_fields_set & strategy.unread)
+    if ignored:
+        with spec.locating("local"):
+            raise RunError(
+                "the strategy's clients do not read it",
+                where=f"local.{ignored[0]}",
+                found=getattr(spec.local, ignored[0]),
+                hint="leave it out",
+            )
     chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
     root = None if chosen is None else Path(chosen).expanduser().absolute()
     imagined = data is not None
@@ -117,20 +126,49 @@ def prepare(
 
 
 def begun(experiment: Experiment) -> ServerState:
-    """The strategy's first state, once it is known that its models answer with logits.
+    """The strategy's first state, once it is known that its models can be tested.
 
     Raises:
-        RunError: If the strategy refuses this world, or a model has no logits of the data's form.
+        RunError: If the strategy refuses this world, or :func:`testable` its models.
     """
     strategy, world = experiment.strategy, experiment.world
     first = returned(ServerState, strategy.init(world), strategy, "init")
     # A strategy that surveys its clients has its models only afterwards.
-    if type(strategy).survey is Strategy.survey:
-        for model in each_returned(
-            Evaluated, strategy.evaluated(world, first), strategy, "evaluated"
-        ):
-            answers(model, experiment.data)
+    if next(iter(strategy.survey(world, first)), None) is None:
+        testable(experiment, first)
     return first
+
+
+def testable(experiment: Experiment, state: ServerState) -> None:
+    """Check that models answer with logits, and that what is said about tests is read.
+
+    Raises:
+        RunError: If a model has no logits of the data's form, or an option of ``evaluate`` changes
+            the test of no model.
+    """
+    strategy, asked = experiment.strategy, experiment.evaluate
+    recomputed = tuned = False
+    models = strategy.evaluated(experiment.world, state)
+    for model in each_returned(Evaluated, models, strategy, "evaluated"):
+        answers(model, experiment.data)
+        recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
+        tuned |= bool(model.clients) and model.program is None
+    if asked.statistics is not None and not recomputed:
+        raise RunError(
+            "changes nothing: no model is tested with running statistics that are recomputed",
+            where="evaluate.statistics",
+            found=asked.statistics,
+            expected="models with batch norm, and a strategy with `norm: static`",
+            hint="leave it out",
+        )
+    if asked.fine_tune is not None and not tuned:
+        raise RunError(
+            "changes nothing: no model is tested on its clients as it was sent to them",
+            where="evaluate.fine_tune",
+            found=asked.fine_tune,
+            expected="models with clients, and no training of the strategy's own before a test",
+            hint="leave it out",
+        )
 
 
 def _world(

@@ -115,6 +115,10 @@ class Strategy(ABC):
     """Whether all that clients return becomes part of the server's state by ``covered_mean`` or
     ``group_means``: an experiment with ``aggregate`` is refused otherwise."""
 
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Keys of an experiment's ``local`` that the programs do not read (all do that call
+    :func:`descend`): an experiment that sets one is refused."""
+
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
 

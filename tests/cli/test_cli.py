@@ -493,6 +493,14 @@ sections:
 """
 
 
+WORDS = """\
+archgraph: 1
+inputs: {ids: {shape: [64], dtype: int64}}
+sections:
+  - {name: body, steps: [embedding: {count: 10, width: 4}, linear: 10]}
+"""
+
+
 @pytest.mark.parametrize(
     ("model", "experiment", "words"),
     [
@@ -517,6 +525,21 @@ sections:
         (FLAT, "scheme: iid -> scheme: iid, shares: {hal: 0.5}", "hal"),
         (FLAT, "scheme: iid -> scheme: classes, per_client: 11", "per_client"),
         (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than there"),
+        (
+            FLAT,
+            "rounds: 2 -> rounds: 2\nevaluate: {statistics: 50}",
+            "evaluate.statistics: changes nothing: no model is tested with running statistics",
+        ),
+        (
+            WORDS.replace("linear: 10", "linear: 33278"),
+            "digits -> wikitext2",
+            "the model does not know these words; found the number 33277",
+        ),
+        (
+            WORDS.replace("count: 10", "count: 33278"),
+            "digits -> wikitext2",
+            "does not know these classes; found output float32[batch, 64, 10]; expected 33278",
+        ),
     ],
 )
 def test_check_refuses_what_run_refuses_before_its_first_round(
@@ -529,7 +552,7 @@ def test_check_refuses_what_run_refuses_before_its_first_round(
     (here / "new.yaml").write_text(EXPERIMENT.replace(old, new) if old else EXPERIMENT)
     checked = call("check", "new.yaml")
     assert checked.exit_code == 2 and words in checked.stdout, checked.stdout
-    if "mnist" not in experiment:
+    if "digits ->" not in experiment:
         refused(call("run", "new.yaml", "--out", "out"), words)
         assert not (here / "out").exists()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from archgraph.engine.data import DATASETS, Dataset, Split, files, load, load_dataset
 from archgraph.engine.data.cifar import read_cifar_batch
 from archgraph.engine.data.images import read_idx
-from archgraph.engine.data.load import stand_in
+from archgraph.engine.data.imagined import stand_in
 from archgraph.engine.data.source import Published, source
 from archgraph.engine.data.values import channel_statistics
 from archgraph.engine.data.words import read_tokens
@@ -656,9 +656,46 @@ def test_what_stands_in_for_images_has_their_form(monkeypatch):
     real = load_dataset("digits")
     monkeypatch.setattr(load, "located", None)
     imagined, few = stand_in("digits"), stand_in("cifar100", limit=7)
-    assert imagined is not None and few is not None and len(few.train) == 7
+    assert len(few.train) == 7
     for name in ("kind", "classes", "shape", "labels", "inputs", "classified", "integral"):
         assert getattr(imagined, name) == getattr(real, name), name
     assert (len(imagined.train), len(imagined.test)) == (len(real.train), len(real.test))
     assert imagined.train.batch([0])[0].dtype == real.train.batch([0])[0].dtype
-    assert stand_in("wikitext2") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wikitext2", {"bptt": 35}),
+        ("mnli", {}),
+        ("mnli", {"length": 20, "vocabulary": 60, "limit": 50}),
+        ("snli", {}),
+        ("sick", {"vocabulary": 20_000}),
+    ],
+)
+def test_what_stands_in_for_text_has_its_form(data_root, name, options):
+    real, imagined = load_dataset(name, data_root, **options), stand_in(name, **options)
+    for key in ("kind", "classes", "shape", "inputs", "classified", "integral"):
+        assert getattr(imagined, key) == getattr(real, key), key
+    assert len(imagined.labels) == len(real.labels)
+    for mine, other in ((imagined.train, real.train), (imagined.test, real.test)):
+        (tokens, *beside), targets = mine.examples([0, 1])
+        (expected, *more), labels = other.examples([0, 1])
+        assert len(mine) == len(other) and targets.shape == labels.shape
+        assert [x.shape for x in (tokens, *beside)] == [x.shape for x in (expected, *more)]
+        assert int(mine.inputs.max()) >= int(other.inputs.max())
+    assert int(imagined.train.inputs.max()) == int(real.train.inputs.max())
+    assert [int(x.max()) for x in imagined.train.beside.values()] == [
+        int(x.max()) for x in real.train.beside.values()
+    ]
+
+
+def test_what_stands_in_refuses_the_options_that_loading_refuses():
+    for name, options, words in (
+        ("mnli", {"vocabulary": 3}, "vocabulary too small"),
+        ("mnli", {"length": 3}, "data.length"),
+        ("wikitext2", {"length": 20}, "data.length: is not an option of wikitext2"),
+        ("wikitext3", {}, "unknown data set"),
+    ):
+        with pytest.raises(DataError, match=words):
+            stand_in(name, **options)  # type: ignore[arg-type]  # their names differ

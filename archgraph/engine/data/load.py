@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from archgraph.engine.data import cifar, images, pairs, words
 from archgraph.engine.data.files import located
 from archgraph.engine.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
 from archgraph.engine.data.source import DATASETS, Source, source
-from archgraph.engine.data.values import Dataset, Split
+from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 
 IMAGES = {"idx": images.read, "cifar": cifar.read}
@@ -84,35 +82,6 @@ def load_dataset(
         else pretrained(tokenizer, length)
     )
     return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
-
-
-def stand_in(name: str, *, limit: int | None = None) -> Dataset | None:
-    """A data set of images with the form of the real one and no content: no file is read.
-
-    Returns:
-        As many examples of its shape, all zero, in its classes in turn; None for text, whose form
-        follows from its files.
-
-    Raises:
-        DataError: If there is none of that name.
-
-    Example:
-        >>> stand_in("mnist", limit=100)
-        Dataset(mnist: image (1, 28, 28), 10 classes, 100 train, 100 test)
-    """
-    chosen = source(name)
-    if not chosen.shape:
-        return None
-    channels, classes = chosen.shape[0], len(chosen.labels)
-
-    def split(published: int) -> Split:
-        count = published if limit is None else min(limit, published)
-        images = torch.zeros(1, dtype=torch.uint8).expand(count, *chosen.shape)
-        targets = torch.arange(count) % classes
-        return Split(images, targets, torch.zeros(channels), torch.ones(channels))
-
-    train, test = map(split, chosen.examples)
-    return Dataset(name, "image", classes, chosen.shape, train, test, chosen.labels)
 
 
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:

@@ -57,9 +57,10 @@ class Source:
         folders: Places below the root, in the order of search; the root itself comes last.
         train: Its files of training examples, in the order that the format asks for.
         test: Its files of test examples; none where a format takes them from the others.
-        labels: Name of each class, where they are known before the files are read.
-        shape: Shape of one input, likewise.
-        examples: Number of train and of test examples, likewise.
+        labels: Name of each class of images.
+        shape: Shape of one image.
+        examples: Number of train and of test examples; of tokens for running text.
+        words: Number of different words of the train text, with the marks of pairs.
         key: What a CIFAR batch calls its labels.
         shipped: Its files are beside this one.
     """
@@ -75,6 +76,7 @@ class Source:
     labels: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     examples: tuple[int, int] = (0, 0)
+    words: int = 0
     key: str = "labels"
     shipped: bool = False
 

@@ -1,0 +1,129 @@
+"""What a run's tests could not use is refused before its first round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.engine import execute, prepare
+from archgraph.engine.world import begun
+from archgraph.errors import RunError
+from archgraph.federation import Evaluated, Outcome, ServerState, Train, Work, World
+from archgraph.language.experiment import EvaluateSpec, ExperimentSpec
+from archgraph.language.local import LocalOptions
+
+DIGITS = Path(__file__).parents[2] / "specs" / "experiments" / "fedfa_digits.yaml"
+
+
+def answering(work: Work) -> Outcome:
+    """A survey's program."""
+    return Outcome(state=work.state, keep=work.keep, metrics={"answer": 1.0})
+
+
+@pytest.fixture(params=[False, True], ids=["no survey", "survey"])
+def start(experiment, mean, request):
+    """Begin a run of a method of means, with a survey or without."""
+
+    def begin(evaluate: EvaluateSpec | None = None, predict=None, **options) -> None:
+        strategy = mean(asked=answering if request.param else None, **options)
+        if predict is not None:
+            models = strategy.evaluated
+
+            def predicting(world: World, state: ServerState) -> Iterable[Evaluated]:
+                for model in models(world, state):
+                    yield dataclasses.replace(model, predict=predict)
+
+            object.__setattr__(strategy, "evaluated", predicting)  # it is frozen
+        chosen = experiment(strategy, evaluate=evaluate or EvaluateSpec(), rounds=0)
+        execute(chosen, progress=False)
+
+    return begin
+
+
+def test_models_without_logits_are_refused_after_a_survey_too(start) -> None:
+    start()
+    with pytest.raises(RunError, match=r"logits have another form; found \[batch, 10, 1\]"):
+        start(predict=lambda outputs: outputs[..., None])
+
+
+def test_examples_for_statistics_that_nothing_recomputes_are_refused(start) -> None:
+    few = EvaluateSpec(statistics=50)
+    start(few, statistics="recompute")
+    with pytest.raises(RunError, match=r"evaluate\.statistics: changes nothing.*found 50"):
+        start(few)
+
+
+def test_fine_tuning_that_no_model_gets_is_refused(start) -> None:
+    tuned = EvaluateSpec(fine_tune=2)
+    start(tuned)
+    with pytest.raises(RunError, match=r"evaluate\.fine_tune: changes nothing.*found 2"):
+        start(tuned, tuned=Train())
+
+
+def test_a_survey_is_not_run_to_find_out(experiment, mean) -> None:
+    def never(work: Work) -> Outcome:
+        raise AssertionError
+
+    begun(experiment(mean(asked=never)))
+
+
+def test_keys_that_programs_do_not_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from archgraph.strategies.fedfa import FedFA
+
+    class Deaf(FedFA):
+        unread: ClassVar = frozenset({"clip", "lr"})
+
+    spec = ag.load_experiment(DIGITS)
+    monkeypatch.setattr("archgraph.engine.world.configure", lambda *_: Deaf())
+    local = spec.local.model_dump(exclude_unset=True)
+    local.pop("lr", None)
+    prepare(spec.model_copy(update={"local": LocalOptions(**local)}))
+    local["clip"] = 1.0
+    with pytest.raises(RunError, match=r"local\.clip: the strategy's clients do not read it"):
+        prepare(spec.model_copy(update={"local": LocalOptions(**local)}))
+
+
+def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All keys of `local` are read by each of them, so that none has to be refused."""
+    from importlib.metadata import entry_points
+
+    model = tmp_path / "net.yaml"
+    model.write_text(
+        "archgraph: 1\ninputs: {image: [1, 8, 8]}\nsections:\n"
+        "  - {name: a, steps: [flatten, linear: 16, relu]}\n"
+        "  - {name: b, steps: [linear: 16, relu]}\n"
+        "  - {name: c, steps: [linear: 16, relu]}\n"
+        "  - {name: d, steps: [linear: 10]}\n"
+    )
+    read: set[str] = set()
+    plain = LocalOptions.__getattribute__
+
+    def spied(self: LocalOptions, name: str) -> object:
+        read.add(name)
+        return plain(self, name)
+
+    for entry in entry_points(group="archgraph.strategies"):
+        options = {"width": 16, "hidden": 16, "tile": 8} if entry.name == "recipfl" else {}
+        spec = ExperimentSpec.model_validate(
+            {
+                "name": "read",
+                "family": {"model": str(model), "clients": ({"name": "a", "count": 2},)},
+                "data": {"dataset": "digits", "limit": 40},
+                "strategy": {entry.name: options},
+                "rounds": 1,
+            }
+        )
+        read.clear()
+        with monkeypatch.context() as spying:
+            spying.setattr(LocalOptions, "__getattribute__", spied)
+            run = ag.run(spec, progress=False)
+        assert run.sound
+        fields = set(LocalOptions.model_fields)
+        assert fields - read == run.experiment.strategy.unread, entry.name
+    assert torch.is_grad_enabled()
