@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
 from archgraph.states.clipping import UpdateSize, change, clipped
+from archgraph.states.spill import Spill
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds"})
@@ -91,6 +92,21 @@ class _Arrival(NamedTuple):
         state = clipped(self.task.state, result.state, factor, result.skip)
         return self._replace(result=dataclasses.replace(result, state=state), clipped=factor)
 
+    def spilled(self, spill: Spill) -> Callable[[], _Arrival]:
+        """Write what was sent and returned to disk; called, the result is this arrival again."""
+        sent, back = spill.put(self.task.state), spill.put(self.outcome.state)
+        names, bare = tuple(self.result.state), self._having({}, {}, ())
+        return lambda: bare._having(spill.get(sent), spill.get(back), names)
+
+    def _having(self, sent: State, state: State, returned: Iterable[str]) -> _Arrival:
+        """With other tensors, of which these are returned."""
+        result = dataclasses.replace(self.result, state={name: state[name] for name in returned})
+        return self._replace(
+            task=dataclasses.replace(self.task, state=sent),
+            outcome=dataclasses.replace(self.outcome, state=state),
+            result=result,
+        )
+
 
 @dataclass(eq=False)
 class Turn:
@@ -120,7 +136,7 @@ class Turn:
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time.
 
-        With a bound relative to the round's median all of them are: the median comes first.
+        With a bound relative to the round's median they wait on disk: the median comes first.
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
@@ -174,9 +190,10 @@ class Turn:
             return
         sized, median = ((arrival, arrival.change) for arrival in arrived), 0.0
         if bound is not None or (rules is not None and rules.clip == "median"):
-            held = list(sized)
+            spill = Spill()
+            held = [(arrival.spilled(spill), size) for arrival, size in sized]
             median = statistics.median(size.rms for _, size in held) if held else 0.0
-            sized = (held.pop(0) for _ in range(len(held)))
+            sized = ((load(), size) for load, size in held)
         for arrival, size in sized:
             if bound is not None and size.rms > bound * median > 0:
                 error = RejectedUpdate(

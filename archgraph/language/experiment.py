@@ -122,7 +122,7 @@ class ExperimentSpec(FromFile):
     bound: Annotated[float, Field(ge=1)] | None = Field(
         default=None,
         description="how many times the round's median the change of a client's weights may be; "
-        "larger ones are refused. The updates of a round are then held together",
+        "larger ones are refused. The updates of a round wait on disk until all are there",
     )
     aggregate: Aggregate | None = Field(
         default=None, description="what limits the part of single clients in the mean"

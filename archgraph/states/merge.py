@@ -225,7 +225,8 @@ class Merger:
             multiply: Factor per global entry on the mean (FedFA's mean norm).
 
         Raises:
-            ArchGraphError: If the result was already taken, or a factor names an unknown entry.
+            ArchGraphError: If the result was already taken, a factor names an unknown entry, or a
+                mean times its factor is not finite.
         """
         self._check_open()
         multiply = multiply or {}
@@ -244,7 +245,12 @@ class Merger:
         coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
         for name in coverage:
             if name in terms:
-                new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
+                factor = multiply.get(name, 1.0)
+                new[name] = self._mean(name, coverage, factor)
+                if factor != 1 and not bool(new[name].isfinite().all()):
+                    raise ArchGraphError(
+                        "the mean is not finite", where=name, found=f"factor {factor:g}"
+                    )
             elif name not in new:
                 new[name] = self._old[name].clone()
         return {name: new[name] for name in coverage}, coverage.times(self._unit or 1.0)

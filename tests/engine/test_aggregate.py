@@ -88,17 +88,21 @@ def test_a_clip_that_nothing_exceeds_changes_no_bit(experiment, mean):
         assert torch.equal(value, clipped.server.group("global")[name])
 
 
-def test_clipping_by_a_norm_holds_one_update_at_a_time(experiment, mean):
-    """Only the median has to see them all."""
+@pytest.mark.parametrize("limit", [{"bound": 1e6}, {"clip": 0.01}, {"clip": "median"}])
+def test_one_update_is_in_memory_at_a_time_whatever_limits_it(experiment, mean, limit):
     alive: list[int] = []
 
     def count(result: Any) -> None:
-        alive.append(sum(type(o) is _Arrival for o in gc.get_objects()))
+        held = [o for o in gc.get_objects() if type(o) is _Arrival]
+        alive.append(sum(bool(arrival.result.state) for arrival in held))
 
-    for clip, most in ((0.01, 2), ("median", 4)):  # the one that arrived, and it clipped
-        execute(limited(experiment(mean(seen=count), rounds=1, sampled=None), clip=clip))
-        assert max(alive) <= most
-        alive.clear()
+    setup = experiment(mean(seen=count), rounds=1, sampled=None)
+    if "clip" in limit:
+        setup = limited(setup, **limit)
+    else:
+        setup = replace(setup, **limit)
+    execute(setup)
+    assert len(alive) == 4 and max(alive) <= 2  # what arrived, and it clipped
 
 
 ROBUST: dict[str, dict[str, Any]] = {

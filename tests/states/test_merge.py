@@ -719,3 +719,17 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
 
     size = sum(int(np.prod(s.shape)) * 4 for s in SLOTS)
     assert kept(6) == kept(60) < 2 * size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [1.0, 2.0**100])
+def test_a_factor_that_overflows_is_an_error_by_name(dtype: str, size: float):
+    slots = (Slot("w", (2,), dtype),)
+    merger = Merger(slots, {"w": torch.zeros(2, dtype=slots[0].torch_dtype)})
+    size = min(size, 2.0**15) if dtype == "float16" else size
+    for sign in (1.0, 0.5):
+        merger.add(
+            Transfer.identity(slots), {"w": torch.full((2,), size * sign).to(slots[0].torch_dtype)}
+        )
+    with pytest.raises(ArchGraphError, match=r"w: the mean is not finite; found factor 1e\+39"):
+        merger.result(multiply={"w": 1e39})
