@@ -6,6 +6,8 @@
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
 # bench  timings as ratios against baselines measured in the same run
+# trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
+#        of one core); writes the figures into docs/trust.md
 
 PYTHON ?= python3
 VENV   := .venv
@@ -16,7 +18,7 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
-.PHONY: demo test lint docs zoo small bench clean
+.PHONY: demo test lint docs zoo small bench trust clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -50,6 +52,10 @@ small: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+trust: $(VENV)/.installed-dev
+	for script in kills fuzz mutants; do \
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/trust.md || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

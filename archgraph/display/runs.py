@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archgraph.engine.lines import parsed
 from archgraph.errors import RunError
 from archgraph.tables import Table
 
@@ -45,7 +45,7 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     """
     place = Path(folder)
     try:
-        config = (place / "run.yaml").read_text(encoding="utf-8")
+        config = (place / "run.yaml").read_text(encoding="utf-8", errors="replace")
         raw = (place / "metrics.jsonl").read_bytes()
     except OSError as error:
         raise RunError(
@@ -54,15 +54,7 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
             found=f"{error.strerror}: {Path(error.filename or place).name}",
             expected="run.yaml and metrics.jsonl",
         ) from error
-    rounds = []
-    for number, text in enumerate(raw.split(b"\n")[:-1], 1):
-        try:
-            line = json.loads(text)
-            rounds.append({"round": int(line["round"]), **line})
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                "damaged line", where=f"{place / 'metrics.jsonl'}:{number}", found=error
-            ) from error
+    rounds = parsed(raw, place / "metrics.jsonl")
     return Log(place, config, tuple(rounds))
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -44,6 +45,25 @@ AT_ONCE = 4
 # Of a file: its place in the checkpoint, its SHA-256, and its tensors without keeping them alive:
 # which objects, and how often each had been changed in place.
 Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
+
+
+class _Lines(BaseModel, strict=True):
+    """Of the first lines of ``metrics.jsonl``: their length and their SHA-256."""
+
+    bytes: int
+    sha256: str
+
+
+class _Server(BaseModel, strict=True):
+    """What ``server.json`` holds beside its version and its own digest."""
+
+    experiment: str
+    round: int
+    groups: list[str]
+    values: dict[str, Json]
+    files: dict[str, str]
+    metrics: _Lines
+    environments: list[dict[str, Json]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +168,7 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
     number = int(place.name.removeprefix("round-"))
     server = place / "server.json"
     with reading(server):
-        values = json.loads(server.read_bytes())
+        values = dict(json.loads(server.read_bytes()))
         version = values["format"]
     if version != FORMAT:
         raise RunError(
@@ -160,6 +180,7 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         )
     with reading(server):
         values = unsealed(values, server)
+        _Server.model_validate(values)
     if (values["experiment"], values["round"]) != (identity, number):
         raise RunError(
             "checkpoint of another experiment or round",

@@ -116,6 +116,8 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     """
     for before, after in itertools.pairwise(environments):
         changed = ", ".join(differences({**after, "since": None}, {**before, "since": None}))
-        yield (
-            f"from round {after['since']} on {changed}: bits may differ from an uninterrupted run"
-        )
+        if changed:
+            yield (
+                f"from round {after['since']} on {changed}: "
+                "bits may differ from an uninterrupted run"
+            )

@@ -30,6 +30,7 @@ from typing import IO
 from safetensors import SafetensorError
 
 from archgraph.engine.checkpoint import Checkpoint, Writer, each, load, reading
+from archgraph.engine.lines import parsed
 from archgraph.engine.proof import environment, expect, notes
 from archgraph.errors import RunError
 from archgraph.files import write
@@ -161,7 +162,7 @@ class RunRecord:
         except BaseException:
             record.close()
             raise
-        return record, checkpoint, _parsed(lines, folder / "metrics.jsonl")
+        return record, checkpoint, parsed(lines, folder / "metrics.jsonl")
 
     @classmethod
     def last(cls, folder: Path, facts: Json) -> Checkpoint:
@@ -291,14 +292,15 @@ class RunRecord:
     def _same(self, facts: Json) -> None:
         try:
             recorded = json.loads((self.folder / "facts.json").read_bytes())
-        except (OSError, ValueError) as error:
+            same = digest(recorded) == self.identity
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 "cannot tell what this run is",
                 where=str(self.folder / "facts.json"),
                 found=error,
                 hint="restore the file, or choose another folder (--out)",
             ) from error
-        if digest(recorded) != self.identity:
+        if not same:
             changed = list(differences(recorded, facts))
             raise RunError(
                 "the folder holds another experiment",
@@ -312,21 +314,10 @@ def read_metrics(folder: Path) -> list[dict[str, Json]]:
     """Complete lines of ``metrics.jsonl``; a last line that was cut off is dropped.
 
     Raises:
-        RunError: If any other line is not JSON.
+        RunError: If any other line is not that of a round.
     """
     path = folder / "metrics.jsonl"
-    return _parsed(path.read_bytes(), path) if path.is_file() else []
-
-
-def _parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
-    lines: list[dict[str, Json]] = []
-    # What follows the last newline was cut off; without a cut it is empty.
-    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            lines.append(json.loads(text))
-        except ValueError as error:
-            raise RunError("damaged line", where=f"{path}:{number}", found=error) from error
-    return lines
+    return parsed(path.read_bytes(), path) if path.is_file() else []
 
 
 def resumable(folder: Path) -> bool:

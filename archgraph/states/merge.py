@@ -189,7 +189,7 @@ class Merger:
         large = check_update(transfer.target, state, finite=not trusted, optional=skip)
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
-        check_options(transfer, weight, scales, rows, skip)
+        check_options(transfer, weight, scales, rows, skip, large)
         # From here on nothing can be refused.
         self._groups.pop(transfer.digest, None)
         self._groups[transfer.digest] = group

@@ -16,8 +16,9 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states.state import Signature, Slot, State, accumulator, signature
 from archgraph.states.transfer import Transfer
 
-# Values below it can be summed in single precision, with weights of many clients.
-SUMMABLE = 2.0**80
+# Values below it can be summed in single precision, with weights of many clients; so can values,
+# or values with their scales, up to SHRINKABLE times as large, once they are shrunk.
+SUMMABLE, SHRINKABLE = 2.0**80, 2.0**100
 
 
 class ExpectedEntry:
@@ -67,14 +68,18 @@ def check_update(
     Traceback (most recent call last):
     archgraph.errors.RejectedUpdate: w: not finite; found 1 NaN and 0 infinite of 2 values; ...
     """
+    if not isinstance(state, Mapping):
+        raise RejectedUpdate(
+            "not a state", found=type(state).__name__, expected="a mapping of names to tensors"
+        )
     expected = expected_entries(signature(graph))
     if optional:
         expected = tuple(w for w in expected if w.name in state or w.name not in optional)
     for want in expected:
         _check_entry(want, state.get(want.name))
     if len(state) != len(expected):
-        further = sorted(set(state) - {want.name for want in expected})
-        raise RejectedUpdate("unknown entry", where=str(further[0]), found=f"{len(further)} more")
+        further = sorted(map(str, set(state) - {want.name for want in expected}))
+        raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
     large = {}
     if finite:
         for want in expected:
@@ -144,8 +149,17 @@ def check_options(
     scales: Mapping[str, float],
     rows: Mapping[str, Tensor],
     skip: Collection[str],
+    large: Mapping[str, float],
 ) -> None:
     """Check what an update is merged with.
+
+    Args:
+        transfer: Global → client.
+        weight: Of the client.
+        scales: Factors of entries.
+        rows: Masks of entries' rows.
+        skip: Entries that are left out.
+        large: What :func:`check_update` returned.
 
     Raises:
         RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
@@ -161,7 +175,16 @@ def check_options(
     for name, scale in scales.items():
         if not _finite(scale):
             raise RejectedUpdate("unusable scale", where=name, found=scale)
+        if abs(scale) * large.get(name, SUMMABLE) > SHRINKABLE * SUMMABLE:
+            raise RejectedUpdate(
+                "scale too large for its values",
+                where=name,
+                found=scale,
+                expected=f"at most {SHRINKABLE * SUMMABLE / large.get(name, SUMMABLE):.0e}",
+            )
     for name, mask in rows.items():
+        if (found := foreign(mask)) is not None:
+            raise RejectedUpdate("row mask that is not a dense tensor", where=name, found=found)
         shape = next(slot.shape for slot in transfer.target if slot.name == name)
         if not shape or tuple(mask.shape) != shape[:1]:
             raise RejectedUpdate(
@@ -178,5 +201,5 @@ def _finite(number: float) -> bool:
     """Whether it is a number, and finite as a float."""
     try:
         return math.isfinite(number)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # other things than numbers
         return False

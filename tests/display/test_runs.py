@@ -76,6 +76,12 @@ def test_a_damaged_line_is_named(folder: Path, damage: str):
         read_run(folder)
 
 
+def test_a_run_is_shown_whose_experiment_has_a_flipped_bit(folder: Path):
+    with (folder / "run.yaml").open("ab") as stream:
+        stream.write(b"# \xff")
+    assert len(read_run(folder).rounds) == 3
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError) as caught:
         read_run(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -76,6 +77,7 @@ def test_resumed_run_ends_with_the_same_bits(experiment, mean, tmp_path):
     assert untimed(resumed.rounds) == untimed(whole.rounds)
     assert untimed(read_metrics(tmp_path / "broken")) == untimed(read_metrics(tmp_path / "whole"))
     assert tree(tmp_path / "broken") == tree(tmp_path / "whole")
+    assert resumed.notes == ()  # nothing that decides bits has changed
 
 
 def test_run_that_died_before_its_first_checkpoint_starts_over(experiment, tmp_path, monkeypatch):
@@ -240,6 +242,17 @@ def test_damaged_line_in_the_middle_is_an_error(tmp_path):
         read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"round": "1"}', "3", "{}", '{"round": 1, "rejected": 3}', '{"round": 1, "failed": [{}]}',
+     '{"round": 1, "evaluation": {"models": {"global": "x"}}}', "[" * 100_000],
+)  # fmt: skip
+def test_a_line_that_no_round_writes_is_an_error(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"round": 1}}\n{line}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl:2: damaged line"):
+        read_metrics(tmp_path)
+
+
 def test_checkpoint_of_another_experiment_is_refused(experiment, tmp_path):
     execute(experiment(rounds=1), out=tmp_path / "r")
     before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
@@ -305,6 +318,52 @@ def test_folder_without_permission(experiment, tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(RunError, match="cannot write the run folder; found Permission denied"):
         execute(experiment(rounds=1), out=tmp_path / "run")
+
+
+def test_folder_that_takes_no_file_is_refused_before_any_work(tmp_path, monkeypatch):
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(RunError, match="cannot write the run folder; found No space"):
+        with reserved(tmp_path / "run"):
+            raise AssertionError("the work has begun")
+
+
+def test_a_refused_run_leaves_no_file_open(tmp_path):
+    with RunRecord.create(tmp_path, "", {}):
+        before = set(Path("/proc/self/fd").iterdir())
+        for _ in range(3):
+            with pytest.raises(RunError, match="another process is writing this run"):
+                RunRecord.create(tmp_path, "", {})
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_run_without_checkpoint_has_no_last_one(tmp_path):
+    RunRecord.create(tmp_path, "", {}).close()
+    with pytest.raises(RunError, match="no checkpoint; a run writes its first before round 1"):
+        RunRecord.last(tmp_path, {})
+
+
+def test_a_checkpoint_is_a_draft_until_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    """What a power cut leaves: names that a resumed run removes, or a whole checkpoint."""
+    synced: list[str] = []
+    seen: list[set[str]] = []
+
+    def noted(path: Path) -> None:
+        inside = path.relative_to(checkpoints).parts
+        synced.append("/".join(inside[1:]) or ("draft" if inside else "checkpoints"))
+        seen.append({p.name[:7] for p in checkpoints.iterdir()})
+
+    checkpoints = tmp_path / "checkpoints"
+    with RunRecord.create(tmp_path, "", {}) as record:
+        monkeypatch.setattr("archgraph.engine.checkpoint.sync", noted)
+        record.save(Checkpoint(1, {"w": torch.ones(1)}, {}, {4: {"state/w": torch.ones(1)}}))
+    assert synced[-1] == "checkpoints"
+    assert {*synced} >= {"groups/000000.safetensors", "clients/000004.safetensors"}
+    assert {*synced} >= {"groups", "clients", "draft"}
+    assert seen[:-1] == [{".draft-"}] * (len(seen) - 1)
+    assert seen[-1] == {"round-0"}
 
 
 def test_reservation_is_given_back(tmp_path):

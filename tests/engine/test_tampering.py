@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
+from archgraph.engine.proof import sealed
 from archgraph.errors import RunError
 from archgraph.federation import Outcome, Train, Work
 
@@ -102,6 +103,13 @@ def swap(one: Path, other: Path) -> None:
 def edit(path: Path, change: Callable[[Any], Any]) -> None:
     values = json.loads(path.read_text())
     path.write_text(json.dumps(change(values) or values))
+
+
+def seal(path: Path, change: Callable[[Any], Any]) -> None:
+    """A change that its own digest does not show."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(sealed({k: v for k, v in values.items() if k != "sha256"}))
 
 
 def rewrite(path: Path, change: Callable[[list[str]], Any]) -> None:
@@ -275,6 +283,18 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "a list in its place": (lambda f: (f / SERVER).write_text("[1]"), SERVER),
     "a number in its place": (lambda f: (f / SERVER).write_text("3"), SERVER),
     "lists in lists": (lambda f: (f / SERVER).write_text("[" * 100_000), SERVER),
+    "seal it without a round": (
+        lambda f: seal(f / SERVER, lambda v: v.pop("round")),
+        f"{SERVER}: damaged checkpoint",
+    ),
+    "seal it with a list for files": (
+        lambda f: seal(f / SERVER, lambda v: v.update(files=["a"])),
+        f"{SERVER}: damaged checkpoint",
+    ),
+    "seal it with a number for environments": (
+        lambda f: seal(f / SERVER, lambda v: v.update(environments=3)),
+        f"{SERVER}: damaged checkpoint",
+    ),
     "other spaces": (
         lambda f: (f / SERVER).write_text(
             json.dumps(json.loads((f / SERVER).read_text()), indent=3)
@@ -289,6 +309,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "remove one of the facts": (
         lambda f: edit(f / "facts.json", lambda v: v.pop("rounds") and None),
         "facts.json: the folder holds another experiment; found rounds: null instead of 4",
+    ),
+    "half a character in the facts": (
+        lambda f: edit(f / "facts.json", lambda v: v.update(seed="\ud800")),
+        "facts.json: cannot tell what this run is",
     ),
     "a text for the facts": (lambda f: (f / "facts.json").write_text('"x"'), "facts.json"),
     "edit run.yaml": (lambda f: (f / "run.yaml").write_text("name: other\n"), None),

@@ -692,11 +692,14 @@ class Result:
         return self.outcome not in ("rejected", "loaded")
 
 
+Stage = Callable[[str], None]
+
+
 class TooSlow(BaseException):
     """Time is up; no handler of errors may catch it."""
 
 
-def use(path: Path, kind: str, stage: Callable[[str], None]) -> None:
+def use(path: Path, kind: str, stage: Stage) -> None:
     """What a person does with a file."""
     stage("load")
     if kind == "family":
@@ -729,18 +732,17 @@ def use(path: Path, kind: str, stage: Callable[[str], None]) -> None:
     ag.build(graph, state)
 
 
-def located(error: ArchGraphError, path: Path) -> bool:
+def located(text: str) -> bool:
     """Whether an error names a file and a line."""
-    text = str(error)
     return bool(re.match(r"[^\n]*\.yaml:\d+", text)) or any(w in text for w in WHOLE)
 
 
-def attempt(path: Path, kind: str) -> tuple[str, str, str]:
-    """Outcome, stage and message of one file."""
+def clocked(action: Callable[[Stage], None]) -> tuple[str, str, str]:
+    """Outcome, last stage and message of an action; every stage has a clock of its own."""
     reached = ["load"]
 
     def stage(name: str) -> None:
-        """The next thing is done, with a clock of its own."""
+        """The next thing is done."""
         reached[0] = name
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
 
@@ -750,17 +752,11 @@ def attempt(path: Path, kind: str) -> tuple[str, str, str]:
     signal.signal(signal.SIGPROF, ring)
     try:
         try:
-            use(path, kind, stage)
+            action(stage)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except ArchGraphError as error:
-        before = reached[0] in ("load", "resolve", "configure")
-        if before and reached[0] == "load" and not located(error, path):
-            return "not located", reached[0], str(error)[:300]
-        # The user's own sections are looked up when the structure is asked for.
-        if not before and reached[0] != "structure":
-            return "late", reached[0], str(error)[:300]
-        return "rejected", reached[0], str(error)[:300]
+        return "rejected", reached[0], str(error)
     except TooSlow:
         return "slow", reached[0], "".join(traceback.format_exc(limit=-6))[-900:]
     except MemoryError:
@@ -768,6 +764,19 @@ def attempt(path: Path, kind: str) -> tuple[str, str, str]:
     except Exception:
         return "crash", reached[0], "".join(traceback.format_exc(limit=-5))[-1200:]
     return "loaded", "", ""
+
+
+def attempt(path: Path, kind: str) -> tuple[str, str, str]:
+    """Outcome, stage and message of one file."""
+    outcome, stage, message = clocked(lambda stage: use(path, kind, stage))
+    if outcome == "rejected":
+        if stage == "load" and not located(message):
+            outcome = "not located"
+        # The user's own sections are looked up when the structure is asked for.
+        elif stage not in ("load", "resolve", "configure", "structure"):
+            outcome = "late"
+        message = message[:300]
+    return outcome, stage, message
 
 
 def _status(key: str) -> int:
@@ -783,16 +792,22 @@ def measured(item: Case, folder: Path) -> Result:
     path = folder / {"family": "families", "experiment": "experiments"}.get(item.kind, "models")
     path = path / "case.yaml"
     path.write_bytes(item.data)
+    result = observed(item.number, lambda: attempt(path, item.kind))
+    return dataclasses.replace(result, message=result.message.replace(str(folder), ""))
+
+
+def observed(number: int, attempted: Callable[[], tuple[str, str, str]]) -> Result:
+    """An attempt's outcome, with the processor time and the memory that it took."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _status("VmRSS")
     start = time.process_time()  # other programs do not count
-    outcome, stage, message = attempt(path, item.kind)
+    outcome, stage, message = attempted()
     seconds = time.process_time() - start
     peak = max(0, _status("VmHWM") - before)
     if peak > BYTES and outcome in ("rejected", "loaded"):
         outcome = "memory"
-    return Result(item.number, outcome, stage, message.replace(str(folder), ""), seconds, peak)
+    return Result(number, outcome, stage, message, seconds, peak)
 
 
 # -- many cases -------------------------------------------------------------------------------

@@ -77,6 +77,24 @@ def test_duplicates_of_a_fold_add_up_and_zeros_go():
     assert map_ == DimMap.of([2, 0], 3, weights=[0.75, 1.0])
 
 
+def test_only_rounding_errors_are_rounded_to_whole_weights():
+    first = DimMap.of([0, 1], 2, weights=[1 / 3, 0.9995])
+    second = DimMap.of([0, 1], 2, weights=[3.0, 1.0])
+    assert first is not None
+    assert second is not None
+    both = first.then(second)
+    assert both is not None
+    assert both.values.tolist() == [1.0, 0.9995]
+
+
+def test_maps_of_other_lengths_do_not_compose():
+    half, third = DimMap.of([0, 1], 4), DimMap.of([0], 3)
+    assert half is not None
+    assert third is not None
+    with pytest.raises(RewriteError, match=r"size of the second map.*; found 3; expected 2"):
+        half.then(third)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

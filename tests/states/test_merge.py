@@ -403,7 +403,7 @@ def test_sums_do_not_overflow(kind, values):
 
 
 @pytest.mark.parametrize("kind", ["full", "scattered"])
-@pytest.mark.parametrize("values", [(6e37, 3e38), (3e38, 2e24, 1e38)])
+@pytest.mark.parametrize("values", [(6e37, 3e38), (3e38, 2e24, 1e38), (3e38, 3e38, 3e38, 2e24)])
 def test_a_sum_shrinks_with_its_values(kind, values):
     """What was added before a larger value keeps its share, and no later one enlarges it again."""
     transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
@@ -414,6 +414,16 @@ def test_a_sum_shrinks_with_its_values(kind, values):
     sent = transfer.pull(merger.result()[0])["norm.mean"]
     mean = sum((1e24, *values)) / (len(values) + 1)
     torch.testing.assert_close(sent, torch.full_like(sent, mean), rtol=1e-6, atol=0)
+
+
+def test_small_values_beside_a_large_one_keep_their_digits():
+    slots, state = one([3e38, 1e-10])
+    merger = Merger(slots, {"w": torch.zeros(2)})
+    merger.add(Transfer.identity(slots), state)
+    merger.add(Transfer.identity(slots), {"w": torch.tensor([3e38, 3e-10])})
+    torch.testing.assert_close(
+        merger.result()[0]["w"], torch.tensor([3e38, 2e-10]), rtol=1e-6, atol=0
+    )
 
 
 def test_weights_that_add_up_are_scaled_as_one_heavy_weight_is():
@@ -427,6 +437,20 @@ def test_weights_that_add_up_are_scaled_as_one_heavy_weight_is():
     assert new["w"].item() == pytest.approx(2, rel=1e-5)
     assert merger._total < 2.0**26
     assert coverage["w"].item() == pytest.approx(80 * 2**21 + 40, rel=1e-6)
+
+
+def test_steep_scales_and_heavy_weights_together_do_not_overflow():
+    """Each below its bound: the sum fits only because the weights that add up are counted."""
+    slots, _ = one(0.0)
+    merger = Merger(slots, {"w": torch.zeros(1)})
+    values = [(-1) ** (n // 8) * 2.0**79 for n in range(12)]
+    for value in values:
+        update = {"w": torch.tensor([value])}
+        merger.add(Transfer.identity(slots), update, 1.0, scales={"w": 1.0})
+        merger.add(Transfer.identity(slots), update, 2.0**25, scales={"w": 2.0**20})
+    new, _ = merger.result()
+    mean = sum(values) / len(values) * 2.0**20
+    assert new["w"].item() == pytest.approx(mean, rel=1e-5)
 
 
 def test_large_values_leave_other_entries_their_bits():
@@ -589,13 +613,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weight: unusable weight; found -1": {"weight": -1.0},
     "weight: unusable weight; found 3": {"weight": "3"},
     "weight: unusable weight; found 1000": {"weight": 10**400},
+    "weight: unusable weight; found tensor": {"weight": torch.ones(2)},
     "fc.weight: unusable scale": {"scales": {"fc.weight": None}},
     "fc.weight: unusable scale; found inf": {"scales": {"fc.weight": math.inf}},
+    "fc.weight: scale too large for its values; found 1e[+]31; expected at most 1e[+]30": {
+        "scales": {"fc.weight": 1e31}
+    },
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
     "fc: skip of an unknown entry": {"skip": ["fc"]},
     r"fc.weight: row mask of another length; found \[4\]; expected \[5\]": {
         "rows": {"fc.weight": torch.ones(4)}
+    },
+    "fc.weight: row mask that is not a dense tensor; found list": {"rows": {"fc.weight": [1] * 5}},
+    "fc.weight: row mask that is not a dense tensor; found torch.sparse_coo": {
+        "rows": {"fc.weight": torch.ones(5).to_sparse()}
     },
     "norm.steps: row mask of another length": {"rows": {"norm.steps": torch.ones(())}},
     "fc.weight: row mask with other values": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
@@ -627,6 +659,18 @@ def test_a_refused_update_leaves_no_trace(fault, when):
     state, covered = expected.result()
     assert all(same_bits(new[name], state[name]) for name in old)
     assert all(torch.equal(coverage[name], covered[name]) for name in old)
+
+
+@pytest.mark.parametrize("update", [None, [], "conv.weight", torch.ones(2), 3])
+def test_what_is_not_a_state_is_refused(update):
+    for optional in ((), {"conv.weight"}):
+        with pytest.raises(RejectedUpdate, match=r"not a state; found .*; expected a mapping"):
+            check_update(SLOTS, update, optional=optional)
+
+
+def test_names_that_are_not_text_are_unknown_entries():
+    with pytest.raises(RejectedUpdate, match="unknown entry; found 3 more"):
+        check_update(SLOTS, {**random(SLOTS, 0), 3: 1, None: 2, ("x",): 3})  # type: ignore[dict-item]
 
 
 def test_trusting_spares_only_the_look_at_the_values():

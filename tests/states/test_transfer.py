@@ -46,6 +46,15 @@ def test_pulling_by_slices_makes_no_index(monkeypatch):
     assert half.pull(state)["w"].tolist() == [[1, 2], [4, 5]]
 
 
+def test_entries_stand_in_the_target_s_order_and_share_equal_maps():
+    slots = tuple(Slot(name, (4,), "float32") for name in "ab")
+    target = tuple(Slot(name, (2,), "float32") for name in "ab")
+    maps = {name: (DimMap.of([0, 1], 4),) for name in "ba"}
+    made = Transfer(slots, target, {name: Entry(name, dims) for name, dims in maps.items()})
+    assert list(made.entries) == ["a", "b"]
+    assert made.entries["a"].dims is made.entries["b"].dims
+
+
 def test_channels_last_becomes_contiguous():
     slot = Slot("w", (4, 3, 2, 2), "float32")
     x = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))

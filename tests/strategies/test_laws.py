@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,8 +15,13 @@ import archgraph as ag
 from archgraph.federation import (
     NormPolicy,
     Outcome,
+    ServerState,
     Strategy,
+    Task,
+    covered_mean,
+    part,
 )
+from archgraph.states import Entry
 from archgraph.strategies.fedadp import FedADP
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.fedfa import FedFA
@@ -186,3 +192,39 @@ def test_every_client_is_evaluated_in_exactly_one_model(lab, mixed, make):
     for model in models:
         assert set(model.state) == set(model.graph.state_names)
         ag.build(model.graph, model.state)(torch.zeros(2, 1, 8, 8))
+
+
+def test_the_mean_size_of_an_entry_is_that_of_the_clients_that_have_it(lab, mixed):
+    """An entry of one client stays what it sent, however many others its other entries have."""
+    world = lab.make_world(lab.graph, lab.state, mixed, ["flat", "flat", "full"])
+    state = ServerState().with_group("global", world.state)
+    sent = [part(world, state, client) for client in range(3)]
+    results = [
+        task.result(Outcome(state=lab.random_state(task.state, task.client)), 10) for task in sent
+    ]
+    means = covered_mean(
+        world, state, results, sizes=lambda r: dict.fromkeys(r.state, 2.0 + r.client)
+    ).group("global")
+    alone = {name for name in results[2].state if name not in {e.source for e in sources(sent[0])}}
+    assert "layer1.2.conv1.weight" in alone
+    for name in alone:
+        if means[name].is_floating_point():
+            torch.testing.assert_close(means[name], results[2].state[name])
+    weighed = sum(r.state["fc.bias"] / (2.0 + r.client) for r in results) / 3 * 3.0
+    torch.testing.assert_close(means["fc.bias"], weighed)
+
+
+def test_an_entry_without_size_is_averaged_as_it_is(lab):
+    world = lab.uniform(2)
+    state = ServerState().with_group("global", world.state)
+    sent = [part(world, state, client) for client in range(2)]
+    results = [t.result(Outcome(state=lab.random_state(t.state, t.client)), 10) for t in sent]
+    means = covered_mean(world, state, results, sizes=lambda r: {"fc.bias": 4.0 * r.client})
+    one, two = (result.state["fc.bias"] for result in results)
+    expected = (one + two / 4) / 2 * 2
+    torch.testing.assert_close(means.group("global")["fc.bias"], expected)
+
+
+def sources(task: Task) -> Iterable[Entry]:
+    assert task.transfer is not None
+    return task.transfer.entries.values()

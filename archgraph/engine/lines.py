@@ -1,0 +1,77 @@
+"""The lines of ``metrics.jsonl``: one per round, each as a run writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from archgraph.errors import RunError
+from archgraph.plain import Json
+
+
+class _Read(BaseModel):
+    """A part of a line, as far as anything reads it; it may hold more."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Report(_Read):
+    """What became of a client."""
+
+    client: int
+    name: str = ""
+    reason: str = ""
+
+
+class _Figures(_Read):
+    """Figures of one model."""
+
+    local: dict[str, Json] | None = None
+
+
+class _Evaluation(_Read):
+    """Figures of all models."""
+
+    models: dict[str, _Figures] = {}
+    worst: dict[str, Json] | None = None
+    local: dict[str, Json] | None = None
+
+
+class _Line(_Read):
+    """One round."""
+
+    round: int
+    clients: list[_Report] = []
+    rejected: list[_Report] = []
+    failed: list[_Report] = []
+    evaluation: _Evaluation | None = None
+    seconds: dict[str, float] = {}
+
+
+def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
+    r"""Complete lines; a last one that was cut off is dropped.
+
+    Args:
+        content: Of the file.
+        path: Of the file, for errors.
+
+    Raises:
+        RunError: If any other line is not that of a round; names it.
+
+    Example:
+        >>> parsed(b'{"round": 1}\n{"rou', Path("metrics.jsonl"))
+        [{'round': 1}]
+    """
+    lines: list[dict[str, Json]] = []
+    # What follows the last newline was cut off; without a cut it is empty.
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(text)
+            _Line.model_validate(line)
+        except (ValueError, RecursionError) as error:
+            told = str(error).partition(" [type=")[0].replace("\n", " ")
+            raise RunError("damaged line", where=f"{path}:{number}", found=told) from error
+        lines.append(line)
+    return lines

@@ -1,0 +1,214 @@
+"""Runs that are killed and go on: ``python -m tests.trust.kills``.
+
+Small runs of several strategies are killed with SIGKILL at random moments, several times each,
+resumed as a person would (``--resume`` where the folder exists), and at last left to end. Whatever
+is in the folder of such a run must then equal, bit for bit, what an undisturbed run writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import archgraph as ag
+from tests.trust import page
+from tests.trust.forks import silent
+
+MODEL = Path(__file__).resolve().parents[2] / "specs" / "models" / "digits_cnn.yaml"
+ONE = "[{name: all, count: 4, choose: {w1: 8}}]"
+WIDTHS = "[{name: whole, count: 2, choose: {w1: 8}}, {name: half, count: 2, take: 0.5}]"
+MIXED = (
+    "[{name: small, count: 2, choose: {d1: 1, w2: 16}}, {name: deep, count: 1, choose: {d1: 2}},"
+    " {name: wide, count: 1, choose: {w2: 24}}]"
+)
+DEPTHS = "[{name: short, count: 2, choose: {d1: 1}}, {name: long, count: 2, choose: {d1: 2}}]"
+# Clients and options of each method.
+STRATEGIES = {
+    "fedavg": (ONE, "{}"),
+    "heterofl": (WIDTHS, "{}"),
+    "fedfa": (MIXED, "{}"),
+    "nefl": (MIXED, "{spread: 0}"),
+    "fedadp": (MIXED, "{approximate: true}"),
+    "fedin": (DEPTHS, "{}"),
+    "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
+}
+ROUNDS = 5
+MOST = 8  # kills of one run
+LIMIT = 120.0  # seconds for one attempt
+
+
+@dataclass
+class Report:
+    """What became of the runs of one strategy."""
+
+    kills: int = 0
+    early: int = 0  # of these before the folder held a run
+    writing: int = 0  # of these while something was written
+    runs: int = 0
+    faults: list[str] = field(default_factory=list)  # dead ends and runs with other bits
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Kill runs; 0 where all of them end, with the bits of an undisturbed one."""
+    parser = argparse.ArgumentParser(prog="python -m tests.trust.kills", description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", choices=STRATEGIES, action="append")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures into a page")
+    options = parser.parse_args(arguments)
+    names = options.strategy or list(STRATEGIES)
+    reports: dict[str, Report] = {}
+    for at, name in enumerate(names):
+        share = (at + 1) * options.kills // len(names) - at * options.kills // len(names)
+        with tempfile.TemporaryDirectory() as folder:
+            reports[name] = killed(
+                name, share, random.Random(f"{options.seed} {name}"), Path(folder)
+            )
+        print(name, reports[name], flush=True)  # noqa: T201 - the command's product
+    if options.write:
+        page.write(options.write, "kills", _table(reports))
+    return 1 if any(report.faults for report in reports.values()) else 0
+
+
+def killed(name: str, kills: int, rng: random.Random, folder: Path) -> Report:
+    """Kill runs of a strategy so many times in all."""
+    spec = folder / "experiment.yaml"
+    spec.write_text(_experiment(name))
+    begin = time.monotonic()
+    if error := _attempt(spec, folder / "whole", LIMIT):
+        raise RuntimeError(f"{name} does not run: {error}")
+    seconds, whole, report = time.monotonic() - begin, bits(folder / "whole"), Report()
+    while report.kills < kills:
+        report.runs += 1
+        out = folder / f"run-{report.runs}"
+        for _ in range(min(rng.randint(1, MOST), kills - report.kills)):
+            # A third of the moments lie within the first second, where a run begins.
+            moment = rng.uniform(0, min(1, seconds) if rng.random() < 1 / 3 else seconds)
+            error = _attempt(spec, out, moment)
+            if error is None:  # it was faster
+                break
+            if error:
+                report.faults.append(f"dead end of run {report.runs}: {error}")
+                break
+            report.kills += 1
+            report.early += not (out / "run.yaml").exists()
+            report.writing += any(out.rglob(".draft-*"))
+        if error := _attempt(spec, out, LIMIT):
+            report.faults.append(f"dead end of run {report.runs}: {error}")
+        elif found := differing(whole, bits(out)):
+            report.faults.append(f"other bits in run {report.runs}: {', '.join(found)}")
+    return report
+
+
+def _attempt(spec: Path, out: Path, moment: float) -> str | None:
+    """Run, or go on with, an experiment until a moment.
+
+    Returns:
+        None if it ended before, its error if it failed, an empty text if it was killed.
+    """
+    log = spec.with_suffix(".log")
+    log.write_text("")
+    child = os.fork()
+    if not child:
+        try:
+            silent()
+            ag.run(spec, out=out, resume=out.exists(), progress=False)
+            os._exit(0)
+        except BaseException:
+            log.write_text(traceback.format_exc())
+            os._exit(1)
+    end = time.monotonic() + moment
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() >= end:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitpid(child, 0)
+            break
+        time.sleep(min(0.002, max(end - time.monotonic(), 0)))
+    if os.WIFSIGNALED(ended[1]):
+        return "" if moment < LIMIT else f"not done after {LIMIT:.0f} s"
+    return None if ended[1] == 0 else log.read_text() or "ended without a word"
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """Digest of everything in a run folder that no clock decides, by file or line."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if path.name == "server.json":
+            values = json.loads(path.read_text())
+            found[name] = {k: values[k] for k in ("round", "groups", "values", "files")}
+        elif name == "metrics.jsonl":
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                found[f"{name}:{number}"] = _untimed(json.loads(line))
+        else:
+            found[name] = path.read_bytes().hex()
+    return {
+        k: hashlib.sha256(json.dumps(v, sort_keys=True).encode()).hexdigest()
+        for k, v in found.items()
+    }
+
+
+def differing(whole: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """What two runs do not have in common."""
+    return sorted(k for k in {*whole, *other} if whole.get(k) != other.get(k))
+
+
+def _untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _untimed(v) for k, v in value.items() if k != "seconds"}
+    return [_untimed(v) for v in value] if isinstance(value, list) else value
+
+
+def _experiment(name: str) -> str:
+    clients, options = STRATEGIES[name]
+    return f"""\
+archgraph: 1
+name: killed
+family: {{archgraph: 1, name: killed, model: {MODEL}, clients: {clients}}}
+data: {{dataset: digits, limit: 200, partition: {{scheme: dirichlet, alpha: 0.5}}}}
+strategy: {{{name}: {options}}}
+rounds: {ROUNDS}
+sample: 0.75
+local: {{batch: 16, lr: 0.05, momentum: 0.9}}
+evaluate: {{every: 2}}
+seed: 0
+"""
+
+
+def _table(reports: Mapping[str, Report]) -> str:
+    """The figures as Markdown."""
+    head = (
+        "strategy",
+        "kills",
+        "before the run had begun",
+        "while writing",
+        "runs",
+        "equal bits",
+        "dead ends",
+    )
+    rows: list[tuple[Any, ...]] = []
+    for name, report in reports.items():
+        dead = sum(fault.startswith("dead") for fault in report.faults)
+        equal = report.runs - len(report.faults)
+        rows.append((name, report.kills, report.early, report.writing, report.runs, equal, dead))
+    rows.append(("all", *(sum(row[i] for row in rows) for i in range(1, len(head)))))
+    return page.table(head, rows)
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The figures of ``docs/trust.md``, each block written by its command."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks of a command."""
+    begin, end = f"<!-- {name}: written by `python -m tests.trust.{name}` -->", f"<!-- /{name} -->"
+    content = page.read_text()
+    block = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if len(block.findall(content)) != 1:
+        raise ValueError(f"{page}: found no block {begin} … {end}")
+    day = datetime.date.today()
+    date = f"({day.day} {day:%B %Y})"
+    page.write_text(block.sub(lambda _: f"{begin}\n{text.strip()}\n\n{date}\n{end}", content))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

@@ -1,0 +1,172 @@
+"""Faults planted by hand that once survived, or might; and mutants that change nothing."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault written by hand; it keeps the number of lines.
+
+    Attributes:
+        room: Whose tests must notice it.
+        path: The file.
+        old: What stands there, once.
+        new: What stands there instead.
+        why: What it would do.
+    """
+
+    room: str
+    path: str
+    old: str
+    new: str
+    why: str
+
+    @property
+    def name(self) -> str:
+        """Like that of a mutant."""
+        return f"{self.path}: {self.why}"
+
+    @property
+    def line(self) -> int:
+        """First line of the innermost statement that holds the fault."""
+        text = (ROOT / self.path).read_text()
+        assert text.count(self.old) == 1, f"{self.name}: once in the file, not {self.old!r}"
+        assert self.old.count("\n") == self.new.count("\n"), f"{self.name}: as many lines"
+        first = text[: text.index(self.old)].count("\n") + 1
+        spans = (
+            (node.end_lineno or node.lineno, -node.lineno)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.stmt) and node.lineno <= first <= (node.end_lineno or 0)
+        )
+        return -min(spans, key=lambda span: span[0] + span[1])[1]
+
+    def apply(self) -> ast.Module:
+        """The module with the fault."""
+        return ast.parse((ROOT / self.path).read_text().replace(self.old, self.new))
+
+
+STATES, CAPTURE = "archgraph/states", "archgraph/capture"
+PLANTED = (
+    Planted(
+        "states", f"{STATES}/updates.py",
+        "int(value.isnan().sum()), int(value.isinf().sum())", "int(value.isnan().sum()), 0",
+        "infinite updates are accepted",
+    ),
+    Planted(
+        "states", f"{STATES}/updates.py", "math.isfinite(number)", "not math.isnan(number)",
+        "infinite weights and scales are accepted",
+    ),
+    Planted(
+        "states", f"{STATES}/updates.py", "or weight <= 0:", "or weight <= 1e-3:",
+        "low weights are refused",
+    ),
+    Planted(
+        "states", f"{STATES}/coverage.py", "weight * entry.scale**2", "weight * abs(entry.scale)",
+        "coverage with the scale instead of its square",
+    ),
+    Planted(
+        "states", f"{STATES}/coverage.py",
+        "if self.rows and dim == 0", "if self.rows and dim == 1",
+        "rows count along another dimension",
+    ),
+    Planted(
+        "states", f"{STATES}/dimension_map.py", "sums = sums * rows", "sums = sums * 1.0",
+        "coverage of a fold without its rows",
+    ),
+    Planted(
+        "states", f"{STATES}/dimension_map.py", "= 1 if rows is None else rows", "= 1.0",
+        "coverage of a window without its rows",
+    ),
+    Planted(
+        "states", f"{STATES}/dimension_map.py",
+        "np.abs(values - whole) < 1e-12", "np.abs(values - whole) < 1e-3",
+        "weights near a whole number are rounded to it",
+    ),
+    Planted(
+        "states", f"{STATES}/transfer.py",
+        "if not copy and entry.unchanged", "if entry.unchanged",
+        "pull lends the server's own tensors",
+    ),
+    Planted(
+        "states", f"{STATES}/transfer.py",
+        "value[index].clone(memory_format=torch.contiguous_format)", "value[index]",
+        "pull of slices lends views of the server's tensors",
+    ),
+    Planted(
+        "states", f"{STATES}/entry.py",
+        "y.clone(memory_format=torch.contiguous_format)", "y",
+        "an entry that is taken as a whole is lent",
+    ),
+    Planted(
+        "states", f"{STATES}/merge.py", "if power >= old:", "if power == old:",
+        "smaller values after large ones undo the shrinking",
+    ),
+    Planted(
+        "states", f"{STATES}/merge.py", "self._total += weight", "self._total += 0",
+        "weights are never seen to add up",
+    ),
+    Planted(
+        "averaging", "archgraph/federation/average.py",
+        "total / count for name", "total / max(n for _, n in totals.values()) for name",
+        "FedFA's mean norm by the count of another layer",
+    ),
+    Planted(
+        "record", "archgraph/engine/checkpoint.py",
+        '(values["experiment"], values["round"]) != (identity, number)',
+        '(values["experiment"], number) != (identity, number)',
+        "a checkpoint of another round is accepted",
+    ),
+    Planted(
+        "record", "archgraph/engine/checkpoint.py",
+        "return Checkpoint(number, tensors,", "return Checkpoint(number + 1, tensors,",
+        "a checkpoint is taken for that of the next round",
+    ),
+    Planted(
+        "rewrites", "archgraph/rewrite/splice.py", "copied |= noise", "copied |= set()",
+        "noise is not copied with its block",
+    ),
+    Planted(
+        "relate", "archgraph/relate/align.py",
+        "if len(inside) == len(run) > 1 and", "if len(inside) == len(run) > 99 and",
+        "an unmatched section is listed block by block",
+    ),
+    Planted(
+        "capture", f"{CAPTURE}/later.py",
+        "            put_back()\n            with", "            pass\n            with",
+        "buffers stay changed after the first of two calls",
+    ),
+    Planted(
+        "capture", f"{CAPTURE}/later.py",
+        "                put_back()\n                second",
+        "                pass\n                second",
+        "buffers stay changed before the last of two calls",
+    ),
+    Planted(
+        "capture", f"{CAPTURE}/later.py",
+        "        finally:\n            put_back()", "        finally:\n            pass",
+        "buffers stay changed after capture",
+    ),
+)  # fmt: skip
+
+# By name of a mutant: why no test can tell it from the original.
+EQUIVALENT = {
+    "archgraph/states/entry.py Entry.pull: -item[0] → item[0]": (
+        "the order of the maps decides what pulling costs, not what it gives"
+    ),
+    "archgraph/states/merge.py Merger.add: any((value.device != self._device for value in "
+    "state.values())) → not any((value.device != self._device for value in state.values()))": (
+        "on a machine with one device, moving tensors to it changes nothing"
+    ),
+    "archgraph/states/entry.py Initial.make: 8 → 7": "another random stream, as good as this one",
+    "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
+    "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
+    "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
+    "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "
+    "tier.transfer.pull(state.group(GLOBAL))": "a copy costs memory and changes no value",
+}

@@ -1,0 +1,60 @@
+"""Which files are mutated, how many mutants of them are drawn, and which tests must notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Room(NamedTuple):
+    """A part of the library and its tests.
+
+    Attributes:
+        modules: Its files.
+        tests: Files and folders of its tests; files of the library stand for their doctests.
+        drawn: So many mutants are drawn.
+    """
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    drawn: int
+
+
+def _files(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.py")))
+
+
+STATES = ("merge", "transfer", "dimension_map", "coverage", "entry", "updates")
+ENGINE = ("record", "checkpoint", "proof")
+ROOMS = {
+    "states": Room(
+        tuple(f"archgraph/states/{name}.py" for name in STATES),
+        ("archgraph/states", "tests/states", "tests/laws/test_transfer_laws.py"),
+        90,
+    ),
+    "rewrites": Room(
+        _files("archgraph/rewrite"),
+        ("archgraph/rewrite", "tests/rewrite", "tests/laws"),
+        70,
+    ),
+    "averaging": Room(
+        ("archgraph/federation/average.py",),
+        ("archgraph/federation/average.py", "tests/strategies"),
+        20,
+    ),
+    "strategies": Room(_files("strategies"), ("archgraph/strategies", "tests/strategies"), 60),
+    "record": Room(
+        tuple(f"archgraph/engine/{name}.py" for name in ENGINE),
+        (
+            *[f"archgraph/engine/{name}.py" for name in ENGINE],
+            "tests/engine/test_run_record.py",
+            "tests/engine/test_tampering.py",
+        ),
+        40,
+    ),
+    # Faults planted by hand alone.
+    "relate": Room((), ("tests/relate", "tests/laws/test_align_laws.py"), 0),
+    "capture": Room((), ("tests/capture/test_hostile.py", "tests/capture/test_functional.py"), 0),
+}

@@ -1,0 +1,138 @@
+"""Updates with a fault, as ``Merger.add`` gets them from clients."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import archgraph as ag
+from archgraph.states import Merger, Transfer, check_update
+from tests.language.fuzzing import Stage
+from tests.trust.folders import MODEL
+
+NAN, INFINITE = float("nan"), float("inf")
+NUMBERS: tuple[Any, ...] = (
+    0, -1, 1, 1e-320, 1e-300, 1e-3, 1e300, 1.7e308, 2**70, 10**400, -0.0, NAN, INFINITE, -INFINITE,
+    None, True, "1", "x", b"1", 1j, Fraction(1, 3), np.float32(2), np.float64(NAN), [], {},
+    torch.tensor(2.0), torch.tensor([1.0, 2.0]), torch.tensor(NAN), object(),
+)  # fmt: skip
+VALUES = (1e-45, 1e-30, 1.0, 3e38, -3e38, 2.0**80, 2.0**127, NAN, INFINITE, -INFINITE)
+
+
+@functools.cache
+def valid_update() -> tuple[ag.ArchGraph, dict[str, torch.Tensor], tuple[Transfer, ...]]:
+    torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)  # loads what writes a cache
+    graph = ag.load(MODEL)
+    half = ag.take(graph, 0.5).transfer
+    return graph, ag.initial_state(graph, 0), (Transfer.identity(graph), half)
+
+
+Change = Callable[[random.Random, torch.Tensor], Any]
+CHANGES: tuple[Change, ...] = (
+    lambda rng, x: torch.full_like(x, rng.choice(VALUES)) if x.is_floating_point() else x - 2**62,
+    lambda rng, x: _with(x, rng.choice(VALUES)),
+    lambda rng, x: x.to(rng.choice((torch.float64, torch.float16, torch.int8, torch.complex64))),
+    lambda rng, x: x.reshape(-1),
+    lambda rng, x: x[..., :-1] if x.dim() else x[None],
+    lambda rng, x: x[None],
+    lambda rng, x: x.to_sparse() if x.dim() else None,
+    lambda rng, x: x.to("meta"),
+    lambda rng, x: x.numpy(),
+    lambda rng, x: x.tolist(),
+    lambda rng, x: torch.nn.Parameter(x.float()),
+    lambda rng, x: x.new_zeros(()).expand(x.shape),
+    lambda rng, x: x.new_zeros(()).expand(2**20, 2**20, 2**20),
+    lambda rng, x: x.new_empty(0),
+    lambda rng, x: x.mT if x.dim() > 1 else x.flip(0) if x.dim() else x,
+    lambda rng, x: x.double().to(torch.complex128).conj().real.to(x.dtype),
+    lambda rng, x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+    lambda rng, x: torch.nested.nested_tensor([x, x], layout=torch.jagged) if x.dim() else None,
+    lambda rng, x: _inference(x),
+    lambda rng, x: rng.choice((None, "x", 3, NAN, object(), [], {}, b"", torch.Size([1]))),
+)
+NAMES: tuple[Any, ...] = ("", "x", "head.0", "\ud800", "x" * 10_000, 3, None, ("a",), b"x", NAN)
+
+
+def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
+    """Merge mutated updates beside a valid one; what is accepted has a finite mean."""
+    graph, state, transfers = valid_update()
+    merger = Merger(graph, state)
+    merger.add(transfers[0], state)
+    for _ in range(rng.choice((1, 1, 3))):
+        transfer = rng.choice(transfers)
+        update: Any = copy.copy(transfer.pull(state))
+        options: dict[str, Any] = {}
+        weight: Any = 1.0
+        for _ in range(rng.choice((1, 1, 2))):
+            match rng.randrange(8):
+                case 0:
+                    weight = rng.choice(NUMBERS)
+                case 1:
+                    options["scales"] = {_name(rng, update): rng.choice(NUMBERS)}
+                case 2:
+                    options["rows"] = {_name(rng, update): _mask(rng, update)}
+                case 3:
+                    options["skip"] = rng.choice(({_name(rng, update)}, [3], "x", {None}))
+                case 4:
+                    update.pop(rng.choice([*update]), None)
+                case 5:
+                    update[rng.choice(NAMES)] = torch.ones(2)
+                case _:
+                    name = rng.choice([*update])
+                    if isinstance(update[name], torch.Tensor):
+                        update[name] = _tried(rng, update[name])
+        if rng.random() < 0.02:
+            update = rng.choice((None, [], "x", 3, torch.ones(2), {}))
+        stage("add")
+        try:
+            check_update(transfer.target, update, optional=options.get("skip", ()))
+            merger.add(transfer, update, weight, **options)
+        except ag.ArchGraphError:
+            if rng.random() < 0.3:
+                raise
+    stage("result")
+    new, _ = merger.result()
+    bad = [name for name, value in new.items() if not value.isfinite().all()]
+    assert not bad, f"no finite mean of {bad}"
+
+
+def _tried(rng: random.Random, value: torch.Tensor) -> Any:
+    """A change that torch itself can make."""
+    try:
+        return rng.choice(CHANGES)(rng, value)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+def _with(x: torch.Tensor, value: float) -> torch.Tensor:
+    x = x.clone()
+    if x.is_floating_point() and x.numel():
+        x.view(-1)[0] = value
+    return x
+
+
+def _inference(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+def _name(rng: random.Random, update: Any) -> Any:
+    return rng.choice([*update]) if rng.random() < 0.8 else rng.choice(NAMES)
+
+
+def _mask(rng: random.Random, update: Any) -> Any:
+    sizes = [v.shape[0] for v in update.values() if isinstance(v, torch.Tensor) and v.dim()]
+    length = rng.choice((*sizes, 0, 1))
+    return rng.choice((
+        torch.ones(length), torch.zeros(length), torch.full((length,), NAN), torch.ones(length, 1),
+        torch.ones(length, dtype=torch.bool), torch.full((length,), 2.0), [1] * length, None, "x",
+        torch.ones(length).to_sparse(), torch.ones(length, device="meta"), np.ones(length),
+    ))  # fmt: skip
