@@ -134,8 +134,8 @@ class Pool:
                 hint="Pool.add takes the transfer from the global architecture to the client's",
             )
         scales, rows, left_out = scales or {}, rows or {}, frozenset(skip)
-        check_update(transfer.target, state, finite=not trusted, optional=left_out)
-        check_options(transfer, weight, scales, rows, left_out)
+        large = check_update(transfer.target, state, finite=not trusted, optional=left_out)
+        check_options(transfer, weight, scales, rows, left_out, large)
         stored = self._spill.put({k: v for k, v in state.items() if k not in left_out})
         self.updates.append(PooledUpdate(client, transfer, stored, weight, scales, rows, left_out))
 
