@@ -112,8 +112,8 @@ PLANTED = (
         "weights are never seen to add up",
     ),
     Planted(
-        "averaging", "archgraph/federation/average.py",
-        "total / count for name", "total / max(n for _, n in totals.values()) for name",
+        "averaging", "archgraph/federation/contribution.py",
+        "math.fsum(inner) / len(inner)", "math.fsum(inner) / max(map(len, self._given.values()))",
         "FedFA's mean norm by the count of another layer",
     ),
     Planted(

@@ -27,6 +27,7 @@ def _files(folder: str) -> tuple[str, ...]:
 
 
 STATES = ("merge", "transfer", "dimension_map", "coverage", "entry", "updates")
+AVERAGING = ("average", "contribution")
 ENGINE = ("record", "checkpoint", "proof")
 ROOMS = {
     "states": Room(
@@ -40,8 +41,8 @@ ROOMS = {
         70,
     ),
     "averaging": Room(
-        ("archgraph/federation/average.py",),
-        ("archgraph/federation/average.py", "tests/strategies"),
+        tuple(f"archgraph/federation/{name}.py" for name in AVERAGING),
+        (*[f"archgraph/federation/{name}.py" for name in AVERAGING], "tests/strategies"),
         20,
     ),
     "strategies": Room(_files("strategies"), ("archgraph/strategies", "tests/strategies"), 60),
