@@ -1,16 +1,19 @@
-"""Functions with a gradient of their own: whether it is that of their forward.
+"""Functions with a gradient of their own, and what is saved for gradients: whether either matters.
 
 An exported program has the forward of such a function, and its gradient is what that leads to.
 Where the function only computes the same gradient in another way (to save memory), nothing is
-lost; a straight-through estimator or a reversed gradient is. Both are run on random numbers.
+lost; a straight-through estimator or a reversed gradient is. Both are run on random numbers. So are
+functions that pack what is saved for the gradients: it may come back as it was, or rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
+from archgraph.capture.places import place
 from archgraph.errors import TraceError
 
 _DRAWS = (torch.randn, torch.rand)  # numbers of both signs, and numbers that have a logarithm
@@ -18,9 +21,12 @@ _DRAWS = (torch.randn, torch.rand)  # numbers of both signs, and numbers that ha
 
 def arguments_of(args: tuple[Any, ...]) -> list[Any]:
     """Arguments of a call without the capture's stand-ins: tensors as shape and dtype."""
-    return [
-        (tuple(map(_number, a.shape)), a.dtype) if isinstance(a, torch.Tensor) else a for a in args
-    ]
+    return [shape_of(a) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a stand-in, with the example's sizes."""
+    return tuple(map(_number, tensor.shape)), tensor.dtype
 
 
 def _number(size: Any) -> int:
@@ -69,10 +75,35 @@ def _agrees(function: Any, given: list[Any], draw: Any) -> bool:
         return [torch.zeros_like(i) if g is None else g for g, i in zip(found, inputs, strict=True)]
 
     apart = function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context
-    copies = [a * 1 if isinstance(a, torch.Tensor) and a.requires_grad else a for a in args]
-    plain = function.forward(*copies) if apart else function.forward(_Context(len(args)), *copies)
-    pairs = zip(gradients(function.apply(*args)), gradients(plain), strict=True)
+
+    def copies() -> list[Any]:  # a leaf cannot be written in place
+        return [a * 1 if isinstance(a, torch.Tensor) and a.requires_grad else a for a in args]
+
+    context = () if apart else (_Context(len(args)),)
+    plain = function.forward(*context, *copies())
+    pairs = zip(gradients(function.apply(*copies())), gradients(plain), strict=True)
     return all(torch.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True) for a, b in pairs)
+
+
+def other_saved(
+    pack: Any, unpack: Any, where: str, saved: Collection[tuple[tuple[int, ...], torch.dtype]]
+) -> TraceError | None:
+    """The error for hooks that give back something else than was saved; None where they do not."""
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            drawn = [(10 * torch.randn(shape)).to(dtype) for shape, dtype in saved]
+            if all(torch.equal(unpack(pack(tensor.clone())), tensor) for tensor in drawn):
+                return None
+    except Exception:  # whatever the user's hooks raise on random numbers
+        pass
+    return TraceError(
+        "changes what is saved for the gradients; a graph saves what it computes",
+        where=where,
+        found=place(pack),
+        hint="build without these hooks and run the built module under them, or trace with "
+        "strict=False",
+    )
 
 
 class _Context:

@@ -18,7 +18,9 @@ from archgraph.capture.examples import (
     tensors,
 )
 from archgraph.capture.failures import explained, first_line, is_branch
-from archgraph.capture.surroundings import neutral, quiet, restored, spelt_forward, watched
+from archgraph.capture.places import place
+from archgraph.capture.restored import restored
+from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
 
@@ -33,7 +35,8 @@ class Captured:
     kwargs: dict[str, Any]
     fixed: str  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
-    changed: Mapping[str, str]  # attributes that forward assigns, each with the place of forward
+    changed: Mapping[str, str]  # what forward assigns, each with the place of the code
+    names: Mapping[str, str]  # that its code uses, each with the place of a function
 
 
 def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
@@ -60,8 +63,9 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             break
         noted: list[Note] = []
         changed: dict[str, str] = {}
+        names: dict[str, str] = {}
         try:
-            program = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
+            program = _export(model, inputs, shapes(model, inputs, dim), noted, changed, names)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -70,7 +74,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
+                program = _export(model, inputs, shapes(model, inputs, dims), noted, changed, names)
                 main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
@@ -86,7 +90,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed)
+        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, names)
     assert first is not None
     raise explained(model, first) from first
 
@@ -137,9 +141,17 @@ def _export(
     shapes: Any,
     notes: list[Note],
     changed: dict[str, str],
+    names: dict[str, str],
 ) -> torch.export.ExportedProgram:
     def once() -> torch.export.ExportedProgram:
-        with quiet(), short_ways(), restored(model, changed), watched(notes):
+        where = place(type(model).forward)
+        with (
+            quiet(),
+            short_ways(),
+            restored(model, changed, notes) as kept,
+            watched(notes, where),
+        ):
+            names.update(kept.names)
             return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )

@@ -8,7 +8,7 @@ import traceback
 
 import torch
 
-from archgraph.capture.places import is_users
+from archgraph.capture.places import is_users, place
 from archgraph.errors import TraceError
 
 _BRANCH = (
@@ -42,9 +42,11 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
     start = next((i for i, f in enumerate(frames) if f[2] == "forward"), None)
     if start is not None:
         return frames[-1]
+    inside = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward"]
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
     own = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
-    return next(iter([*reversed(own), *reversed(frames)]), None)
+    layers = [(f.filename, f.lineno or 0, f.name) for f in inside]  # of torch's own layers
+    return next(iter([*reversed(own), *reversed(layers), *reversed(frames)]), None)
 
 
 _REASONS: tuple[tuple[str, str, str], ...] = (
@@ -54,11 +56,6 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "write it with torch functions",
     ),
     (
-        r"ScriptModule",
-        "a scripted module has no Python to capture",
-        "trace the module that it was scripted from",
-    ),
-    (
         r"not a known type|Unsupported input type",
         "an input or output is of a type that torch cannot look into",
         "use tensors, tuples, dicts and dataclasses, or register it with "
@@ -66,8 +63,9 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"fake tensor in the exported program constant|BatchedTensor|GradTrackingTensor",
-        "forward computes gradients or batches of functions on the way (torch.autograd.grad, vmap)",
-        "trace the submodule that does not",
+        "forward computes gradients or batches of functions on the way (torch.autograd.grad, "
+        "vmap), or uses the data of a tensor (.data)",
+        "trace the submodule that does not, and write .detach() for .data",
     ),
     (
         r"is a view and is being modified inplace",
@@ -84,9 +82,9 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 
 def explained(model: torch.nn.Module, error: Exception) -> TraceError:
     """Where and why ``torch.export`` gave up, in one sentence."""
-    text, place = f"{type(error).__name__} {error}", _place(error)
-    where = f"{place[0]}:{place[1]} in {place[2]}" if place else None
-    code = linecache.getline(place[0], place[1]).strip() if place else ""
+    text, line = f"{type(error).__name__} {error}", _place(error)
+    where = f"{line[0]}:{line[1]} in {line[2]}" if line else place(type(model).forward)
+    code = linecache.getline(line[0], line[1]).strip() if line else ""
     subject = type(model).__name__
     if is_branch(error):
         return TraceError(

@@ -53,11 +53,7 @@ def inline(
             work.tensors[new] = _values(program.constants[spec.target], spec.target)
             labels[new] = spec.target
         else:
-            raise TraceError(
-                "the model uses something that is not a tensor",
-                where=str(spec.target),
-                found=kind,
-            )
+            raise _foreign(node, kind, str(spec.target))
     results = work.run(program.graph, program.graph_module, Region())
     work.graph.output(tuple(results))
     return Tape(
@@ -69,6 +65,18 @@ def inline(
         labels,
         views_of(work.graph, work.same),
         notes=tuple(work.notes),
+    )
+
+
+def _foreign(node: torch.fx.Node, kind: str, name: str) -> TraceError:
+    """The error for an input of a program that is neither a leaf nor a tensor of forward's."""
+    if kind in ("PARAMETER", "BUFFER"):
+        return TraceError("the model's state has no entry of this name", where=name)
+    return TraceError(
+        "forward uses an object that is not a tensor",
+        where=next((calls.where(user) for user in node.users), name),
+        found=str(getattr(node.meta.get("val"), "class_fqn", kind)),
+        hint="a generator: draw from torch's own random numbers (torch.manual_seed) instead",
     )
 
 

@@ -1,4 +1,4 @@
-"""Places in the user's code: which lines of a stack are the user's own, and which ran ungraded."""
+"""Places in the user's code: lines of a stack, functions, and which lines ran ungraded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,11 +26,24 @@ def users_line(stack: str | None) -> tuple[str, int] | None:
     return own[-1] if own else None
 
 
+def running() -> str:
+    """Innermost line of the user's own code that is running now."""
+    stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
+    return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
+
+
 def is_users(file: str) -> bool:
     """Whether a source file is part of neither torch, Python nor the capture itself."""
     if file.startswith((_TORCH, _CAPTURE, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
+
+
+def place(function: Any) -> str:
+    """Where a function is defined, or what it is called."""
+    inner = getattr(function, "func", function)  # of a functools.partial
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 def under_no_grad(stack: str | None) -> bool:

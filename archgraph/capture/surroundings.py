@@ -1,8 +1,8 @@
 """The conditions of an export: nothing of the caller's gets in, nothing of forward's stays behind.
 
-Whatever the caller has switched on (autocast, ``no_grad``) stays out of the capture; whatever
-forward assigns while it is captured is taken back; what the captured program cannot show (custom
-gradients, hooks, draws from Python's own random numbers) is noted.
+Whatever the caller has switched on (autocast, ``no_grad``) stays out of the capture; what the
+captured program cannot show (custom gradients, hooks, seeds, draws from Python's own random
+numbers) is noted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import random
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,9 +26,9 @@ from torch.utils import checkpoint
 
 from archgraph.capture.custom import arguments_of, other_gradient
 from archgraph.capture.examples import register_dataclasses
-from archgraph.capture.places import NO_GRAD, is_users
+from archgraph.capture.hooks import registering
+from archgraph.capture.places import NO_GRAD, is_users, running
 from archgraph.capture.tape import Note
-from archgraph.capture.unseen import gradient_hook, place
 from archgraph.errors import TraceError
 
 
@@ -111,90 +110,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored(model: torch.nn.Module, changed: dict[str, str]) -> Iterator[None]:
-    """Take back what forward assigns to its modules: stand-ins of the capture, not tensors.
-
-    What it has assigned is put into ``changed``: the attribute, and where its forward is written.
-    """
-
-    def differs(value: Any, before: Any, inside: list[Any] | None) -> bool:
-        if isinstance(before, (bool, int, float, str)):
-            return type(value) is not type(before) or value != before
-        return value is not before or _contents(value) != inside
-
-    held = [
-        (module, vars(module).copy(), {k: _contents(v) for k, v in vars(module).items()})
-        for module in model.modules()
-    ]
-
-    def note(*_: Any) -> None:  # right after forward: export takes numbers back by itself
-        for module, known, inside in held:
-            for key, value in vars(module).items():
-                if key not in _TABLES and differs(value, known.get(key), inside.get(key)):
-                    changed[f"{type(module).__name__}.{key}"] = place(type(module).forward)
-
-    hook = model.register_forward_hook(note)
-    try:
-        yield
-    finally:
-        hook.remove()
-        for module, attributes, inside in held:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for key, before in inside.items():
-                if _contents(attributes[key]) != before:
-                    _refill(attributes[key], before)
-
-
-def _contents(value: Any) -> list[Any] | None:
-    """What a container holds, by identity; None for other values and empty containers."""
-    if isinstance(value, dict):
-        return [_Same(part) for item in value.items() for part in item] or None
-    return [_Same(part) for part in value] or None if isinstance(value, (list, set)) else None
-
-
-class _Same:
-    """A value that equals nothing but itself: tensors are not compared."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]  # only ever an item of a list
-
-
-def _refill(value: Any, before: list[Any] | None) -> None:
-    """Give a container its contents back, past what a subclass forbids."""
-    parts = [part.value for part in before or ()]
-    if isinstance(value, list):
-        list.__setitem__(value, slice(None), parts)
-    elif isinstance(value, set):
-        set.clear(value)
-        set.update(value, parts)
-    else:
-        base = OrderedDict if isinstance(value, OrderedDict) else dict
-        base.clear(value)
-        for key, item in zip(parts[::2], parts[1::2], strict=True):
-            base.__setitem__(value, key, item)
-
-
-_REGISTER: tuple[tuple[Any, str, str], ...] = (
-    (torch.Tensor, "register_hook", "a hook on its gradient"),
-    (
-        torch.Tensor,
-        "register_post_accumulate_grad_hook",
-        "a hook after its gradient is accumulated",
-    ),
-    (torch.nn.Module, "register_full_backward_hook", "a backward hook"),
-    (torch.nn.Module, "register_full_backward_pre_hook", "a backward pre-hook"),
-)
-_TABLES = vars(torch.nn.Module()).keys()  # of every module; buffers are followed by the export
-
-
-@contextlib.contextmanager
-def watched(notes: list[Note]) -> Iterator[None]:
+def watched(notes: list[Note], place: str) -> Iterator[None]:
     """Note what an exported program cannot show, and keep places inside helper functions.
 
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
@@ -210,6 +126,15 @@ def watched(notes: list[Note]) -> Iterator[None]:
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is checkpoint.CheckpointFunction:
             run, _, *rest = args
+            if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in rest):
+                notes.append(
+                    TraceError(
+                        "a checkpoint that re-enters lets no gradient through to parameters, since "
+                        "none of its inputs needs one",
+                        where=running(),
+                        hint="give use_reentrant=False, or trace with strict=False",
+                    )
+                )
             return run(*rest)
         if not cls.__module__.startswith("torch."):
             seen.setdefault(cls, arguments_of(args))
@@ -235,16 +160,7 @@ def watched(notes: list[Note]) -> Iterator[None]:
     def left(self: Any, *_: Any) -> None:
         torch.set_grad_enabled(self.held)
 
-    def hooked(register: Any, what: str) -> Any:
-        @functools.wraps(register)
-        def registered(self: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-            stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
-            where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
-            notes.append(gradient_hook(where, what, hook))
-            return register(self, hook, *args, **kwargs)
-
-        return registered
-
+    drawn = torch.get_rng_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     replaced: list[tuple[Any, str, Any, Any]] = [
         (function, "apply", apply, classmethod(applied)),
@@ -252,22 +168,30 @@ def watched(notes: list[Note]) -> Iterator[None]:
         (inference, "__enter__", enter, entered),
         (inference, "__exit__", leave, left),
     ]
-    for holder, name, what in _REGISTER:
-        register = getattr(holder, name)
-        replaced.append((holder, name, register, hooked(register, what)))
     for holder, name, _, new in replaced:
         setattr(holder, name, new)
     try:
-        yield
+        with registering(notes):
+            yield
     finally:
         for holder, name, old, _ in replaced:
             setattr(holder, name, old)
+        if not torch.equal(drawn, torch.get_rng_state()):
+            notes.append(
+                TraceError(
+                    "forward seeds torch's random numbers, and a graph does not",
+                    where=place,
+                    hint="seed them before the call, or trace with strict=False",
+                )
+            )
+            torch.set_rng_state(drawn)
         after = np.random.get_state()  # noqa: NPY002  # forward may use it
         if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
             notes.append(
                 TraceError(
                     "forward draws from Python's random numbers: what it drew while it was traced "
                     "is fixed in the graph",
+                    where=place,
                     hint="draw with torch instead, or trace with strict=False",
                 )
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from archgraph.capture.casts import cast
 from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
 from archgraph.capture.fold import fold
+from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
 from archgraph.capture.later import assignments
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
@@ -28,7 +30,7 @@ from archgraph.capture.signature import named
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
-from archgraph.capture.unseen import shared, unseen
+from archgraph.capture.unseen import extra_state, other_classes, other_state, shared
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -106,11 +108,15 @@ def trace(
         %linear: float32[batch, 2] = aten.linear(input=%input, weight=weight, bias=bias)
     """
     _ready(model, args, kwargs)
-    unlike = _said([*unseen(model)], strict)
+    seen = itertools.chain(*(check(model) for check in _CHECKS))
+    unlike = _said([*seen], strict)
     with uncollected():
         traced, notes = _traced(model, args, kwargs, train, name or type(model).__name__)
     texts = dict.fromkeys((*traced.notes, *unlike, *_said(notes, strict)))
     return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
+
+
+_CHECKS = (registered, extra_state, other_state, other_classes)  # of a model before its capture
 
 
 def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
@@ -184,6 +190,13 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
     """Refuse what cannot be captured before trying."""
     if not isinstance(model, torch.nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TraceError(
+                "a scripted module has no Python to capture",
+                where=path or type(model).__name__,
+                hint="trace the module that it was scripted from",
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise TraceError(

@@ -1,34 +1,23 @@
-"""What a module does that no capture shows: it is found on the module itself, before the export.
+"""State that no capture shows: it is found on the module itself.
 
-A graph holds operators and leaves. Hooks on gradients, memory that two leaves share and state that
-is not a tensor would be lost without a word, so each is an error that says which and where.
+A graph holds leaves, and each has memory of its own. Memory that two leaves share and state that is
+not a tensor would be lost without a word, so each is an error that says which and where.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
+from archgraph.capture.places import is_users, place
 from archgraph.errors import TraceError
 
-_MODULE_HOOKS = {
-    "_backward_hooks": "a backward hook",
-    "_backward_pre_hooks": "a backward pre-hook",
-}
-_TENSOR_HOOKS = {
-    "_backward_hooks": "a hook on its gradient",
-    "_post_accumulate_grad_hooks": "a hook after its gradient is accumulated",
-}
-_HINT = "remove it before tracing and register it on the built module, or trace with strict=False"
 
-
-def unseen(model: torch.nn.Module) -> Iterator[TraceError]:
-    """Hooks on gradients and extra state, which the graph of a module would lose."""
+def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
+    """State that is not a tensor, which the graph of a module would lose."""
     for path, module in model.named_modules():
-        yield from _hooks(path or type(model).__name__, module, _MODULE_HOOKS)
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             yield TraceError(
                 "has extra state (get_extra_state), and a graph holds tensors only",
@@ -36,30 +25,46 @@ def unseen(model: torch.nn.Module) -> Iterator[TraceError]:
                 found=place(type(module).get_extra_state),
                 hint="keep it in buffers, or trace with strict=False, which leaves it out",
             )
-    for name, parameter in model.named_parameters():
-        yield from _hooks(name, parameter, _TENSOR_HOOKS)
 
 
-def place(function: Any) -> str:
-    """Where a function is defined, or what it is called."""
-    inner = getattr(function, "func", function)  # of a functools.partial
-    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
+    """Entries of a model's ``state_dict`` that are not its own tensors, and those that it lacks."""
+    own = dict(_persistent(model))
+    state = model.state_dict(keep_vars=True)
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    hooks = [hook for m in model.modules() for hook in m._state_dict_hooks.values()]
+    for key in dict.fromkeys((*own, *tensors)):
+        if own.get(key) is not tensors.get(key):
+            yield TraceError(
+                "is another tensor in the model's state_dict than in the model, or is in one alone",
+                where=key,
+                found=place(hooks[0]) if hooks else None,
+                hint="remove what changes the state_dict, or trace with strict=False",
+            )
 
 
-def gradient_hook(where: str, what: str, function: Any) -> TraceError:
-    """The error for a hook that may change gradients."""
-    message = f"has {what}, which may change gradients; a graph holds no hooks"
-    return TraceError(message, where=where, found=place(function), hint=_HINT)
+def _persistent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What ``state_dict`` holds unless someone changes that."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, tensor in (module._parameters | module._buffers).items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield prefix + name, tensor
 
 
-def _hooks(where: str, holder: Any, kinds: Mapping[str, str]) -> Iterator[TraceError]:
-    for attribute, what in kinds.items():
-        for hook in (getattr(holder, attribute) or {}).values():
-            yield gradient_hook(where, what, hook)
-
-
-# -- memory ---------------------------------------------------------------------------------------
+def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
+    """Leaves of a class that computes in a way of its own: a graph's leaves are plain tensors."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        for method in ("__torch_function__", "__torch_dispatch__"):
+            work = getattr(getattr(type(tensor), method, None), "__func__", None)
+            if work is not None and is_users(place(work)):
+                yield TraceError(
+                    f"is a {type(tensor).__name__}, which computes in a way of its own; a graph "
+                    "holds plain tensors",
+                    where=name,
+                    found=place(work),
+                    hint="make it a plain tensor before tracing, or trace with strict=False",
+                )
 
 
 def shared(

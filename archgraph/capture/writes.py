@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -187,7 +188,9 @@ class _Writing:
         sizes, place = self.tape.sizes, calls.where(node)
         if sizes.shape(source.meta["val"], place) == sizes.shape(goal, place):
             return source
-        return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
+        with warnings.catch_warnings():  # torch warns of the batch's symbol among the sizes
+            warnings.simplefilter("ignore")
+            return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
     def assign(self, goal: torch.fx.Node, new: torch.fx.Node, node: torch.fx.Node) -> None:
         """Let everything that shares memory with ``goal`` follow, after that became ``new``."""

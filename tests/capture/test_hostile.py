@@ -9,19 +9,29 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 import archgraph as ag
 from archgraph.capture.unseen import overlapping
 from archgraph.errors import GraphError, TraceError
 from tests.capture.faithful import tensors
-from tests.capture.hostile import HOSTILE, Hostile, Net, X
+from tests.capture.hostile import gradients, hooks, kept, memory, numbers, wrappers  # noqa: F401
+from tests.capture.hostile.table import HOSTILE, Hostile, Net, X
 
 STEPS = 10
 
 
+@pytest.fixture(autouse=True)
+def _no_hooks_of_all_modules() -> Iterator[None]:
+    yield
+    for name in (n for n in vars(modules) if n.startswith("_global_") and n.endswith("_hooks")):
+        getattr(modules, name).clear()
+
+
 def _steps(module: nn.Module, entry: Hostile) -> Iterator[list[torch.Tensor]]:
     """Outputs and gradients of training steps, an evaluation after each."""
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimiser = entry.optimiser(trained, lr=0.05)
     generator = torch.Generator().manual_seed(1)
     for step in range(STEPS):
         x = torch.randn(
@@ -57,8 +67,9 @@ def test_equal_or_refused(name):
     if entry.refused is None:
         assert_equal(module, entry)
         return
-    with pytest.raises(TraceError, match=entry.refused):
+    with pytest.raises(TraceError, match=entry.refused) as refusal:
         ag.trace(module, entry.example)
+    assert refusal.value.where
 
 
 def test_what_is_refused_can_be_noted_and_is_warned_of():
