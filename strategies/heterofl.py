@@ -145,7 +145,8 @@ class HeteroFL(Strategy):
         def rows(result: Result) -> Mapping[str, Tensor]:
             return self._rows(world.tier(result.tier), world.clients[result.client])
 
-        return covered_mean(world, state, results, weights=self.weights, rows=rows)
+        chosen = rows if self.label_rows else None
+        return covered_mean(world, state, results, weights=self.weights, rows=chosen)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, and each tier's on the data of the clients that run it."""
@@ -157,7 +158,7 @@ class HeteroFL(Strategy):
 
     def _rows(self, tier: Tier, client: Client) -> Mapping[str, Tensor]:
         """0/1 over the rows of label-wise entries; none where the client owns every label."""
-        if not self.label_rows or all(client.histogram):
+        if all(client.histogram):
             return {}
         owned = torch.tensor([float(n > 0) for n in client.histogram])
         return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), owned)

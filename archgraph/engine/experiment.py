@@ -16,6 +16,7 @@ from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
+from archgraph.language.privacy import PrivacySpec
 from archgraph.plain import Json
 
 
@@ -33,6 +34,7 @@ class Experiment:
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
         patience: Rounds in a row without an accepted update that end the run.
+        privacy: What is promised to clients; None: nothing.
         bound: How many times the round's median an update's size may be; None: any.
         text: The experiment as resolved, YAML, for the run folder.
         facts: All that decides the run's numbers, as plain values.
@@ -48,6 +50,7 @@ class Experiment:
     sampled: int | None = None
     patience: int = 5
     bound: float | None = None
+    privacy: PrivacySpec | None = None
     text: str = ""
     facts: Mapping[str, Json] = field(default_factory=dict)
 
@@ -58,6 +61,12 @@ class Experiment:
             return frozenset()
         clients = range(len(self.world.clients))
         return malicious(clients, self.attack.fraction, self.world.seed)
+
+    @property
+    def rate(self) -> float:
+        """Share of the clients that take part in a round."""
+        clients = len(self.world.clients)
+        return 1.0 if self.sampled is None else min(self.sampled / clients, 1.0)
 
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""

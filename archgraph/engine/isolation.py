@@ -93,7 +93,8 @@ _GLOBALS = [
 def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     """Seed the process's generators (dropout) from a client's; restore all global state afterwards.
 
-    That is what the table above lists, and the generators of torch and NumPy.
+    That is what the table above lists, and the generators of torch and NumPy. A program begins with
+    gradients on, whatever the strategy that waits for it has turned off.
 
     Example:
         >>> with isolated(torch.Generator()):
@@ -105,15 +106,13 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     devices = [] if where.type == "cpu" else [where.index or 0]
     before = [one.read() for one in _GLOBALS]
     numpy = np.random.get_state()  # noqa: NPY002  # programs may use it
-    inference = torch.inference_mode(torch.is_inference_mode_enabled())
     with torch.random.fork_rng(devices, device_type="cuda" if not devices else where.type):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
-        grad = torch.is_grad_enabled()
         try:
-            # Left, it restores what was there however deep a program has gone.
-            with inference, torch.set_grad_enabled(grad):
+            # Left, it restores both modes, however deep a program has gone.
+            with torch.inference_mode(False):
                 yield
         finally:
             np.random.set_state(numpy)  # noqa: NPY002  # as above

@@ -8,6 +8,7 @@ asks for tasks and is handed results as a stream. All randomness is drawn from g
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.progress import bars, table, troubles
+from archgraph.engine.progress import bars, idle, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
@@ -57,8 +58,13 @@ class Run:
     @property
     def sound(self) -> bool:
         """Whether the last round took an update, and every figure of the last test is finite."""
-        accepted = not self.rounds or bool(self.rounds[-1]["clients"])
+        accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
+
+    @property
+    def privacy(self) -> Mapping[str, Json]:
+        """The ``epsilon`` that the rounds have spent, for their ``delta``; None: it has no end."""
+        return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
     def models(self) -> tuple[Evaluated, ...]:
@@ -72,11 +78,13 @@ class Run:
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def table(self) -> Table:
-        """A row per tier, and below what went wrong and the notes; ``print`` draws it."""
-        shown = table(self.experiment.world, self.evaluation)
-        return replace(
-            shown, note="; ".join(filter(None, (shown.note, *self.troubles, *self.notes)))
-        )
+        """A row per tier; below privacy, what went wrong and the notes; ``print`` draws it."""
+        shown, private = table(self.experiment.world, self.evaluation), ""
+        if self.privacy:
+            spent, delta = self.privacy["epsilon"], self.privacy["delta"]
+            private = f"privacy of a client: ε {spent or math.inf:.4g} for δ {delta:g}"
+        told = (shown.note, private, *self.troubles, *self.notes)
+        return replace(shown, note="; ".join(filter(None, told)))
 
     def __repr__(self) -> str:
         """One line: how long it was, how well the global model does, where it is."""

@@ -13,6 +13,7 @@ from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
+from archgraph.engine.privacy import private_world, spent, weights_alone
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, returned
@@ -24,14 +25,26 @@ from archgraph.plain import Json, finite
 from archgraph.tables import plural
 
 
-def sample(clients: int, count: int | None, seed: int, round: int) -> tuple[int, ...]:
+def sample(
+    clients: int, count: int | None, seed: int, round: int, *, poisson: bool = False
+) -> tuple[int, ...]:
     """Clients of a round, ascending: drawn from (seed, round) only.
+
+    Args:
+        clients: All clients.
+        count: How many; None: all.
+        seed: Of the run.
+        round: Counted from 1.
+        poisson: Whether each is drawn by itself; ``count`` then is the expected number.
 
     >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
     ((0, 1, 2), 4)
     """
     if count is None or count >= clients:
         return tuple(range(clients))
+    if poisson:
+        drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
+        return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
     return tuple(sorted(order[:count].tolist()))
 
@@ -88,17 +101,25 @@ class Loop:
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
         turn = Turn(setup, number, self.kept, self.watch)
-        sampled = sample(len(world.clients), setup.sampled, world.seed, number)
+        poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
+        sampled = sample(len(world.clients), setup.sampled, world.seed, number, poisson=poisson)
         self.watch.round(number, len(sampled))
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)
             state = returned(ServerState, before, strategy, "begin")
             tasks = (self._task(state, client, number) for client in sampled)
-            after = strategy.receive(world, state, turn.results(tasks), number)
+            results = turn.results(tasks)
+            if setup.privacy is not None:
+                world, results = private_world(setup, state, number), weights_alone(results)
+            after = strategy.receive(world, state, results, number)
             state = returned(ServerState, after, strategy, "receive")
         turn.settle()
         self.server, self.done = state, number
-        line: dict[str, Json] = {"round": number, **turn.report()}
+        line: dict[str, Json] = {
+            "round": number,
+            **turn.report(),
+            **spent(setup, number, len(sampled)),
+        }
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
                 models = each_returned(

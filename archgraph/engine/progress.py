@@ -163,7 +163,7 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
             for key in [k for k, v in {**row, **local}.items() if v is None]:
                 numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
                 numbers.append(number)
-        if "clients" in line and not line["clients"]:
+        if "clients" in line and idle(line):
             read = line.get("rejected") or line.get("failed")
             why = "all refused or failed" if read else "the strategy did not read the results"
             kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
@@ -171,6 +171,11 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
         named = [f"{name} ({_rounds(numbers)})" for name, numbers in found.items()][:NAMED]
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
         yield f"{kind}: {', '.join(named)}{more}{first.get(kind, '')}"
+
+
+def idle(line: Mapping[str, Json]) -> bool:
+    """Whether no update of a round was taken, though clients were sampled."""
+    return not line["clients"] and line.get("privacy", {}).get("sampled") != 0
 
 
 def _rounds(numbers: Iterable[int]) -> str:

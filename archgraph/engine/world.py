@@ -14,6 +14,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import answers, matched
 from archgraph.engine.partition import allot, class_histogram
+from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
 from archgraph.errors import RunError
 from archgraph.federation import (
@@ -120,6 +121,7 @@ def prepare(
         sampled=sampled,
         patience=spec.patience,
         bound=spec.bound,
+        privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy, root),
         facts={} if imagined else facts(spec, strategy, family, data),
     )
@@ -136,6 +138,8 @@ def begun(experiment: Experiment) -> ServerState:
     # A strategy that surveys its clients has its models only afterwards.
     if next(iter(strategy.survey(world, first)), None) is None:
         testable(experiment, first)
+    if experiment.privacy is not None:
+        check_privacy(experiment, first)
     return first
 
 

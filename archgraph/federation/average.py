@@ -112,10 +112,13 @@ def group_means(
     """The state with groups that are means of what clients add to them; the others stay.
 
     Args:
-        world: Says in ``World.aggregate`` what limits the part of single clients.
+        world: Says in ``World.aggregate`` what limits the part of single clients, and in
+            ``World.means`` what takes the place of these means.
         state: Holds the groups.
         contributions: What clients add, one at a time, to each group once.
     """
+    if world.means is not None:
+        return world.means(state, contributions)
     rules = world.aggregate
     if rules is not None and (rules.krum or rules.middle):
         return robust_means(rules, state, contributions)

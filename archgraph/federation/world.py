@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +17,12 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import State, Transfer
+
+if TYPE_CHECKING:
+    from archgraph.federation.contribution import Contribution
+    from archgraph.federation.state import ServerState
+
+    Means = Callable[[ServerState, Iterable[Contribution]], ServerState]
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
@@ -93,6 +101,7 @@ class World:
         seed: Seed of the run; see :func:`seeded`.
         device: Where server-side computation runs.
         aggregate: What limits the part of single clients in a mean; None: nothing.
+        means: What takes the place of means, where they are private; None: nothing.
     """
 
     graph: ArchGraph
@@ -104,6 +113,7 @@ class World:
     seed: int
     device: str = "cpu"
     aggregate: AggregateSpec | None = None
+    means: Means | None = None
 
     def tier(self, name: str) -> Tier:
         """Tier by name.

@@ -13,6 +13,7 @@ from archgraph.language.data import DataSpec
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
+from archgraph.language.privacy import PrivacySpec
 from archgraph.plain import Json
 
 
@@ -127,6 +128,9 @@ class ExperimentSpec(FromFile):
     aggregate: Aggregate | None = Field(
         default=None, description="what limits the part of single clients in the mean"
     )
+    privacy: PrivacySpec | None = Field(
+        default=None, description="differential privacy for whole clients; left out: none"
+    )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
@@ -162,6 +166,18 @@ class ExperimentSpec(FromFile):
                     expected="a mapping, e.g. {percentile: 0.95}",
                 )
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _private_alone(self) -> ExperimentSpec:
+        for key in ("aggregate", "bound"):
+            if self.privacy is not None and getattr(self, key) is not None:
+                raise Mistake(
+                    "has no place beside `privacy`",
+                    place=(key,),
+                    expected="one of the two",
+                    hint="what becomes of one client would depend on the others; `privacy` clips",
+                )
+        return self
 
     @property
     def strategy_name(self) -> str:

@@ -53,6 +53,7 @@ from archgraph.language.model import (
     SectionSpec,
     ShortcutSpec,
 )
+from archgraph.language.privacy import PrivacySpec
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
@@ -78,6 +79,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "classes": ClassesSpec,
         "local": LocalOptions,
         "aggregate": AggregateSpec,
+        "privacy": PrivacySpec,
         "attack": AttackSpec,
         "evaluate": EvaluateSpec,
         "engine": EngineSpec,

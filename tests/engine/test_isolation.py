@@ -46,6 +46,15 @@ def test_global_state_is_restored_after_a_client(flag, dies):
     assert read() == before
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_program_begins_with_gradients_on_and_leaves_them_as_they_were(off):
+    with off():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        with isolated(torch.Generator()):
+            assert (torch.ones(1, requires_grad=True) * 2).requires_grad
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+
+
 def test_randomness_of_every_library_follows_from_the_clients_seed():
     def draws(seed: int) -> list[float]:
         with isolated(torch.Generator().manual_seed(seed)):

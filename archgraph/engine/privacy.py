@@ -1,0 +1,169 @@
+"""What an experiment's ``privacy`` asks of a run, and the ε that it has spent.
+
+The unit is a client with all its data. Rounds with all clients, and Poisson samples, are accounted
+for with neighbours that differ by one client being there (Mironov, Talwar, Zhang: *Rényi
+Differential Privacy of the Sampled Gaussian Mechanism*, 2019). Samples of a fixed size are, with
+neighbours that differ by what one client has (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
+Differential Privacy*, AISTATS 2019, Theorem 27): that changes a sum by twice the clip, so noise
+counts half.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import math
+from collections.abc import Iterable, Iterator
+
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.returned import each_returned, returned
+from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
+from archgraph.federation import Outcome, Result, ServerState, Task, World, seeded
+from archgraph.federation.private import Census, PrivateMeans
+from archgraph.language.privacy import PrivacySpec
+from archgraph.ops.table import statistics
+from archgraph.plain import Json
+
+# Of the divergences; between whole numbers those of samples converge too slowly.
+ORDERS = (*range(2, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
+
+
+def check_privacy(experiment: Experiment, first: ServerState) -> None:
+    """Refuse an experiment whose ``privacy`` cannot be promised.
+
+    Args:
+        experiment: The experiment.
+        first: The strategy's first state.
+
+    Raises:
+        RunError: If the strategy asks clients before the first round, takes more from them than
+            what it averages, or weighs or maps it by their data; or the accountant is missing.
+    """
+    strategy, world = experiment.strategy, experiment.world
+    name = f"strategy {type(strategy).__name__}"
+    if not strategy.averages:
+        raise RunError(
+            "privacy needs a strategy that averages by `covered_mean` or `group_means`",
+            where=name,
+            hint="a strategy of your own that averages by them alone says `averages = True`",
+        )
+    if next(iter(each_returned(Task, strategy.survey(world, first), strategy, "survey")), None):
+        raise RunError("asks clients before the first round, which is not private", where=name)
+    clients = tuple(client.id for client in world.clients)
+    begun = returned(ServerState, strategy.begin(world, first, 1, clients), strategy, "begin")
+    try:
+        census(experiment, begun, 1)
+    except ArchGraphError as error:
+        raise error.within(name, kind=RunError) from error
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise RunError(
+            "cannot account for privacy",
+            where="privacy",
+            found="no dp-accounting",
+            hint="pip install 'archgraph[privacy]'",
+        )
+
+
+def census(experiment: Experiment, state: ServerState, round: int) -> Census:
+    """Who covers what in a round: the strategy receives results of all clients, unchanged."""
+    taken = Census()
+    world = dataclasses.replace(experiment.world, means=taken)
+    unchanged = _unchanged(experiment, state, round, taken)
+    experiment.strategy.receive(world, state, unchanged, round)
+    return taken
+
+
+def _unchanged(
+    experiment: Experiment, state: ServerState, round: int, taken: Census
+) -> Iterator[Result]:
+    strategy, world = experiment.strategy, experiment.world
+    for client in world.clients:
+        task = returned(Task, strategy.send(world, state, client.id, round), strategy, "send")
+        result = task.result(Outcome(task.state), client.examples)
+        try:
+            if task.others:
+                raise RejectedUpdate("further models", found=", ".join(task.others))
+            strategy.examine(world, result)
+        except RejectedUpdate as error:
+            raise RunError(
+                "takes more from clients than what it averages, which is not private",
+                found=str(error),
+            ) from error
+        taken.statistics[client.id] = frozenset(statistics(task.graph))
+        yield result
+
+
+def private_world(experiment: Experiment, state: ServerState, round: int) -> World:
+    """The world of a round, with means that are private.
+
+    Args:
+        experiment: One with ``privacy``.
+        state: Of the server, before anything is received.
+        round: Counted from 1.
+    """
+    privacy, world = experiment.privacy, experiment.world
+    assert privacy is not None
+    generator = seeded(world.seed, "privacy", round)
+    if privacy.entropy == "system":
+        generator.seed()
+    means = PrivateMeans(
+        census(experiment, state, round),
+        experiment.rate,
+        privacy.clip,
+        privacy.noise,
+        generator,
+    )
+    return dataclasses.replace(world, means=means)
+
+
+def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
+    """Results without what goes beside the weights: it would reach the server's state as it is."""
+    for result in results:
+        yield dataclasses.replace(result, others={}, extras={}, metrics={})
+
+
+def spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
+    """The privacy that so many rounds have spent, the last with so many clients; for the record."""
+    privacy = experiment.privacy
+    if privacy is None:
+        return {}
+    clients = len(experiment.world.clients)
+    value = epsilon(privacy, round(experiment.rate * clients), clients, rounds)
+    return {"privacy": {"epsilon": value, "delta": privacy.delta, "sampled": sampled}}
+
+
+@functools.lru_cache(maxsize=1024)
+def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> float:
+    """The ε that so many rounds have spent, for the ``delta`` of the experiment.
+
+    Args:
+        privacy: Noise, δ, how clients are sampled.
+        sampled: Clients in a round; of Poisson samples the expected number.
+        clients: All clients.
+        rounds: Rounds that are done.
+
+    Example:
+        >>> epsilon(PrivacySpec(clip=1.0, noise=0, delta=1e-5), sampled=1, clients=10, rounds=1)
+        inf
+    """
+    if privacy.noise == 0:
+        return math.inf
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SampledWithoutReplacementDpEvent,
+        rdp,
+    )
+
+    relation, noise = NeighboringRelation.ADD_OR_REMOVE_ONE, GaussianDpEvent(privacy.noise)
+    if sampled == clients:
+        event = noise
+    elif privacy.sampling == "poisson":
+        event = PoissonSampledDpEvent(sampled / clients, noise)
+    else:
+        relation, half = NeighboringRelation.REPLACE_ONE, GaussianDpEvent(privacy.noise / 2)
+        event = SampledWithoutReplacementDpEvent(clients, sampled, half)
+    accountant = rdp.RdpAccountant(ORDERS, relation).compose(event, rounds)
+    return float(accountant.get_epsilon(privacy.delta))

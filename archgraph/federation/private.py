@@ -1,0 +1,239 @@
+"""Means with differential privacy for whole clients, aware of what each client covers.
+
+McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR
+2018, Algorithm 1 with ``f̃_f``, the estimator of fixed denominator.
+
+===========  =====================================================================================
+symbol       here
+===========  =====================================================================================
+``Δ_k``      what a client changes of all that is averaged, in all groups together
+``S``        ``PrivateMeans.clip``; what counts is ``Δ_k · min(1, S / ‖Δ_k‖)``
+``w_k``      1 for every client
+``z``        ``PrivateMeans.noise``
+``σ``        ``z S / qW``, on the mean; here ``z S`` on the sum, which is divided afterwards
+``qW``       by value: how many clients cover it in expectation (:class:`Census`)
+===========  =====================================================================================
+
+A client that covers part of the model adds to that part only. A sum is divided by the number of
+clients that cover a value *in expectation*, which is public; the number of those that were sampled
+is not, since it says who they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from archgraph.analysis.roles import frozen
+from archgraph.errors import RunError
+from archgraph.federation.contribution import Contribution
+from archgraph.federation.state import ServerState
+from archgraph.graph.ir import ArchGraph
+from archgraph.states import Merger, Signature, State, Transfer, signature
+from archgraph.states.clipping import change, clipped
+
+# A client that gives every value once covers none by more, up to rounding.
+ONCE = 1 + 1e-9
+
+
+@dataclass
+class Census:
+    """Who covers what, if every client takes part: taken from results that change nothing.
+
+    It stands in for the mean (``World.means``) while a strategy receives such results.
+
+    Attributes:
+        statistics: Running statistics of each client's model.
+        wholes: Architecture or signature of each group.
+        given: What each client gives to each group.
+    """
+
+    statistics: dict[int, frozenset[str]] = field(default_factory=dict)
+    wholes: dict[str, ArchGraph | Signature] = field(default_factory=dict)
+    given: dict[tuple[int, str], Transfer] = field(default_factory=dict)
+
+    def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
+        """Take note of what clients would give; the state stays.
+
+        Raises:
+            RunError: If a client's part in a mean follows from its data, or cannot be made private.
+        """
+        for one in contributions:
+            part = counted(one)
+            self._check(one, part)
+            self.wholes.setdefault(one.group, one.whole)
+            self.given[one.client, one.group] = part
+        return state
+
+    def expected(self, group: str, rate: float) -> Mapping[str, Tensor]:
+        """How many clients cover each value of a group in expectation, float64.
+
+        Args:
+            group: The group.
+            rate: Probability that a client is sampled.
+        """
+        slots = signature(self.wholes[group])
+        total = {slot.name: torch.zeros((), dtype=torch.float64) for slot in slots}
+        alike = Counter(part for (_, where), part in self.given.items() if where == group)
+        for part, clients in alike.items():
+            for name in sources(part):
+                total[name] = total[name] + rate * clients * part.coverage[name]
+        return {slot.name: total[slot.name].expand(slot.shape) for slot in slots}
+
+    def _check(self, one: Contribution, part: Transfer) -> None:
+        """Refuse what cannot be made private."""
+        where, found, hint = f"client {one.client}", "", ""
+        merged = one.transfer.entries.keys() - one.skip
+        statistics = self.statistics.get(one.client, frozenset()) & merged
+        if one.weight != 1:
+            found, hint = f"a weight of {one.weight:g}", "set `weights: uniform`"
+        elif one.rows is not None:
+            found, hint = "rows of the labels that it has", "set `label_rows: false`"
+        elif one.sizes:
+            found, hint = "a mean that is scaled by sizes of its weights", "set `scale: false`"
+        elif statistics:
+            found = f"running statistics ({min(statistics)})"
+            hint = "leave them out (`norm: static` or `norm: local`), or use layer or group norms"
+        elif any(slot.torch_dtype.is_complex for slot in part.target):
+            found = "complex parameters"
+        elif any(float(part.coverage[name].amax()) > ONCE for name in sources(part)):
+            found = "values that it gives more than once"
+        if found:
+            raise RunError(
+                "the mean cannot be made private",
+                where=where,
+                found=found,
+                expected="every client to add its parameters alike, whatever its data",
+                hint=hint or None,
+            )
+
+
+@dataclass(frozen=True)
+class PrivateMeans:
+    """Means of one round with noise; they stand in for the mean (``World.means``).
+
+    Attributes:
+        census: Who covers what.
+        rate: Probability that a client is sampled.
+        clip: Largest L2 norm of what a client changes.
+        noise: Standard deviation of the noise on a sum, in units of ``clip``.
+        generator: Where the noise comes from.
+    """
+
+    census: Census
+    rate: float
+    clip: float
+    noise: float
+    generator: torch.Generator
+
+    def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
+        """The state with groups that have moved by sums with noise, over what is expected.
+
+        Values that no client covers stay, and so does all that is not a trained parameter.
+        """
+        sums = self.sums(state, contributions)
+        for group in sorted(self.census.wholes):
+            new, expected = state.group(group), self.census.expected(group, self.rate)
+            for slot in signature(self.census.wholes[group]):
+                cover, value = expected[slot.name], new[slot.name]
+                if not bool((cover > 0).any()):
+                    continue
+                moved = torch.randn(slot.shape, generator=self.generator, dtype=torch.float64)
+                moved *= self.noise * self.clip
+                if group in sums:
+                    moved += sums[group][slot.name].cpu()
+                moved = torch.where(cover > 0, moved / cover, 0.0)
+                new[slot.name] = (value + moved.to(value.device)).to(value.dtype)
+            state = state.with_group(group, new)
+        return state
+
+    def sums(
+        self, state: ServerState, contributions: Iterable[Contribution]
+    ) -> dict[str, dict[str, Tensor]]:
+        """What clients change, clipped and summed, by group and entry; without noise.
+
+        Without one of the clients the sums differ by a vector whose norm, over all groups, is at
+        most ``clip``.
+        """
+        mergers: dict[str, Merger] = {}
+        for one, delta in self._clipped(state, contributions):
+            if one.group not in mergers:
+                whole = signature(self.census.wholes[one.group])
+                blank = {
+                    s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in whole
+                }
+                mergers[one.group] = Merger(whole, blank)
+            mergers[one.group].add(counted(one), delta, trusted=True)
+        found = {}
+        for group, merger in mergers.items():
+            means, coverage = merger.result()
+            found[group] = {name: mean * coverage[name] for name, mean in means.items()}
+        return found
+
+    def _clipped(
+        self, state: ServerState, contributions: Iterable[Contribution]
+    ) -> Iterator[tuple[Contribution, State]]:
+        """What each client changes, scaled down to the bound over all groups together."""
+        seen: set[int] = set()
+        for client, given in itertools.groupby(contributions, key=lambda one: one.client):
+            ones = list(given)
+            known = all(self.census.given.get((client, o.group)) == counted(o) for o in ones)
+            if client in seen or not known:
+                raise RunError(
+                    "adds something else to the mean than was known before the round",
+                    where=f"client {client}",
+                    hint="what a client adds must not follow from its data",
+                )
+            seen.add(client)
+            deltas = [_delta(state, one) for one in ones]
+            norm = math.hypot(*(change(_still(delta), delta).norm for delta in deltas))
+            factor = self.clip / norm if norm > self.clip else 1.0
+            for one, delta in zip(ones, deltas, strict=True):
+                yield one, clipped(_still(delta), delta, factor)
+
+
+def counted(one: Contribution) -> Transfer:
+    """The part of a contribution's map that privacy averages: trained parameters, once each."""
+    fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
+    return _counted(one.transfer, frozenset(one.skip), fixed)
+
+
+def sources(part: Transfer) -> frozenset[str]:
+    """Entries that a client gives something of; empty tensors are none."""
+    shapes = part.shapes
+    used = (str(entry.source) for entry in part.entries.values())
+    return frozenset(name for name in used if 0 not in shapes[name])
+
+
+@functools.lru_cache(maxsize=256)
+def _counted(transfer: Transfer, skip: frozenset[str], fixed: frozenset[str]) -> Transfer:
+    entries = {
+        slot.name: entry
+        for slot in transfer.target
+        if (entry := transfer.entries[slot.name]).source is not None
+        and slot.averaged
+        and slot.role == "parameter"
+        and slot.name not in skip
+        and entry.source not in fixed
+    }
+    target = tuple(slot for slot in transfer.target if slot.name in entries)
+    return Transfer(transfer.source, target, entries)
+
+
+def _delta(state: ServerState, one: Contribution) -> State:
+    """What a client has changed of what counts."""
+    part = counted(one)
+    sent = part.pull(state.group(one.group), copy=False)
+    return {name: one.state[name] - sent[name].to(one.state[name].device) for name in sent}
+
+
+def _still(delta: State) -> State:
+    """No change."""
+    return {name: value.new_zeros(()).expand(value.shape) for name, value in delta.items()}
