@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
@@ -13,7 +15,9 @@ from archgraph.analysis.positions import positions, size_after
 from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.module.build import state_of
+from archgraph.ops.constants import tensor_of
 from archgraph.ops.infer import infer
+from archgraph.rewrite import laws
 from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import mask_equals_take
 from tests.nets import image, networks
@@ -133,3 +137,31 @@ def test_positions_and_sizes_agree():
         for layout, size in zip(axes(graph).of(param.name), param.shape, strict=True):
             assert size_after(layout, {}) == size
             assert positions(layout, {}).tolist() == list(range(size))
+
+
+class Scaled(nn.Module):
+    """A constant along a free axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x) * torch.linspace(1.0, 4.0, 4))
+
+
+def test_constants_are_masked_like_weights():
+    graph = laws.in_float64(ag.trace(Scaled(), torch.zeros(2, 3), train=False).graph)
+    (axis,) = ag.axes(graph).free
+    masked, state = laws.masked(graph, laws.random_state(graph), {axis.name: np.array([0, 2])})
+    (constant,) = [p.value for p in masked.params if p.role == "constant"]
+    assert constant is not None
+    assert (tensor_of(constant) > 0.5).tolist() == [True, False, True, False]
+    assert (state["a.bias"] > 0.5).tolist() == [True, False, True, False]
+
+
+def test_random_weights_keep_the_size_of_what_they_multiply():
+    graph = ag.trace(nn.Linear(600, 50), torch.zeros(2, 600), train=False).graph
+    assert laws.random_state(graph)["weight"].std().item() == pytest.approx(
+        (1.5 / 600) ** 0.5, 0.05
+    )

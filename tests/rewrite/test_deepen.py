@@ -12,6 +12,7 @@ from archgraph.rewrite.deepen import _covered
 from archgraph.rewrite.graft import grafted
 from tests import structures as nets
 from tests.rewrite.networks import traced
+from tests.structures import graph_of
 
 
 def plain(activation, norm=True):
@@ -176,3 +177,10 @@ def test_a_reshaped_scale_starts_at_zero():
     _, deep = deepened(net, torch.randn(2, 3, 4, 4))
     zero = [k for k, e in deep.transfer.entries.items() if e.init is not None]
     assert len(zero) == 2 and all(k.endswith("scale") for k in zero)
+
+
+def test_blocks_of_a_model_that_a_graph_lacks_come_back():
+    """A section with nothing to repeat takes the blocks of the model that it was cut from."""
+    large = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    small = ag.skip(large, "stage2.1").graph
+    assert ag.deepen(small, {"stage2": 2}, like=large, verify=True).graph == large

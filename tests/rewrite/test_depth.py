@@ -380,3 +380,56 @@ def test_a_block_that_shares_weights_is_not_like_one_that_does_not():
     assert same.state_names == net(3, True).state_names
     with pytest.raises(RewriteError, match=r"bodies differ; found blocks\.1\.a\.\w+; expected"):
         ag.graft(net(2, True), {"blocks": 3}, like=net(3, False))
+
+
+def test_the_law_of_a_graft_looks_at_the_graph_without_it(monkeypatch):
+    graph = graph_of(residual())
+    monkeypatch.setattr(
+        "archgraph.rewrite.graft.skip", lambda deep, names: ag.Rewritten.identity(deep)
+    )
+    with pytest.raises(RewriteError, match="leaving the new blocks out does not give the graph"):
+        ag.graft(graph, {"stage2": 4}, verify=True)
+
+
+class Rounded(nn.Module):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.layer, self.mode = nn.Linear(6, 6), mode
+
+    def forward(self, x):
+        return x + torch.div(self.layer(x), 2.0, rounding_mode=self.mode)
+
+
+def test_a_block_that_computes_with_another_setting_is_not_like_one():
+    def net(depth: int, mode: str):
+        blocks = nn.Sequential(*(Rounded(mode) for _ in range(depth)))
+        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+        return graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
+
+    with pytest.raises(
+        RewriteError, match=r"blocks\.1: bodies differ; found aten\.div\.Tensor_mode with .*floor"
+    ):
+        ag.graft(net(2, "floor"), {"blocks": 3}, like=net(3, "trunc"))
+
+
+class Tied(nn.Module):
+    """A residual block with a layer of its own and one that all blocks share."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(6, 6), shared
+
+    def forward(self, x):
+        return x + self.shared(self.own(x).relu())
+
+
+def test_what_blocks_share_is_shared_by_their_copies():
+    shared = nn.Linear(6, 6)
+    blocks = nn.Sequential(*(Tied(shared) for _ in range(2)))
+    parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+    graph = graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
+    deep = ag.graft(graph, {"blocks": 3}, verify=True).graph
+    assert set(deep.state_names) - set(graph.state_names) == {
+        "blocks.2.own.weight",
+        "blocks.2.own.bias",
+    }

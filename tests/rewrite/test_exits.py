@@ -39,6 +39,8 @@ def test_further_exits_join_those_that_are_there():
     one = ag.add_exits(graph, {"stage1": 4}).graph
     both = ag.add_exits(one, {"stage2": 4}, verify=True).graph
     assert both.outputs == ag.add_exits(graph, {"stage1": 4, "stage2": 4}).graph.outputs
+    with pytest.raises(RewriteError, match="stage1: there is an exit of that name already"):
+        ag.add_exits(one, {"stage1": 3})
     for heads in ({"stage1": 3}, {"stage2.0": 2, "stage2_0": 2}, {"stage2": 2.5}, {"stage2": 0}):
         with pytest.raises(ArchGraphError):
             ag.add_exits(one, heads)  # type: ignore[arg-type]  # nonsense on purpose

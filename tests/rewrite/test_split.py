@@ -69,3 +69,21 @@ def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
     parts = ag.split(graph, after="a")
     assert [k for k, _ in parts[0].graph.inputs] == ["early"]
     assert ag.chain(parts) == graph
+
+
+class Spare(nn.Module):
+    """A layer with a parameter that forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.spare = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (x * self.scale).relu()
+
+
+def test_what_nothing_uses_goes_with_its_module():
+    net = nn.Sequential(nn.Linear(3, 6), Spare(), nn.Linear(6, 2))
+    graph = traced(net, torch.zeros(2, 3)).graph
+    names = [p.graph.state_names for p in ag.split(graph, before="2").parts]
+    assert {"1.scale", "1.spare"} <= set(names[0])

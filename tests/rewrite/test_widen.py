@@ -14,6 +14,7 @@ from archgraph.errors import AxisError, RewriteError
 from archgraph.rewrite.laws import same_function
 from archgraph.rewrite.widen import refusals
 from tests.rewrite.networks import mlp, traced
+from tests.structures import graph_of
 
 
 def test_copies_share_what_goes_out():
@@ -279,3 +280,21 @@ def test_a_transposed_convolution_does_not_sum_over_its_groups():
     graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
     for axis in ag.axes(graph).free:
         ag.widen(graph, {axis.name: 2.0}, verify=True)
+
+
+class Products(nn.Module):
+    """A sum over products of two results: what makes up for copies has nowhere to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(3, 8) for _ in range(4))
+
+    def forward(self, x):
+        return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
+
+
+def test_a_sum_over_products_is_not_widened():
+    graph = graph_of(Products(), torch.zeros(2, 5, 3))
+    (axis,) = ag.axes(graph).free
+    with pytest.raises(RewriteError, match="multiplies two results"):
+        ag.widen(graph, {axis.name: 1.5}, verify=True)

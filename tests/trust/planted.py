@@ -167,6 +167,12 @@ EQUIVALENT = {
     "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
     "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
+    "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
+        "a slice ends where its sequence does"
+    ),
+    "archgraph/rewrite/splice.py _after: 1 → 0": "a slice ends where its sequence does",
+    "archgraph/rewrite/compensation.py _Compensation._divide_leaf: return False → return None "
+    "(2)": "both are false",
     "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "
     "tier.transfer.pull(state.group(GLOBAL))": "a copy costs memory and changes no value",
 }
