@@ -28,6 +28,7 @@ def _files(folder: str) -> tuple[str, ...]:
 
 STATES = ("merge", "transfer", "dimension_map", "coverage", "entry", "updates")
 AVERAGING = ("average", "contribution")
+AVERAGED = ("laws", "fedavg", "heterofl", "fedfa", "allsmall", "standalone", "strategy")
 ENGINE = ("record", "checkpoint", "proof")
 ROOMS = {
     "states": Room(
@@ -42,7 +43,10 @@ ROOMS = {
     ),
     "averaging": Room(
         tuple(f"archgraph/federation/{name}.py" for name in AVERAGING),
-        (*[f"archgraph/federation/{name}.py" for name in AVERAGING], "tests/strategies"),
+        (
+            *[f"archgraph/federation/{name}.py" for name in AVERAGING],
+            *[f"tests/strategies/test_{name}.py" for name in AVERAGED],
+        ),
         20,
     ),
     "strategies": Room(_files("strategies"), ("archgraph/strategies", "tests/strategies"), 60),
