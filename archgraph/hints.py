@@ -47,12 +47,14 @@ def unknown(
     'one of kernel, stride'
     >>> unknown("x", map(str, range(99)))["expected"][-20:]
     '18, 19 and 79 others'
+    >>> unknown("x", [])
+    {'found': "'x'", 'expected': None, 'hint': 'there are none'}
     """
     known = list(dict.fromkeys(names))
     more = len(known) - LISTED
     text = ", ".join(known[:LISTED]) + (f" and {more} others" if more > 0 else "")
     return {
         "found": repr(name),
-        "expected": f"one of {text}" if known else "none",
-        "hint": nearest(name, known, cutoff=cutoff, count=count),
+        "expected": f"one of {text}" if known else None,
+        "hint": nearest(name, known, cutoff=cutoff, count=count) if known else "there are none",
     }

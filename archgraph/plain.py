@@ -22,6 +22,21 @@ def digest(value: Json) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def by_text(value: object) -> bool:
+    """Whether all keys of a value are text: JSON makes text of others, silently.
+
+    >>> by_text({"a": [{"b": 1}]}), by_text({"a": [{2: 1}]})
+    (True, False)
+    """
+    match value:
+        case Mapping():
+            return all(isinstance(k, str) and by_text(item) for k, item in value.items())
+        case list() | tuple():
+            return all(map(by_text, value))
+        case _:
+            return True
+
+
 def finite(value: Json) -> Json:
     """A plain value with NaN and infinities, which JSON lacks, as None.
 

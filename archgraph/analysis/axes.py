@@ -10,7 +10,7 @@ from archgraph.analysis.naming import Naming
 from archgraph.errors import AxisError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, walk
-from archgraph.hints import unknown
+from archgraph.hints import nearest, unknown
 from archgraph.layout.layouts import (
     AxisRef,
     Fixed,
@@ -139,7 +139,9 @@ class Axes:
             return free
         if matching:
             raise AxisError("axis cannot be cut", where=matching[0].name, found=matching[0].reason)
-        raise _no_axis(pattern, (a.name for a in self.all))
+        error = _no_axis(pattern, (a.name for a in self.free))
+        error.hint = nearest(pattern, (a.name for a in self.all), cutoff=0.4) or error.hint
+        raise error
 
 
 def _no_axis(name: str, known: Iterable[str]) -> AxisError:

@@ -49,7 +49,7 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
         raw = (place / "metrics.jsonl").read_bytes()
     except OSError as error:
         raise RunError(
-            "no run folder",
+            "not a run folder",
             where=str(place),
             found=f"{error.strerror}: {Path(error.filename or place).name}",
             expected="run.yaml and metrics.jsonl",

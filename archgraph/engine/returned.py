@@ -15,6 +15,7 @@ from torch import Tensor
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, State
 from archgraph.graph.ir import ArchGraph
+from archgraph.plain import by_text
 from archgraph.states.updates import foreign
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (State, "Tensor", lambda item: isinstance(item, Tensor)),
     (Mapping[str, float], "a number", float),
     (Mapping[str, Any], "a plain value: tensors belong elsewhere", json.dumps),
+    (Mapping[str, Any], "a plain value whose keys are all text", by_text),
 ]
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import pydantic
 
@@ -116,6 +116,7 @@ class FromFile(Base):
     """What a file says, and where it was read; equal files say the same, wherever they are."""
 
     _document: Document | None = pydantic.PrivateAttr(None)
+    _changed: frozenset[str] = pydantic.PrivateAttr(frozenset())
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and dict(self) == dict(other)
@@ -128,9 +129,22 @@ class FromFile(Base):
         name = type(self).__name__.removesuffix("Spec").lower()
         return Document(name, self.model_dump(by_alias=True, exclude_unset=True), {})
 
+    def read_from(self, document: Document) -> Self:
+        """The same, which says what that file says."""
+        self._document, self._changed = document, frozenset()
+        return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some values changed, of which no line of the file is at fault."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._changed = self._changed | frozenset(update or ())
+        return copy
+
     def locating(self, *place: str) -> contextlib.AbstractContextManager[None]:
-        """Errors raised inside begin with the file and line of a place, if a file was read."""
-        return self._document.locating(*place) if self._document else contextlib.nullcontext()
+        """Errors raised inside begin with the file and line of a place that a file says."""
+        if self._document is None or place[0] in self._changed:
+            return contextlib.nullcontext()
+        return self._document.locating(*place)
 
 
 def beside(document: Document, name: str, place: Place, *, folder: bool = False) -> Path:

@@ -92,12 +92,13 @@ _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.
 
 @dataclass(frozen=True, slots=True)
 class HelpOption:
-    """A key of a mapping: what it may be, its default as YAML, what it says."""
+    """A key of a mapping: what it may be, its default as YAML, what it says, a value."""
 
     name: str
     type: str
     default: str
     sentence: str
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,8 @@ def topic(name: str) -> Topic:
     if len(same) == 1:
         mapping, option = keys[same[0]]
         alone = dataclasses.replace(option, sentence="")
-        example = _part(mapping.example, key) or f"{key}: {option.default}"
+        value = option.example or option.default.removesuffix("required")
+        example = _part(mapping.example, key) or (f"{key}: {value}" if value else mapping.example)
         return Topic(key, mapping.name, option.sentence, (alone,), example=example)
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
@@ -330,7 +332,8 @@ def _strategy(name: str) -> Topic:
             default = "required"
         text = re.sub(r"(:\w+:)?`+([^`]*)`+", r"`\2`", sentences.get(field.name, ""))
         text = text.replace("None:", "left out:")
-        words = _type(schema, schema.get("$defs", {}))
+        ranges = dict.fromkeys(text for text, _ in field.metadata.get("range", ()))
+        words = ", ".join((_type(schema, schema.get("$defs", {})), *ranges))
         options.append(HelpOption(field.name, words, default, " ".join(text.split())))
     if cls.presets:
         text = "a set of values, which other options override"
@@ -364,7 +367,8 @@ def _described(described: Mapping[str, Any], known: Mapping[str, Any]) -> Iterat
         parts = (entry, *entry.get("anyOf", ()))
         sentence = next((str(p["description"]) for p in parts if "description" in p), "")
         default = "required" if needed else _yaml(entry.get("default"))
-        yield HelpOption(name, _type(entry, known), default, sentence)
+        example = next((json.dumps(value) for value in entry.get("examples", ())), "")
+        yield HelpOption(name, _type(entry, known), default, sentence, example)
 
 
 def _yaml(value: Any) -> str:

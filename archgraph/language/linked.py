@@ -40,8 +40,7 @@ def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
         family = _family(document.sub(("family",)))
     _shared(document, spec, family)
     spec = spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
-    spec._document = document
-    return spec
+    return spec.read_from(document)
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:
@@ -93,8 +92,7 @@ def _family(document: Document) -> FamilySpec:
             ),
         }
     )
-    spec._document = document
-    return spec
+    return spec.read_from(document)
 
 
 def _source(document: Document, source: object, place: Place) -> object:

@@ -59,6 +59,7 @@ class SkipOptions(Base):
         default={},
         description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
         "NeFL's tables list them; of a block that changes the shape the projection stays",
+        examples=[{"layer2": [1, 0]}],
     )
     keep_projection: bool = Field(
         default=False, description="leave out only the bodies of blocks that have a projection"
@@ -69,27 +70,41 @@ class NarrowOptions(Base):
     """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
 
     shares: ShareChoice = Field(
-        default={}, description="share that stays of every free axis, or by axis; rounded up"
+        default={},
+        description="share that stays of every free axis, or by axis; rounded up",
+        examples=[{"layer1.*": 0.5}],
     )
-    sizes: dict[str, Count] = Field(default={}, description="numbers of first positions that stay")
+    sizes: dict[str, Count] = Field(
+        default={}, description="numbers of first positions that stay", examples=[{"heads": 4}]
+    )
     allow_nothing: AllowNothing = False
 
 
 class TakeOptions(NarrowOptions):
     """Options of ``take``: choices by axis name, role or pattern; positions win over sizes."""
 
-    positions: PositionChoice = Field(default={}, description="positions that stay, in new order")
+    positions: PositionChoice = Field(
+        default={},
+        description="positions that stay, in new order",
+        examples=[{"stem.conv.out": [0, 2, 5]}],
+    )
 
 
 class WidenOptions(Base):
     """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
 
     factors: FactorChoice = Field(
-        default={}, description="factor of every free axis, or by axis; rounded up"
+        default={},
+        description="factor of every free axis, or by axis; rounded up",
+        examples=[{"layer1.*": 2}],
     )
-    sizes: dict[str, Count] = Field(default={}, description="new numbers of positions")
+    sizes: dict[str, Count] = Field(
+        default={}, description="new numbers of positions", examples=[{"heads": 4}]
+    )
     positions: PositionChoice = Field(
-        default={}, description="which old position each new one copies"
+        default={},
+        description="which old position each new one copies",
+        examples=[{"stem.conv.out": [0, 1, 2, 0]}],
     )
     allow_nothing: AllowNothing = False
 

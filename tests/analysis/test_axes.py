@@ -188,6 +188,10 @@ def test_patterns_roles_and_prefixes_find_axes():
         match=r"no such axis; found '2\.uot'; expected one of .*2\.out.*; did you mean '2\.out'",
     ):
         found.match("2.uot")
+    with pytest.raises(AxisError) as error:
+        found.match("5.out")
+    assert error.value.expected == "one of 0.out, 2.out"  # what can be cut
+    assert error.value.hint == "did you mean '4.out'?"  # whose error says why it cannot
 
 
 @pytest.mark.parametrize(

@@ -577,7 +577,7 @@ def test_run_resume_and_report(here: Path):
     page = call("report", "first", "-o", "page.html")
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
-    refused(call("report", "none"), "none: no run folder")
+    refused(call("report", "none"), "none: not a run folder")
 
 
 def test_run_overwrites_a_run_and_nothing_else(here: Path):
@@ -626,7 +626,7 @@ def test_compare_puts_seeds_together(here: Path):
     differ = call("compare", "runs", "longer").output
     assert "What they differ in" in differ and "quick (rounds=3)" in differ
     refused(call("compare", "runs", "--json", "--csv"), "can be one only")
-    refused(call("compare", "nowhere"), "nowhere: no run folder")
+    refused(call("compare", "nowhere"), "nowhere: not a run folder")
 
 
 def test_settings_are_checked_like_the_file(here: Path):

@@ -164,7 +164,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     (whole / "facts.json").unlink()
     with pytest.raises(RunError, match="cannot tell what this run is"):
         comparison([whole])
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         comparison([tmp_path / "nowhere"])
     with pytest.raises(RunError, match="no runs to compare"):
         comparison([])

@@ -346,6 +346,10 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
         ({"graph": "net"}, r"Mine\.send: Task\.graph: .*found str; expected ArchGraph"),
         ({"state": {"5.bias": [0.0]}}, r"Task\.state\['5\.bias'\]: .*found list; expected Tensor"),
         ({"values": {"a": {1j}}}, r"Task\.values\['a'\]: .*found set; expected a plain value"),
+        (
+            {"values": {"a": [{1: 2}]}},
+            r"Task\.values\['a'\]: .*a plain value whose keys are all text",
+        ),
         ({"client": 3}, r"Mine\.send: returned a task for another client; found 3; expected 0"),
     ]:
         Mine.change = staticmethod(lambda task, change=change: replace(task, **change))

@@ -8,7 +8,9 @@ import pytest
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from archgraph.engine import prepare
 from archgraph.errors import SpecError
+from archgraph.language import load_experiment
 from archgraph.language.yaml import parse_document, read_document
 
 
@@ -127,3 +129,27 @@ def test_blocks_of_lines_are_read_as_yaml_reads_them(source: str) -> None:
             parse_document(source, "f.yaml")
         return
     assert parse_document(source, "f.yaml").data == expected
+
+
+def test_what_was_changed_after_reading_is_no_lines_fault(tmp_path: Path) -> None:
+    """A value that Python put in place of the file's names its key, and not the file's line."""
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "archgraph: 1\nname: e\nfamily: {model: m.yaml, clients: [{name: a}]}\n"
+        "data: {dataset: digits, limit: 20}\nstrategy: {fedavg: {weights: all}}\nrounds: 1\n"
+    )
+    (tmp_path / "m.yaml").write_text(
+        "archgraph: 1\ninputs: {x: [1, 8, 8]}\n"
+        "sections: [{name: s, steps: [flatten, linear: 10]}]\n"
+    )
+    spec = load_experiment(file)
+    with pytest.raises(SpecError, match=r"e\.yaml:5: strategy\.fedavg\.weights: wrong value"):
+        prepare(spec)
+    wrong = spec.model_copy(update={"strategy": {"fedavg": {"weights": "none"}}})
+    for changed in (wrong, wrong.model_copy(update={"rounds": 2})):
+        with pytest.raises(SpecError) as error:
+            prepare(changed)
+        assert str(error.value).startswith("strategy.fedavg.weights: wrong value; found 'none'")
+    kept = spec.model_copy(update={"rounds": 2})
+    with pytest.raises(SpecError, match=r"e\.yaml:5: strategy"):
+        prepare(kept)

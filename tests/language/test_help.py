@@ -102,7 +102,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("widen", ["factors", "positions"]),
         ("skip", ["blocks", "keep_projection", "skip: {blocks: VALUE}"]),
         ("ends_after", ["section", "head", "required"]),
-        ("fedfa", ["percentile", "number; default 0.95", "preset"]),
+        ("fedfa", ["percentile", "number, above 0, at most 1; default 0.95", "preset"]),
         ("heterofl", ["rates", "mapping to number"]),
         ("fedfa.percentile", ["percentile (fedfa)", "0.95"]),
         ("experiment", ["mapping: a strategy's name to its options"]),
@@ -115,6 +115,16 @@ def test_help_lists_what_may_be_written(name: str, words: list[str]) -> None:
     for word in words:
         assert word in text
     assert " or ;" not in text and "``" not in text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_key_of_a_rewrite_has_an_example(row) -> None:
+    for option in TOPICS[row.name].options:
+        example = explained.topic(f"{row.name}.{option.name}").example
+        given = plain(example)
+        assert given and all(value is not None for value in given.values()), example
+        text = json.dumps(given if row.name in given else {row.name: given})
+        assert getattr(parse_document(text, "m.yaml").validate(Rewrites), row.name) is not None
 
 
 def test_help_knows_other_words_for_a_key() -> None:

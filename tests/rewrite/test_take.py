@@ -43,4 +43,15 @@ def test_reasons_of_a_share_that_changes_nothing_are_bounded():
         ag.take(graph, 0.9)
     with pytest.raises(RewriteError, match=r"2\.out \(4\), 5 more; expected an axis"):
         ag.take(graph, 0.9)
+    with pytest.raises(RewriteError, match="changes nothing"):
+        ag.take(graph, {"0.out": 1, "1.out": 0.9})  # one of them was to change
     assert ag.take(graph, {"0.out": 0.9, "1.out": 0.5}).graph.param["1.weight"].shape == (2, 4)
+
+
+def test_a_share_beside_an_order_changes_something():
+    """No size changes, and the positions do."""
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    axis, *_ = ag.axes(graph).free
+    order = list(reversed(range(axis.size)))
+    found = ag.take(graph, {axis.name: 0.999}, positions={axis.name: order})
+    assert found.transfer != ag.Rewritten.identity(graph).transfer

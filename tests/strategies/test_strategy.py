@@ -385,7 +385,7 @@ def test_the_shipped_strategies_are_found_by_name():
         ("fedfa", {"rms": 1}, r"strategy\.fedfa\.rms: wrong value; found 1; expected bool"),
         ("fedfa", {"inner": "mid"}, r"strategy\.fedfa\.inner: wrong value; .*'abs' or 'central'"),
         ("fedfa", {"preset": "papr"}, r"strategy\.fedfa\.preset: .*did you mean 'paper'\?"),
-        ("fedavg", {"preset": "paper"}, r"strategy\.fedavg\.preset: .*expected none"),
+        ("fedavg", {"preset": "paper"}, r"strategy\.fedavg\.preset: .*there are none"),
         ("heterofl", {"rates": {"a": 2}}, r"strategy\.heterofl\.rates\.a: out of range; found 2"),
         ("heterofl", {"rates": {"a": "x"}}, r"strategy\.heterofl\.rates: wrong value"),
     ],
