@@ -27,11 +27,9 @@ RULES: Mapping[str, Any] = {
     "(none)": None,
     "`clip: median`": {"clip": "median"},
     "`trimmed_mean: 0.2`": {"trimmed_mean": 0.2},
-    "`trimmed_mean: 0.4`": {"trimmed_mean": 0.4},
     "`median`": "median",
     "`median: {quorum: 3}`": {"median": {"quorum": 3}},
     "`krum: {malicious: 0.2, keep: 5}`": {"krum": {"malicious": 0.2, "keep": 5}},
-    "`clip: median`, `median`": {"clip": "median", "median": {}},
 }
 
 

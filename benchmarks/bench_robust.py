@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,7 +22,7 @@ from archgraph.language.aggregate import (
     MedianOptions,
     TrimmedMeanOptions,
 )
-from archgraph.states import State, Transfer
+from archgraph.states import Merger, State, Transfer
 from benchmarks.bench_transfer import (
     RATES,
     graph_of,
@@ -89,6 +90,36 @@ def figures(repeat: int = 3) -> dict[str, float]:
     return result
 
 
+def orders() -> dict[str, float]:
+    """What the order of ten updates changes in their mean, and what sums in float64 cost."""
+    full = graph_of(shapes())
+    state = random_state(full)
+    updates = [(Transfer.identity(full), moved(state, i)) for i in range(10)]
+
+    def mean(order: Sequence[int], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        merger = Merger(full, state, dtype=dtype)
+        for place in order:
+            merger.add(*updates[place], trusted=True)
+        return merger.result()[0]
+
+    ascending, result = range(10), {}
+    for dtype in (None, torch.float64):
+        first, last = mean(ascending, dtype), mean(ascending[::-1], dtype)
+        apart = max(
+            float(((first[k] - last[k]) / first[k]).abs().nan_to_num().max()) for k in first
+        )
+        result[f"mean in the other order, {dtype or 'float32'} sums: largest relative change"] = (
+            apart
+        )
+    single, double = seconds(
+        functools.partial(mean, ascending),
+        functools.partial(mean, ascending, torch.float64),
+        repeat=3,
+    )
+    result["mean, sums in float64 / in float32"] = double / single
+    return result
+
+
 def peak_memory(clients: int) -> float:
     """Peak memory of a trimmed mean of so many updates in this process, in global states."""
     full = graph_of(shapes())
@@ -119,8 +150,8 @@ def main() -> None:
     if chosen.memory:
         print(f"{peak_memory(chosen.memory):.2f}")
         return
-    for name, value in figures().items():
-        print(f"{name:<60} {value:6.2f}", flush=True)
+    for name, value in (figures() | orders()).items():
+        print(f"{name:<72} {value:8.2g}", flush=True)
     for clients in (10, 40):
         command = [sys.executable, "-m", "benchmarks.bench_robust", "--memory", str(clients)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

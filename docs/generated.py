@@ -25,6 +25,7 @@ import archgraph.language.help as language
 from archgraph import federation
 from archgraph.cli import app
 from archgraph.engine.data.source import DATASETS, source
+from archgraph.language.aggregate import rule_table
 from archgraph.rewrite.registry import rewrite_table
 
 HERE = Path(__file__).parent
@@ -51,6 +52,7 @@ def write() -> None:
         "language.md": language.markdown(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
+        "rules.md": rule_table().markdown() + "\n",
         "strategies.md": strategies(),
         **reference(),
     }

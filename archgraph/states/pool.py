@@ -187,16 +187,14 @@ class Pool:
     ) -> dict[str, Tensor]:
         """The new global state: of every position the mean of the values in the middle.
 
-        Weights do not count. Integers take the lower median, bools their old values.
+        Weights do not count. Integers take the lower median, bools their old values, and so does a
+        position whose mean is not finite: one client alone could have made it so.
 
         Args:
             cut: How many of so many values are left out at each end.
             quorum: How many clients have to cover a position; where fewer do, it stays.
             clients: Whose updates; None: all.
             multiply: Factor per global entry.
-
-        Raises:
-            ArchGraphError: If a value that is not finite comes out.
         """
         new = {}
         for slot in self.signature:
@@ -209,12 +207,8 @@ class Pool:
                 mean, counts = middle(slab.values, slab.covered, cut)
                 if slot.averaged:
                     mean = (mean * factor).to(pairs.dtype)
-                    if not bool(mean[counts > 0].isfinite().all()):
-                        raise ArchGraphError(
-                            "the mean is not finite", where=slot.name, found=f"factor {factor:g}"
-                        )
-                enough, rows = (counts >= quorum).to(old.device), into[slab.rows]
-                rows.copy_(torch.where(enough, mean.to(old.device), rows))
+                use, rows = (counts >= quorum) & mean.isfinite(), into[slab.rows]
+                rows.copy_(torch.where(use.to(old.device), mean.to(old.device), rows))
         return new
 
     @torch.no_grad()

@@ -272,12 +272,13 @@ def test_rows_skip_scales_and_factors_are_honoured():
         torch.testing.assert_close(found["fc.weight"][row], expected)
 
 
-def test_a_factor_that_overflows_is_an_error_by_name():
+def test_a_position_whose_mean_is_not_finite_stays():
     slots = (Slot("w", (2,), "float32"),)
-    state = {"w": torch.tensor([1e30, 1.0])}
-    pool = pooled([Client(Transfer.identity(slots), state, 1.0)] * 3, state, slots)
-    with pytest.raises(ArchGraphError, match=r"w: the mean is not finite; found factor 1e\+10"):
-        pool.middle(MEDIAN, multiply={"w": 1e10})
+    pool = Pool(slots, {"w": torch.tensor([7.0, 8.0])})
+    same = Transfer.identity(slots)
+    for number in range(3):
+        pool.add(number, same, {"w": torch.tensor([1e30, 1.0])}, scales={"w": 1e10})
+    assert pool.middle(MEDIAN, multiply={"w": 1e-5})["w"].tolist() == [7.0, 1e5]
 
 
 def test_what_is_not_fit_for_merging_is_refused_and_leaves_nothing():
