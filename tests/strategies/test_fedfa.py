@@ -113,9 +113,13 @@ def test_alpha_levels_clients_that_differ_by_a_factor(lab):
     bias = "fc.bias"  # weighted by examples: (30 + 10 · 3) / 40
     torch.testing.assert_close(after[bias], 1.5 * sent[bias], rtol=1e-6, atol=0)
     vectors, _ = lab.one_round(
-        FedFA(scale_vectors=True), world, lambda t: scaled(1 + 2 * t.client)(sent)
+        FedFA(scale_vectors=True, norm="averaged"),
+        world,
+        lambda t: scaled(1 + 2 * t.client)(sent),
     )
     torch.testing.assert_close(vectors[bias], 2 * sent[bias], rtol=1e-5, atol=0)
+    mean = "layer1.0.bn1.running_mean"  # never scaled: a statistic is not a parameter
+    torch.testing.assert_close(vectors[mean], 1.5 * sent[mean], rtol=1e-5, atol=1e-6)
 
 
 def two_passes(lab, strategy: FedFA, world, updates) -> dict[str, Tensor]:

@@ -310,6 +310,23 @@ def test_a_step_against_the_local_gradient_is_projected_away(lab, nets):
         assert (moved < 1e-5) == (sign > 0)
 
 
+@pytest.mark.parametrize("step", ["sum", "projection", "sequential"])
+def test_a_single_pair_of_features_is_trained_on(lab, nets, step):
+    graph, state = nets["four"]
+    middle = cut(graph).parts[1]
+    entered = torch.randn(1, 6, 8, 8, generator=seeded(0, "single"))
+    left = ag.build(middle, {k: state[k] for k in middle.state_names})(entered).detach()
+    program = InTraining(step=step)
+    task = Task(0, graph, state, program, extras={"in/0": entered, "out/0": left + 1.0})
+    assert program(lab.work_of(task, lab.toy(1, 4))).metrics["in_loss"] > 0
+
+
+def test_projection_stays_in_range():
+    huge = [torch.tensor([1e200, -2e200], dtype=torch.float64)]
+    local = [torch.tensor([0.0, 1e200], dtype=torch.float64)]
+    assert projected(huge, local)[0].tolist() == [1e200, 0.0]
+
+
 def test_a_step_takes_a_minibatch_of_the_features(lab, nets):
     """One of 40 pairs is wrong: a minibatch of 4 meets it as a quarter, or not at all."""
     graph, state = nets["four"]

@@ -156,9 +156,12 @@ def test_strong_clients_get_the_small_model_too(world):
 def test_statistics_are_sent_once(world):
     method = strategy()
     before = method.init(world)
+    values = {name: tensor.clone() for name, tensor in before.tensors.items()}
     first = method.send(world, before, 0, 1)
     assert first.kept <= first.state.keys()
     after = method.receive(world, before, [returned(first)], 1)
+    # The state is a value: the one before stays what it was.
+    assert all(torch.equal(before.tensors[name], value) for name, value in values.items())
     assert not method.send(world, after, 0, 2).kept & method.send(world, after, 0, 2).state.keys()
     other = method.send(world, after, 1, 2)
     assert other.kept <= other.state.keys()

@@ -161,6 +161,12 @@ EQUIVALENT = {
     "archgraph/rewrite/splice.py _after: 1 → 0": "a slice ends where its sequence does",
     "archgraph/rewrite/compensation.py _Compensation._divide_leaf: return False → return None "
     "(2)": "both are false",
+    "strategies/heterofl.py HeteroFL._rows: return {} → return None": "no masks either way",
+    "strategies/fedin.py InTraining.__call__: inner(g_in, g_local) → inner(g_local, g_in)": (
+        "an inner product is symmetric"
+    ),
+    "archgraph/rewrite/moves.py MovedFactors._others: isinstance(sent, torch.Tensor) → "
+    "not isinstance(sent, torch.Tensor)": "the rows of a tensor hold the numbers that it holds",
     "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "
     "tier.transfer.pull(state.group(GLOBAL))": "a copy costs memory and changes no value",
 }
