@@ -405,8 +405,8 @@ def _written(folder: Path) -> Iterator[Path]:
 
 def _leftovers(folder: Path) -> Iterator[Path]:
     """Drafts that a crash left behind."""
-    yield from folder.glob(f"{DRAFT}*")
-    yield from (folder / "checkpoints").glob(f"{DRAFT}*")
+    for place in (folder, folder / "models", folder / "checkpoints"):
+        yield from place.glob(f"{DRAFT}*")
 
 
 def _remove(path: Path) -> None:
