@@ -433,3 +433,34 @@ def test_what_blocks_share_is_shared_by_their_copies():
         "blocks.2.own.weight",
         "blocks.2.own.bias",
     }
+
+
+class Noisy(nn.Module):
+    """A residual block that training makes noisy."""
+
+    def __init__(self, noise) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(6, 6), noise
+
+    def forward(self, x):
+        y = self.layer(x).relu()
+        return x + y * self.noise(x) if self.training else x + y
+
+
+NOISE = {
+    "in place": lambda x: torch.empty(x.shape[0], 1).bernoulli_(0.8).div_(0.8),
+    "of a table": lambda x: torch.bernoulli(torch.full((x.shape[0], 1), 0.8)),
+    "of no table": lambda x: torch.rand(6) + 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_a_copy_draws_noise_of_its_own(kind):
+    """The graph is that of the deeper model: what noise is drawn from is copied, too."""
+
+    def net(depth: int):
+        blocks = nn.Sequential(*(Noisy(NOISE[kind]) for _ in range(depth)))
+        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+        return ag.trace(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
+
+    assert ag.graft(net(2), {"blocks": 3}, verify=True).graph == net(3)
