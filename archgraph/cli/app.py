@@ -146,21 +146,9 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if python:
-        ctx.with_resource(consent())
-
-
-@contextlib.contextmanager
-def consent() -> Iterator[None]:
-    """Inside, files may name Python code, also in the folder in which the user stands.
-
-    That folder comes after all installed packages. Without consent it is not searched at all: a
-    module in it would stand in for a package that is not installed, and its metadata for one that
-    registers a strategy.
-    """
     from archgraph.language.consent import allowed
 
+    ctx.with_resource(allowed(python))
+    # Models written in Python are found from where the user stands, after all installed packages.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    with allowed():
-        yield

@@ -167,6 +167,11 @@ WEIGHTS: dict[str, Kind] = {
         entry(lambda t: t.to_sparse_coo().coalesce()), "refused", "not a dense tensor"
     ),
     "without values": Kind(entry(lambda t: t.to("meta")), "refused", "not a dense tensor"),
+    "quantised": Kind(
+        entry(lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8)),
+        "refused",
+        "quantized tensor",
+    ),
     "nested": Kind(
         entry(lambda t: torch.nested.as_nested_tensor(list(t))), "refused", "nested tensor"
     ),

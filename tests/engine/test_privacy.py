@@ -295,6 +295,26 @@ def test_epsilon_is_the_librarys_own_for_a_published_setting():
     assert 0.9 < found < 1.26
 
 
+def test_in_samples_of_a_fixed_size_noise_counts_half():
+    """Neighbours differ by what one client has: replacing it changes a sum by twice the clip."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    event = SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(2.0 / 2))
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    expected = accountant.compose(event, 20).get_epsilon(1e-5)
+    assert epsilon(private(noise=2.0), 10, 100, 20) == pytest.approx(expected, rel=0.02)
+
+    same = Transfer.identity(SLOTS)
+    far = {"w": torch.full((4, 3), 9.0), "b": torch.full((4,), 9.0)}
+    made = [Contribution(0, "global", SLOTS, same, far, 1.0)]
+    replaced = [made[0]._replace(state={name: -value for name, value in far.items()})]
+    alone, state = means(made)
+    one, other = (alone.sums(state, given)["global"] for given in (made, replaced))
+    squares = sum(float((one[k] - other[k]).pow(2).sum()) for k in one)
+    assert 1.9 * alone.clip < math.sqrt(squares) <= 2 * alone.clip * (1 + 1e-6)
+
+
 def test_a_round_of_all_clients_is_the_gaussian_mechanism():
     """Above the exact ε of one round (Balle and Wang 2018, Theorem 8), and not by much."""
 
