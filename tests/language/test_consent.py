@@ -173,6 +173,12 @@ def test_names_of_others_in_our_modules_are_theirs(monkeypatch: pytest.MonkeyPat
     assert needs_consent("archgraph.demo.network:Theirs", torch.nn.Module)
 
 
+def test_a_name_that_only_begins_like_ours_is_not_even_imported(here: Path) -> None:
+    (here / "archgraphical.py").write_text(MODULE)
+    assert needs_consent("archgraphical:Net", torch.nn.Module)
+    assert not (here / "imported").exists()
+
+
 def test_an_argument_made_in_python_needs_it_too(here: Path) -> None:
     (here / "nested.yaml").write_text(
         "python: archgraph.demo.network:Network\ninputs: {image: [1, 8, 8]}\n"
