@@ -1,8 +1,13 @@
-"""Tracing beside ``torch.export`` of the same model with a fixed batch, in processor seconds."""
+"""Tracing beside ``torch.export`` of the same model with a fixed batch, in processor seconds.
+
+And beside a comparison of one gradient step of the model and of the built module, which tracing
+does without: at 224 pixels and a batch of two.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import time
@@ -32,16 +37,36 @@ def figures(name: str) -> dict[str, float]:
     def traced() -> None:
         ag.trace(model, *foreign.args, **foreign.kwargs)
 
-    def seconds(work: Callable[[], None]) -> float:
-        began = time.process_time()
-        work()
-        return time.process_time() - began
-
     exported()
     traced()
     pairs = [(seconds(exported), seconds(traced)) for _ in range(REPEATS)]
     export, trace = (min(column) for column in zip(*pairs, strict=True))
-    return {"export, s": export, "trace, s": trace, "trace / export": trace / export}
+    row = {"export, s": export, "trace, s": trace, "trace / export": trace / export}
+    return row | comparison(name)
+
+
+def comparison(name: str) -> dict[str, float]:
+    """Processor seconds of a trace and of one gradient step of the model and of its graph."""
+    import torchvision
+
+    model, x = torchvision.models.get_model(name, weights=None), torch.randn(2, 3, 224, 224)
+    began = time.process_time()
+    graph, state = ag.trace(model, x)
+    traced = time.process_time() - began
+
+    def step(module: torch.nn.Module) -> None:
+        module(x).square().mean().backward()
+
+    modules = model.train(), ag.build(graph, state).train()
+    steps = sum(seconds(functools.partial(step, module)) for module in modules)
+    return {"trace at 224, s": traced, "both steps, s": steps, "steps / trace": steps / traced}
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """Processor seconds of some work."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def main() -> None:

@@ -38,10 +38,11 @@ def counted(value: Any, asked: Asked) -> Any:
 
 
 def growing(value: Any, asked: Asked) -> Any:
-    """A list or deque that notes whether its length is asked; any other value as it is."""
-    if type(value) is list:
-        return _container(list)(asked, value)
-    return _container(deque)(asked, value, value.maxlen) if type(value) is deque else value
+    """A container that notes whether its length is asked; any other value as it is."""
+    kind: Any = type(value)
+    if kind in (list, set, dict):
+        return _container(kind)(asked, value)
+    return _container(deque)(asked, value, value.maxlen) if kind is deque else value
 
 
 @functools.cache
@@ -86,10 +87,15 @@ def _container(kind: Any) -> Callable[..., Any]:
         self.asked.length = True
         return kind.__len__(self)
 
+    def iterator(self: Any) -> Any:
+        self.asked.length = True
+        return kind.__iter__(self)
+
     members = {
         "__new__": lambda cls, *_: kind.__new__(cls),
         "__init__": init,
         "__len__": length,
+        "__iter__": iterator,
         "__bool__": lambda self: kind.__len__(self) > 0,
         "__hash__": None,
     }

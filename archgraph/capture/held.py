@@ -11,9 +11,11 @@ import functools
 import inspect
 import pickle
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +25,12 @@ from archgraph.capture.places import is_users, place
 
 ABSENT = object()
 TABLES = vars(torch.nn.Module()).keys()  # attributes of every module
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MANY = 100  # values of a container that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CACHE = functools._lru_cache_wrapper
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, _CACHE)
-_OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.BuiltinFunctionType)
+_OPAQUE = (torch.Tensor, type, types.ModuleType, types.BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Held:
 
     def module(self, module: torch.nn.Module) -> None:
         """A module: its attributes, its code, its hooks."""
+        if not self.new(module):
+            return
         kind, own = type(module), vars(module)
         self.attributes(own, kind.__name__, place(kind.forward), own.keys)
         self.function(kind.forward, kind)
@@ -87,10 +92,27 @@ class Held:
             items = contents(value)
             for item in items if depth and len(items) < _MANY else ():
                 self.value(item, owner, depth - 1)
-        elif hasattr(value, "__dict__") and _own(type(value)) and self.new(value):
-            kind, own = type(value), vars(value)
-            self.attributes(own, kind.__name__, _file(kind), own.keys)
+        elif isinstance(value, torch.nn.Module):
+            self.module(value)
+        elif self.new(value):
+            self.object(value, depth)
+
+    def object(self, value: Any, depth: int) -> None:
+        """An object: attributes and slots of the user's, or what a thread or a context holds."""
+        kind = type(value)
+        where = _file(kind)
+        if isinstance(value, ContextVar):
+            self.spaces.append(_variable(value))
+        elif isinstance(value, threading.local):
+            self.attributes(value.__dict__, kind.__name__, "<thread>", value.__dict__.keys)
+        elif _own(kind):
             self.kind(kind)
+            if hasattr(value, "__dict__"):
+                self.attributes(vars(value), kind.__name__, where, vars(value).keys)
+                self.value([*vars(value).values()], depth=depth)
+            slots = [s for k in kind.__mro__ for s in _slots(k)]
+            if slots:
+                self.spaces.append(_slotted(value, slots, where))
 
     def kind(self, kind: type) -> None:
         """A class of the user's: what it holds besides functions."""
@@ -121,6 +143,9 @@ class Held:
         for name in names:
             self.names.setdefault(name, where)
         self.scope(function.__globals__, names)
+        self.attributes(vars(function), function.__name__, where, vars(function).keys)
+        if function.__defaults__:
+            self.spaces.append(_defaults(function, where))
         if function.__closure__:
             cells = dict(zip(code.co_freevars, function.__closure__, strict=True))
             self.spaces.append(_closure(cells, where))
@@ -175,16 +200,22 @@ def fingerprint(value: Any, depth: int = 3) -> Any:
     """Something that is equal as long as a value is as it was; tensors are not compared."""
     if isinstance(value, _PLAIN):
         return type(value), repr(value) if isinstance(value, float | complex) else value
-    if depth and isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+    if depth and isinstance(value, CONTAINERS):
         return [fingerprint(item, depth - 1) for item in contents(value)]
-    if isinstance(value, Iterator):
-        return object()  # nothing tells where an iterator stands
-    if not isinstance(value, _OPAQUE + _FUNCTIONS) and not _own(type(value)):
-        try:
-            return Same(value), pickle.dumps(value)  # an array, a generator of random numbers
-        except Exception:  # whatever its class raises
-            return Same(value)
-    return Same(value)
+    if not opaque(value):
+        return Same(value)
+    try:
+        return Same(value), pickle.dumps(value)  # an array, a generator of random numbers
+    except Exception:  # whatever its class raises
+        # nothing tells where an iterator stands
+        return object() if isinstance(value, Iterator) else Same(value)
+
+
+def opaque(value: Any) -> bool:
+    """Whether a value can change inside in a way that neither attributes nor contents show."""
+    if isinstance(value, (torch.nn.Module, *_OPAQUE, *_FUNCTIONS, *_PLAIN, *CONTAINERS)):
+        return False
+    return not _own(type(value))
 
 
 def contents(container: Any) -> list[Any]:
@@ -206,6 +237,55 @@ class Same:
         return isinstance(other, Same) and self.value is other.value
 
     __hash__ = None  # type: ignore[assignment]  # only ever an item of a list
+
+
+def _defaults(function: Any, where: str) -> Space:
+    """A space that is the default values of a function's arguments."""
+    code = function.__code__
+    count = len(function.__defaults__)
+    names = code.co_varnames[code.co_argcount - count : code.co_argcount]
+
+    def read() -> dict[str, Any]:
+        return dict(zip(names, function.__defaults__, strict=True))
+
+    def write(key: str, value: Any) -> None:
+        function.__defaults__ = tuple((read() | {key: value}).values())
+
+    return Space(f"{function.__name__}.", lambda _: where, read, write)
+
+
+def _variable(variable: ContextVar[Any]) -> Space:
+    """A space that is a context variable."""
+
+    def read() -> dict[str, Any]:
+        value = variable.get(ABSENT)
+        return {} if value is ABSENT else {variable.name: value}
+
+    def write(key: str, value: Any) -> None:
+        if value is not ABSENT:
+            variable.set(value)
+
+    return Space("", lambda _: "<context>", read, write)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _slotted(value: Any, slots: list[str], where: str) -> Space:
+    """A space that is the slots of an object."""
+
+    def read() -> dict[str, Any]:
+        return {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+
+    def write(key: str, new: Any) -> None:
+        if new is ABSENT:
+            delattr(value, key)
+        else:
+            setattr(value, key, new)
+
+    return Space(f"{type(value).__name__}.", lambda _: where, read, write)
 
 
 def _closure(cells: dict[str, Any], where: str) -> Space:

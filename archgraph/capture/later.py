@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,21 +23,27 @@ from torch.utils import _pytree as pytree
 from archgraph.capture.counting import Asked, counted, growing
 from archgraph.capture.examples import tensors
 from archgraph.capture.export import Captured
-from archgraph.capture.held import Held, Space
+from archgraph.capture.held import CONTAINERS, Held, Space, contents, fingerprint, opaque
 from archgraph.capture.restored import restored
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
 
+_FIXED = (str, bytes, tuple)  # containers that are replaced when they grow
+_CAPTURING = (
+    "is_exporting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_tracing",
+    "is_scripting", "is_fx_tracing", "FakeTensor", "type", "__class__", "stack", "_getframe",
+    "currentframe",
+)  # fmt: skip
 _CALLS = 3  # that must compute what the first one does
 _PROBES = 64  # values of a counter that are tried; one with more of them counts as one that acts
 
 
 def assignments(model: torch.nn.Module, captured: Captured) -> list[Note]:
     """What is to be said of what forward changes and asks: errors where it matters."""
-    calls = _Calls(model, captured.args, captured.kwargs)
+    calls = _Calls(model, captured)
     notes: list[Note] = []
     if captured.changed:
-        matters = calls.safely(lambda: calls.change(captured.changed), unknown=True)
+        matters = calls.safely(calls.change, unknown=True)
         for name, place in captured.changed.items():
             notes.append(_matters(name, place) if matters else _same(name, place))
     for names, differs, message, hint in _ASKED:
@@ -64,8 +70,7 @@ class _Calls:
     """Calls of a model on its example inputs, each from the same buffers and random numbers."""
 
     model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    captured: Captured
 
     def safely(self, check: Callable[[], bool], unknown: bool) -> bool:
         """The outcome of a check that calls the model; ``unknown`` where the model cannot run."""
@@ -83,7 +88,9 @@ class _Calls:
         yield from self.model.parameters()
         yield from self.model.buffers()
 
-    def call(self, given: Callable[[Any], Any] = lambda value: value) -> list[torch.Tensor]:
+    def call(
+        self, given: Callable[[Any], Any] = lambda value: value, module: Any = None
+    ) -> list[torch.Tensor]:
         """The results of a call; what it writes to buffers is taken back."""
         memory = [(tensor, tensor.detach().clone()) for tensor in self.held()]
 
@@ -91,9 +98,9 @@ class _Calls:
             return given(value.clone()) if isinstance(value, torch.Tensor) else value
 
         torch.manual_seed(0)
-        args, kwargs = pytree.tree_map(copy, (self.args, self.kwargs))
+        args, kwargs = pytree.tree_map(copy, (self.captured.args, self.captured.kwargs))
         try:
-            return [t.detach().clone() for t in tensors(self.model(*args, **kwargs))]
+            return [t.detach().clone() for t in tensors((module or self.model)(*args, **kwargs))]
         finally:
             with torch.no_grad():
                 for tensor, before in memory:
@@ -105,42 +112,49 @@ class _Calls:
         with restored(self.model, {}, []):
             return self.call()
 
-    def change(self, changed: Mapping[str, str]) -> bool:
+    def change(self) -> bool:
         """Whether a later call computes something else than the first one, buffers apart."""
         first = self.first()
         with restored(self.model, {}, []) as kept:
+            changed = self.captured.changed
+            if self.reads(_changed(kept, changed)):
+                return True
             self.call(_another)
             if not all(_equal(first, self.call()) for _ in range(_CALLS)):
                 return True
-            return self.acts(first, kept, changed)
+            return self.acts(first, [*_changed(kept, changed)], "len" in kept.names)
 
-    def acts(self, first: list[torch.Tensor], kept: Held, changed: Mapping[str, str]) -> bool:
-        """Whether a counter acts after more calls, or the length of a container that grows."""
+    def reads(self, cells: Iterable[_Cell]) -> bool:
+        """Whether forward computes with a tensor that it replaces."""
+        used = {_memory(c) for c in self.captured.program.constants.values() if torch.is_tensor(c)}
+        return any(_memory(v) in used for c in cells if isinstance(v := c.read(), torch.Tensor))
+
+    def acts(self, first: list[torch.Tensor], cells: list[_Cell], asks: bool) -> bool:
+        """Whether a counter acts after more calls, or the length of what grows.
+
+        ``asks``: whether the code asks for lengths at all. Nothing tells how much of an iterator, a
+        generator or an array is read: one that each call changes counts as one that acts.
+        """
         asked = Asked()
-        cells = [
-            cell
-            for space in kept.spaces
-            for key in space.read()
-            if space.name(key) in changed
-            for cell in _cells(
-                _Cell(functools.partial(_item, space, key), functools.partial(space.write, key))
-            )
-        ]
+        cells = [inside for cell in cells for inside in _inside(cell)]
         before = [cell.read() for cell in cells]
         for cell in cells:
             cell.write(growing(counted(cell.read(), asked), asked))
-        sizes = [_size(cell) for cell in cells]
+        prints = [fingerprint(value) if opaque(value) else None for value in before]
+        sizes = [_size(cell.read()) for cell in cells]
         asked.length = False
         if not _equal(first, self.call()):
             return True
-        if asked.length and sizes != [_size(cell) for cell in cells]:
-            return True
-        moves = [
-            (c, b, c.read() - b) for c, b in zip(cells, before, strict=True) if _moves(b, c.read())
-        ]
-        return any(
-            self.acts_at(first, cell, start, asked.probes(step)) for cell, start, step in moves
-        )
+        noted, moves = asked.length, []
+        for cell, start, size, mark in zip(cells, before, sizes, prints, strict=True):
+            now = cell.read()
+            if mark is not None and fingerprint(now) != mark:
+                return True
+            if size != _size(now) and (asks if isinstance(start, _FIXED) else noted):
+                return True
+            if _moves(start, now):
+                moves.append((cell, start, now - start))
+        return any(self.acts_at(first, cell, at, asked.probes(step)) for cell, at, step in moves)
 
     def acts_at(
         self, first: list[torch.Tensor], cell: _Cell, start: float, probes: set[float]
@@ -162,24 +176,38 @@ class _Calls:
             return not _equal(first, self.first(), loosely=True)
 
     def gradients(self) -> bool:
-        """Whether a call changes the gradients that parameters have."""
+        """Whether a call changes the gradients that parameters have, or goes by them."""
         parameters = [*self.model.parameters()]
         own = [p.grad for p in parameters]
         marks = [torch.ones_like(p) for p in parameters]
         try:
-            for parameter, mark in zip(parameters, marks, strict=True):
-                parameter.grad = mark
-            self.first()
-            return any(
-                p.grad is not m or not m.eq(1).all() for p, m in zip(parameters, marks, strict=True)
+            with torch.enable_grad():
+                _grade(parameters, [None] * len(own))
+                first = self.first()
+                _grade(parameters, marks)
+                second = self.first()
+            kept = all(
+                p.grad is m and m.eq(1).all() for p, m in zip(parameters, marks, strict=True)
             )
+            return not kept or not _equal(first, second, loosely=True)
         finally:
-            for parameter, gradient in zip(parameters, own, strict=True):
-                parameter.grad = gradient
+            _grade(parameters, own)
+
+    def program(self) -> bool:
+        """Whether the captured program computes something else than the model."""
+        with restored(self.model, {}, []):
+            captured = self.call(module=self.captured.program.module())
+        return not _equal(self.first(), captured, loosely=True)
 
 
 # Names in the code, what to try where it has one of them, and what is then the matter.
 _ASKED: tuple[tuple[tuple[str, ...], Callable[[_Calls], bool], str, str], ...] = (
+    (
+        _CAPTURING,
+        lambda calls: calls.program(),
+        "forward computes something else while it is captured",
+        "let it go by something else than how it is run, or trace with strict=False",
+    ),
     (
         ("time", "time_ns", "perf_counter", "monotonic", "now", "today", "urandom"),
         lambda calls: calls.otherwise(contextlib.nullcontext),
@@ -195,8 +223,8 @@ _ASKED: tuple[tuple[tuple[str, ...], Callable[[_Calls], bool], str, str], ...] =
     (
         ("grad", "zero_grad"),
         lambda calls: calls.gradients(),
-        "forward changes the gradients of parameters, and a graph does not",
-        "change them outside of forward, or trace with strict=False",
+        "forward changes the gradients of parameters or goes by them, and a graph does not",
+        "keep them out of forward, or trace with strict=False",
     ),
 )
 
@@ -216,7 +244,17 @@ def _item(space: Space, key: str) -> Any:
     return space.read().get(key)
 
 
-def _cells(cell: _Cell, depth: int = 2) -> Iterator[_Cell]:
+def _changed(kept: Held, changed: Mapping[str, str]) -> Iterator[_Cell]:
+    """The places of what forward changes."""
+    for space in kept.spaces:
+        for key in space.read():
+            if space.name(key) in changed:
+                yield _Cell(
+                    functools.partial(_item, space, key), functools.partial(space.write, key)
+                )
+
+
+def _inside(cell: _Cell, depth: int = 2) -> Iterator[_Cell]:
     """A place and the places inside of what it holds."""
     yield cell
     value = cell.read()
@@ -229,12 +267,23 @@ def _cells(cell: _Cell, depth: int = 2) -> Iterator[_Cell]:
         def write(value: Any, key: Any = key) -> None:
             cell.read()[key] = value
 
-        yield from _cells(_Cell(read, write), depth - 1)
+        yield from _inside(_Cell(read, write), depth - 1)
 
 
-def _size(cell: _Cell) -> int:
-    value = cell.read()
-    return len(value) if isinstance(value, (list, deque)) else 0
+def _size(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return len(contents(value)) if isinstance(value, CONTAINERS) else 0
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _grade(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Give parameters their gradients."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def _moves(before: Any, after: Any) -> bool:

@@ -33,10 +33,13 @@ def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
     state = model.state_dict(keep_vars=True)
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     hooks = [hook for m in model.modules() for hook in m._state_dict_hooks.values()]
+    listed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    hidden = {key for key, tensor in own.items() if id(tensor) not in listed}
     for key in dict.fromkeys((*own, *tensors)):
-        if own.get(key) is not tensors.get(key):
+        if own.get(key) is not tensors.get(key) or key in hidden:
             yield TraceError(
-                "is another tensor in the model's state_dict than in the model, or is in one alone",
+                "is not in the model's state_dict and its parameters() or buffers(), or is another "
+                "tensor there",
                 where=key,
                 found=place(hooks[0]) if hooks else None,
                 hint="remove what changes the state_dict, or trace with strict=False",

@@ -15,7 +15,15 @@ import archgraph as ag
 from archgraph.capture.unseen import overlapping
 from archgraph.errors import GraphError, TraceError
 from tests.capture.faithful import tensors
-from tests.capture.hostile import gradients, hooks, kept, memory, numbers, wrappers  # noqa: F401
+from tests.capture.hostile import (  # noqa: F401  # each enters its modules into the table
+    ahead,
+    gradients,
+    hooks,
+    kept,
+    memory,
+    numbers,
+    wrappers,
+)
 from tests.capture.hostile.table import HOSTILE, Hostile, Net, X
 
 STEPS = 10

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import checkpoint
 
-from tests.capture.hostile.table import PLACE, body, module, net
+from tests.capture.hostile.table import PLACE, Net, body, module, net
 
 
 class Symmetric(nn.Module):
@@ -271,7 +271,7 @@ def parameter_beside_the_plain_list(net):
     object.__setattr__(net, "weight", nn.Parameter(torch.randn(3, 3)))
 
 
-@net(refused=rf"layer\.weight: is another tensor in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
 def state_without_an_entry(net):
     def drop(module, state, prefix, local):
         del state[prefix + "layer.weight"]
@@ -280,7 +280,7 @@ def state_without_an_entry(net):
     net._register_state_dict_hook(drop)
 
 
-@net(refused=rf"layer\.weight: is another tensor in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
 def state_under_other_names(net):
     def rename(module, state, prefix, local):
         state[prefix + "w"] = state.pop(prefix + "layer.weight")
@@ -289,7 +289,7 @@ def state_under_other_names(net):
     net._register_state_dict_hook(rename)
 
 
-@net(refused=rf"layer\.weight: is another tensor in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
 def state_with_other_values(net):
     def double(module, state, prefix, local):
         state[prefix + "layer.weight"] = state[prefix + "layer.weight"] * 2
@@ -319,3 +319,42 @@ def parameter_of_another_class(net):
 @net(refused=rf"layer\.weight: is a Doubling, which computes in a way of its own.*{PLACE}")
 def parameter_that_computes_otherwise(net):
     net.layer.weight = nn.Parameter(net.layer.weight.detach().as_subclass(Doubling))
+
+
+@module(refused=r"layer\.weight: is not in the model's state_dict and its parameters\(\)")
+class HiddenWeights(Net):
+    """Its weights are not among its parameters."""
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return (p for p in super().parameters(recurse) if p.dim() == 1)
+
+
+@module()
+class DoubledCall(Net):
+    """Its call does more than its forward."""
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x) * 2
+
+
+class DoubledLayer(nn.Linear):
+    """A layer whose call does more than its forward."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) * 2
+
+
+@net()
+def call_of_a_layer_doubled(net):
+    net.layer = DoubledLayer(3, 3)
+
+
+@net()
+def forward_of_an_instance(net):
+    net.forward = lambda x: net.head(net.layer(x) * 3)
+
+
+@net()
+def forward_of_a_layer_replaced(net):
+    forward = net.layer.forward
+    net.layer.forward = lambda x: forward(x) * 2
