@@ -154,15 +154,16 @@ class _Calls:
                 return True
             if _moves(start, now):
                 moves.append((cell, start, now - start))
-        return any(self.acts_at(first, cell, at, asked.probes(step)) for cell, at, step in moves)
+        return any(self.acts_at(first, *move, asked) for move in moves)
 
     def acts_at(
-        self, first: list[torch.Tensor], cell: _Cell, start: float, probes: set[float]
+        self, first: list[torch.Tensor], cell: _Cell, start: float, step: float, asked: Asked
     ) -> bool:
         """Whether a call computes something else at some value of a counter."""
-        if len(probes) > _PROBES:
+        ahead = {probe for probe in asked.probes(step) if (probe - start) * step >= 0}
+        if len(ahead) > _PROBES:
             return True
-        for probe in sorted(probes):
+        for probe in sorted(ahead | _far(start, step)):
             cell.write(type(start)(probe))
             if not _equal(first, self.call()):
                 return True
@@ -289,6 +290,12 @@ def _grade(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor 
 def _moves(before: Any, after: Any) -> bool:
     """Whether a value is a number that a call has changed."""
     return type(before) in (int, float) and isinstance(after, (int, float)) and after != before
+
+
+def _far(start: float, step: float) -> set[float]:
+    """Values of a counter many calls ahead; those of an integer are all ones after one more."""
+    origin = 0 if isinstance(start, int) else start
+    return {origin + step * (2**k - 2) for k in (4, 7, 10, 13, 17, 20)}
 
 
 def _equal(first: list[torch.Tensor], second: list[torch.Tensor], loosely: bool = False) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import math
 import random
 import threading
 from typing import Any
@@ -39,12 +40,12 @@ def _counter(net: Any) -> None:
 for title, use in {
     "counter_beside_its_limit": lambda calls: calls > AFTER,
     "counter_in_a_range": lambda calls: calls in range(AFTER, 30),
-    "counter_of_bits": lambda calls: calls & 8,
+    "counter_of_bits": lambda calls: calls & 256,
     "counter_divided_with_rest": lambda calls: divmod(calls, AFTER)[1] == 0,
-    "counter_as_text": lambda calls: str(calls).endswith("7"),
+    "counter_as_a_logarithm": lambda calls: math.log(calls) > 5,
     "counter_as_a_share": lambda calls: calls / 100 > 0.07,
-    "counter_rounded": lambda calls: int(calls / 7) > 0,
-    "counter_as_an_index": lambda calls: ([0] * AFTER + [1])[min(calls, AFTER)],
+    "counter_rounded": lambda calls: int(calls / 7) > 20,
+    "counter_as_an_index": lambda calls: ([0] * 100 + [1])[min(calls, 100)],
 }.items():
     _counter.__name__ = title
     net(_attribute(use), refused=refused(r"Net\.calls"))(_counter)
