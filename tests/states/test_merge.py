@@ -417,12 +417,12 @@ def test_a_sum_shrinks_with_its_values(kind, values):
 
 
 def test_small_values_beside_a_large_one_keep_their_digits():
-    slots, state = one([3e38, 1e-10])
+    slots, state = one([3e38, 1e-14])
     merger = Merger(slots, {"w": torch.zeros(2)})
     merger.add(Transfer.identity(slots), state)
-    merger.add(Transfer.identity(slots), {"w": torch.tensor([3e38, 3e-10])})
+    merger.add(Transfer.identity(slots), {"w": torch.tensor([3e38, 3e-14])})
     torch.testing.assert_close(
-        merger.result()[0]["w"], torch.tensor([3e38, 2e-10]), rtol=1e-6, atol=0
+        merger.result()[0]["w"], torch.tensor([3e38, 2e-14]), rtol=1e-6, atol=0
     )
 
 
@@ -443,7 +443,7 @@ def test_steep_scales_and_heavy_weights_together_do_not_overflow():
     """Each below its bound: the sum fits only because the weights that add up are counted."""
     slots, _ = one(0.0)
     merger = Merger(slots, {"w": torch.zeros(1)})
-    values = [(-1) ** (n // 8) * 2.0**79 for n in range(12)]
+    values = [(-1) ** (n // 16) * 2.0**79 for n in range(24)]
     for value in values:
         update = {"w": torch.tensor([value])}
         merger.add(Transfer.identity(slots), update, 1.0, scales={"w": 1.0})
@@ -593,6 +593,8 @@ def broken(change: str) -> Tensors:
             state["conv.weight"] = conv.to_sparse()
         case "meta":
             state["conv.weight"] = conv.to("meta")
+        case "quantized":
+            state["conv.weight"] = torch.quantize_per_tensor(conv, 0.1, 0, torch.qint8)
     return state
 
 
@@ -606,6 +608,7 @@ FAULTS = {
     "array": "conv.weight: not a dense tensor; found ndarray",
     "sparse": "conv.weight: not a dense tensor; found torch.sparse_coo tensor on cpu",
     "meta": "conv.weight: not a dense tensor; found torch.strided tensor on meta",
+    "quantized": "conv.weight: not a dense tensor; found quantized tensor",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "weight: unusable weight; found 0": {"weight": 0},

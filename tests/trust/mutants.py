@@ -113,7 +113,7 @@ class Runner:
         self.verdicts = {d["change"]: d["verdict"] for d in logged if "change" in d}
         due = [c for c in self.changes if c.name not in self.verdicts]
         known = {d["test"]: d for d in logged if "test" in d}
-        tests = self._reached(session, live, known, {c.path for c in due})
+        tests = self._reached(session, live, known, {c.path for c in due}) if due else []
         for number, change in enumerate(due, start=1):
             related = [t for t in tests if _related(t["test"], change.room)]
             chosen = _cheapest(t for t in related if [change.path, change.line] in t["lines"])
