@@ -167,6 +167,10 @@ EQUIVALENT = {
     ),
     "archgraph/rewrite/moves.py MovedFactors._others: isinstance(sent, torch.Tensor) → "
     "not isinstance(sent, torch.Tensor)": "the rows of a tensor hold the numbers that it holds",
+    "archgraph/rewrite/laws.py mask_equals_take: random_inputs(in_float64(graph), seed=seed) → "
+    "random_inputs(in_float64(graph))": "the law holds for any input",
+    "archgraph/rewrite/laws.py in_float64: dict(args) | {'dtype': Atom('float64')} → "
+    "{'dtype': Atom('float64')} | dict(args)": "an argument that is None is not written",
     "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "
     "tier.transfer.pull(state.group(GLOBAL))": "a copy costs memory and changes no value",
 }
