@@ -17,10 +17,11 @@ from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.local import Run, execute
 from archgraph.engine.loop import sample
-from archgraph.engine.privacy import epsilon
+from archgraph.engine.privacy import epsilon, private_world
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
     Contribution,
+    Model,
     Result,
     ServerState,
     World,
@@ -379,6 +380,26 @@ def test_noise_of_the_seed_repeats_and_that_of_the_system_does_not():
 
     assert torch.equal(last("seed"), last("seed"))
     assert not torch.equal(last("system"), last("system"))
+
+
+def test_every_round_has_noise_of_its_own():
+    made = setup()
+    state = made.strategy.init(made.world)
+    means: list[Any] = [private_world(made, state, number).means for number in (1, 2, 1)]
+    first, second, again = (m(state, []).group("global")["head.linear1.weight"] for m in means)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+def test_a_strategy_that_sends_further_models_is_refused():
+    made = setup()
+
+    class Teaching(type(made.strategy)):  # type: ignore[misc]  # FedAvg, by its name
+        def send(self, world: World, state: ServerState, client: int, round: int) -> Any:
+            task = super().send(world, state, client, round)
+            return replace(task, others={"teacher": Model(world.graph, world.state)})
+
+    with pytest.raises(RunError, match=r"Teaching: takes more .*further models; found teacher"):
+        execute(replace(made, strategy=Teaching(weights="uniform")))
 
 
 def test_a_run_goes_on_to_the_same_bits(tmp_path):
