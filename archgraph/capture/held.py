@@ -74,7 +74,10 @@ class Held:
         if not self.new(module):
             return
         kind, own = type(module), vars(module)
-        self.attributes(own, kind.__name__, place(kind.forward), own.keys)
+        without = kind.forward is torch.nn.Module.forward
+        self.attributes(
+            own, kind.__name__, _file(kind) if without else place(kind.forward), own.keys
+        )
         self.function(kind.forward, kind)
         hooks = module._forward_hooks, module._forward_pre_hooks
         for value in [*own.values(), *(h for table in hooks for h in table.values())]:

@@ -86,6 +86,15 @@ def test_what_a_name_leads_to():
     assert found.names["history"].startswith(__file__)
 
 
+class Without(nn.Module):
+    """A module that others ask; it has no forward."""
+
+
+def test_a_module_without_a_forward_is_found_in_its_file():
+    (space, *_) = held(Without()).spaces
+    assert space.where("size") == __file__
+
+
 class Namespace:
     pass
 
