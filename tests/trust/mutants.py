@@ -306,21 +306,23 @@ def _table(verdicts: Mapping[str, str], changes: Sequence[Change]) -> str:
     for change in changes:
         groups[change.room if isinstance(change, Mutant) else "planted by hand"].append(change)
     for name, group in groups.items():
-        counts = Counter(verdicts[c.name] for c in group)
+        counts = Counter("same" if c.name in EQUIVALENT else verdicts[c.name] for c in group)
         total += counts
         rows.append((name, *_counts(counts)))
     rows.append(("all", *_counts(total)))
-    head = ("changes to", "changes", "noticed", "of these by time or a crash", "survived", "share")
+    head = (
+        "changes to", "changes", "change nothing", "noticed", "of these by time or a crash",
+        "unnoticed", "share",
+    )  # fmt: skip
     lost = [c for c in changes if verdicts[c.name] == "survived"]
-    listed = [f"- `{c.name}`: {EQUIVALENT.get(c.name, 'no test notices')}" for c in lost]
+    listed = [f"- `{c.name}`: {EQUIVALENT.get(c.name, 'unnoticed')}" for c in lost]
     return page.table(head, rows) + ("\nSurvived:\n\n" + "\n".join(listed) if listed else "")
 
 
 def _counts(counts: Mapping[str, int]) -> tuple[object, ...]:
-    every, survived = sum(counts.values()), counts["survived"]
-    noticed = every - survived
-    late = every - survived - counts["killed"]
-    return every, noticed, late, survived, f"{noticed / every:.1%}"
+    every, same, lost = sum(counts.values()), counts["same"], counts["survived"]
+    noticed = every - same - lost
+    return every, same, noticed, noticed - counts["killed"], lost, f"{noticed / (every - same):.1%}"
 
 
 if __name__ == "__main__":

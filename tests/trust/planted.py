@@ -147,10 +147,6 @@ EQUIVALENT = {
     "archgraph/states/entry.py Entry.pull: -item[0] → item[0]": (
         "the order of the maps decides what pulling costs, not what it gives"
     ),
-    "archgraph/states/merge.py Merger.add: any((value.device != self._device for value in "
-    "state.values())) → not any((value.device != self._device for value in state.values()))": (
-        "on a machine with one device, moving tensors to it changes nothing"
-    ),
     "archgraph/states/entry.py Initial.make: 8 → 7": "another random stream, as good as this one",
     "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
     "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
@@ -171,6 +167,9 @@ EQUIVALENT = {
     "random_inputs(in_float64(graph))": "the law holds for any input",
     "archgraph/rewrite/laws.py in_float64: dict(args) | {'dtype': Atom('float64')} → "
     "{'dtype': Atom('float64')} | dict(args)": "an argument that is None is not written",
+    "archgraph/federation/contribution.py Contribution.scales: size > TINY → size >= TINY": (
+        "no size is exactly 1e-30"
+    ),
     "archgraph/federation/average.py part: tier.transfer.pull(state.group(GLOBAL), copy=False) → "
     "tier.transfer.pull(state.group(GLOBAL))": "a copy costs memory and changes no value",
 }
