@@ -30,18 +30,20 @@ def answering(work: Work) -> Outcome:
 def start(experiment, mean, request):
     """Begin a run of a method of means, with a survey or without."""
 
-    def begin(evaluate: EvaluateSpec | None = None, predict=None, **options) -> None:
+    def begin(evaluate: EvaluateSpec | None = None, change=None, **options) -> None:
         strategy = mean(asked=answering if request.param else None, **options)
-        if predict is not None:
+        if change is not None:
             models = strategy.evaluated
 
             def predicting(world: World, state: ServerState) -> Iterable[Evaluated]:
                 for model in models(world, state):
-                    yield dataclasses.replace(model, predict=predict)
+                    yield dataclasses.replace(model, **change)
 
             object.__setattr__(strategy, "evaluated", predicting)  # it is frozen
         chosen = experiment(strategy, evaluate=evaluate or EvaluateSpec(), rounds=0)
-        execute(chosen, progress=False)
+        begun(chosen)  # with a survey it has no models yet
+        if request.param:
+            execute(chosen, progress=False)
 
     return begin
 
@@ -49,7 +51,7 @@ def start(experiment, mean, request):
 def test_models_without_logits_are_refused_after_a_survey_too(start) -> None:
     start()
     with pytest.raises(RunError, match=r"logits have another form; found \[batch, 10, 1\]"):
-        start(predict=lambda outputs: outputs[..., None])
+        start(change={"predict": lambda outputs: outputs[..., None]})
 
 
 def test_examples_for_statistics_that_nothing_recomputes_are_refused(start) -> None:
@@ -64,6 +66,14 @@ def test_fine_tuning_that_no_model_gets_is_refused(start) -> None:
     start(tuned)
     with pytest.raises(RunError, match=r"evaluate\.fine_tune: changes nothing.*found 2"):
         start(tuned, tuned=Train())
+    with pytest.raises(RunError, match=r"evaluate\.fine_tune: changes nothing"):
+        start(tuned, change={"clients": ()})
+
+
+def test_before_a_survey_no_model_is_asked_for(experiment, mean) -> None:
+    strategy = mean(asked=answering)
+    object.__setattr__(strategy, "evaluated", None)  # it is frozen
+    begun(experiment(strategy))
 
 
 def test_a_survey_is_not_run_to_find_out(experiment, mean) -> None:
