@@ -272,6 +272,15 @@ def test_rows_skip_scales_and_factors_are_honoured():
         torch.testing.assert_close(found["fc.weight"][row], expected)
 
 
+def test_rows_that_a_client_does_not_give_do_not_count_where_rows_are_copies():
+    slots, wide = (Slot("w", (2,), "float32"),), (Slot("w", (3,), "float32"),)
+    copied = Transfer(slots, wide, {"w": Entry("w", (DimMap.of([0, 1, 0], 2),))})
+    pool = Pool(slots, {"w": torch.zeros(2)})
+    mask = torch.tensor([1.0, 1.0, 0.0])
+    pool.add(0, copied, {"w": torch.tensor([1.0, 2.0, 30.0])}, rows={"w": mask})
+    assert pool.middle(MEDIAN)["w"].tolist() == [1.0, 2.0]
+
+
 def test_a_position_whose_mean_is_not_finite_stays():
     slots = (Slot("w", (2,), "float32"),)
     pool = Pool(slots, {"w": torch.tensor([7.0, 8.0])})
