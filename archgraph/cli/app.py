@@ -37,8 +37,11 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the options of every command wherever they stand."""
-        first = [word for word in ANYWHERE if word in args]
-        return super().parse_args(ctx, [*first, *(word for word in args if word not in first)])
+        end = args.index("--") if "--" in args else len(args)  # file names follow
+        words, names = args[:end], args[end:]
+        first = [word for word in ANYWHERE if word in words]
+        words = [word for word in words if word not in first]
+        return super().parse_args(ctx, [*first, *words, *names])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what may go wrong into one message and an exit code."""
@@ -146,9 +149,21 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
+    if python:
+        ctx.with_resource(consent())
+
+
+@contextlib.contextmanager
+def consent() -> Iterator[None]:
+    """Inside, files may name Python code, also in the folder in which the user stands.
+
+    That folder comes after all installed packages. Without consent it is not searched at all: a
+    module in it would stand in for a package that is not installed, and its metadata for one that
+    registers a strategy.
+    """
     from archgraph.language.consent import allowed
 
-    ctx.with_resource(allowed(python))
-    # Models written in Python are found from where the user stands, after all installed packages.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
+    with allowed():
+        yield

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from archgraph.cli.app import DIFFERENT, command
+from archgraph.cli.app import DIFFERENT, command, consent
 from archgraph.cli.arguments import (
     Choose,
     Member,
@@ -53,7 +53,7 @@ def trace(
 
     Prints the graph, or writes it as YAML. To name the callable here is consent to run it.
     """
-    from archgraph.language import allowed, load_model, save
+    from archgraph.language import load_model, save
 
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
@@ -66,7 +66,7 @@ def trace(
         "name": name.split(":")[1],
         "strict": strict,
     }
-    with typed(target, data, f"{target}: ") as document, allowed():
+    with typed(target, data, f"{target}: ") as document, consent():
         graph, state = load_model(document)
     if weights is not None:
         from safetensors.torch import save as pack

@@ -7,7 +7,9 @@ crash, an endless loop. Until then a program is trusted not to do that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import logging
 import os
 import random
 import signal
@@ -29,7 +31,7 @@ class _Global(NamedTuple):
 
 
 def _folder() -> Path | None:
-    """The current folder; None: it is gone."""
+    """The current folder; None: it no longer exists."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd()
     return None
@@ -74,9 +76,20 @@ _GLOBALS = [
     _Global(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _Global(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _Global(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    _Global(
-        lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)
+    *(
+        _Global(functools.partial(read, device), functools.partial(change, device))
+        for device in ("cpu", "cuda")
+        for read, change in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
     ),
+    _Global(
+        lambda: torch.backends.cudnn.benchmark,
+        lambda on: setattr(torch.backends.cudnn, "benchmark", on),
+    ),
+    _Global(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+    _Global(lambda: logging.root.manager.disable, logging.disable),
     _Global(random.getstate, random.setstate),
     _Global(np.geterr, lambda kinds: np.seterr(**kinds)),
     _Global(lambda: list(warnings.filters), _set_warnings),
@@ -91,7 +104,7 @@ _GLOBALS = [
 
 @contextlib.contextmanager
 def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
-    """Seed the process's generators (dropout) from a client's; restore all global state afterwards.
+    """Seed the process's generators (dropout) from a client's; restore its settings afterwards.
 
     That is what the table above lists, and the generators of torch and NumPy. A program begins with
     gradients on, whatever the strategy that waits for it has turned off.

@@ -63,7 +63,7 @@ class Run:
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The ``epsilon`` that the rounds have spent, for their ``delta``; None: it has no end."""
+        """The ``epsilon`` spent so far for the experiment's ``delta``; None: it is infinite."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
@@ -82,7 +82,9 @@ class Run:
         shown, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
-            private = f"privacy of a client: ε {spent or math.inf:.4g} for δ {delta:g}"
+            private = (
+                f"privacy of a client: ε {math.inf if spent is None else spent:.4g} for δ {delta:g}"
+            )
         told = (shown.note, private, *self.troubles, *self.notes)
         return replace(shown, note="; ".join(filter(None, told)))
 

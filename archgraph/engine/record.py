@@ -414,7 +414,11 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         if not path.name.startswith(DRAFT):
             path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
-        each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
-        shutil.rmtree(path)
+        try:
+            each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
+            shutil.rmtree(path)
+        except KeyboardInterrupt:  # nor does a stop leave half of it
+            shutil.rmtree(path, ignore_errors=True)
+            raise
     else:
         path.unlink()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.norms import NormName, NormPolicy
 from archgraph.federation.objectives import CrossEntropy
@@ -116,7 +117,11 @@ def group_means(
             ``World.means`` what takes the place of these means.
         state: Holds the groups.
         contributions: What clients add, one at a time, to each group once.
+
+    Raises:
+        RunError: If a client adds to a group twice, or its part cannot be made private.
     """
+    contributions = _once(contributions)
     if world.means is not None:
         return world.means(state, contributions)
     rules = world.aggregate
@@ -140,6 +145,15 @@ def group_means(
     for group, merger in mergers.items():
         state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
     return state
+
+
+def _once(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
+    seen: set[tuple[int, str]] = set()
+    for one in contributions:
+        if (one.client, one.group) in seen:
+            raise RunError("adds to a group twice", where=f"client {one.client}", found=one.group)
+        seen.add((one.client, one.group))
+        yield one
 
 
 def by_tier(

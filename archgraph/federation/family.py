@@ -182,9 +182,8 @@ class _Resolver:
             recipe = repr(member.model_dump(exclude={"name", "count"}))
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, ("clients", index))
-                if graph.nodes:
-                    with self.located(("clients", index)):
-                        _trains_with(made[recipe][0], graph)
+                with self.located(("clients", index)):
+                    _trains_with(made[recipe][0], graph)
             part, weights = made[recipe]
             tiers.append(
                 Tier(

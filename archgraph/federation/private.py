@@ -37,7 +37,6 @@ from archgraph.federation.contribution import Contribution
 from archgraph.federation.state import ServerState
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, signature
-from archgraph.states.clipping import change, clipped
 
 # A client that gives every value once covers none by more, up to rounding.
 ONCE = 1 + 1e-9
@@ -193,10 +192,11 @@ class PrivateMeans:
                 )
             seen.add(client)
             deltas = [_delta(state, one) for one in ones]
-            norm = math.hypot(*(change(_still(delta), delta).norm for delta in deltas))
+            values = (value for delta in deltas for value in delta.values())
+            norm = math.hypot(*(float(torch.linalg.vector_norm(value)) for value in values))
             factor = self.clip / norm if norm > self.clip else 1.0
             for one, delta in zip(ones, deltas, strict=True):
-                yield one, clipped(_still(delta), delta, factor)
+                yield one, {k: (v * factor).to(one.state[k].dtype) for k, v in delta.items()}
 
 
 def counted(one: Contribution) -> Transfer:
@@ -228,12 +228,9 @@ def _counted(transfer: Transfer, skip: frozenset[str], fixed: frozenset[str]) ->
 
 
 def _delta(state: ServerState, one: Contribution) -> State:
-    """What a client has changed of what counts."""
-    part = counted(one)
-    sent = part.pull(state.group(one.group), copy=False)
-    return {name: one.state[name] - sent[name].to(one.state[name].device) for name in sent}
-
-
-def _still(delta: State) -> State:
-    """No change."""
-    return {name: value.new_zeros(()).expand(value.shape) for name, value in delta.items()}
+    """What a client has changed of what counts; in double precision, since half would overflow."""
+    sent = counted(one).pull(state.group(one.group), copy=False)
+    return {
+        name: one.state[name].double() - old.to(one.state[name].device, torch.float64)
+        for name, old in sent.items()
+    }

@@ -33,5 +33,5 @@ class PrivacySpec(Base):
     entropy: Literal["seed", "system"] = Field(
         default="seed",
         description="where noise comes from: the seed of the run, so that it can be repeated (for "
-        "research), or the operating system",
+        "research), or the operating system; the choice of clients always follows from the seed",
     )

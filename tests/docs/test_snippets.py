@@ -13,6 +13,7 @@ import doctest
 import functools
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -167,6 +168,7 @@ def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("specs", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))  # what readers save beside it
     monkeypatch.syspath_prepend(str(tmp_path))
     document = Document.parse(str(page), *PARSERS)

@@ -26,6 +26,7 @@ from archgraph.federation import (
     ServerState,
     World,
     covered_mean,
+    group_means,
 )
 from archgraph.federation.private import Census, PrivateMeans
 from archgraph.language import ExperimentSpec
@@ -428,3 +429,34 @@ def test_what_clients_say_beside_their_weights_does_not_reach_the_strategy(exper
     made = setup()
     run = execute(replace(made, strategy=Curious(weights="uniform")))
     assert all(len(line["clients"]) == 5 and "loss" in line["clients"][0] for line in run.rounds)
+
+
+def one_half(sent: float, back: float) -> tuple[ServerState, Contribution]:
+    """A client's change of two half-precision values."""
+    slots = (Slot("w", (2,), "float16"),)
+    state = ServerState().with_group("global", {"w": torch.full((2,), sent).half()})
+    returned = {"w": torch.full((2,), back).half()}
+    return state, Contribution(0, "global", slots, Transfer.identity(slots), returned, 1.0)
+
+
+def test_a_change_that_half_precision_cannot_hold_is_clipped_too():
+    state, one = one_half(-1e4, 6e4)
+    census = Census()
+    census(state, [one])
+    means = PrivateMeans(census, 1.0, clip=64.0, noise=0.0, generator=torch.Generator())
+    new = means(state, [one]).group("global")["w"]
+    # The clip lies along (1, 1); numbers near 10,000 are 8 apart in half precision.
+    assert torch.allclose(new.double(), torch.tensor(-1e4 + 64 / math.sqrt(2)).double(), atol=8)
+
+
+def test_a_client_adds_to_a_group_once():
+    experiment = setup(privacy="")
+    state, one = one_half(0.0, 1.0)
+    with pytest.raises(RunError, match=r"client 0: adds to a group twice; found global"):
+        group_means(experiment.world, state, [one, one])
+
+
+def test_nothing_spent_is_not_infinity():
+    run = execute(setup("privacy: {clip: 1.0, noise: 1000, delta: 0.01}"), progress=False)
+    assert run.privacy["epsilon"] == 0
+    assert "ε 0 for" in str(run.table().note)

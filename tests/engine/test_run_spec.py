@@ -317,6 +317,7 @@ def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
         )
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     file = write(rounds=4, strategy={"fedavg": {}}, family__clients=[{"name": "a", "count": 2}])
     model = 'archgraph: 1\npython: "mine:net"\ninputs: {input: [1, 8, 8]}\n'
     (tmp_path / "model.yaml").write_text(model)

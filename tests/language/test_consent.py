@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -198,3 +200,33 @@ def test_archgraphs_own_run_without_it(here: Path) -> None:
     (verdict,) = verdicts(["ours.yaml"])
     assert verdict.good and not verdict.unseen
     assert configure("archgraph.strategies.fedavg:FedAvg").needs_global
+
+
+def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command line as a process of its own, which knows the folder only by standing in it."""
+    line = [sys.executable, "-P", "-m", "archgraph", *words]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.run(line, cwd=here, env=environment, capture_output=True, text=True)
+
+
+def test_the_folder_of_a_command_is_searched_only_with_consent(here: Path) -> None:
+    """A package's metadata in it would register a strategy under a plain name."""
+    metadata = here / "planted-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[archgraph.strategies]\nmine = planted:Mine\n")
+    (here / "named.yaml").write_text(
+        FILES["strategy.yaml"].replace("python: 'planted:Mine'", "mine: {}")
+    )
+    refused = command(here, "check", "named.yaml")
+    assert refused.returncode == 2 and "unknown strategy; found 'mine'" in refused.stdout
+    assert not (here / "imported").exists()
+    done = command(here, "check", "--python", "named.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (here / "imported").exists()
+
+
+def test_a_file_name_behind_two_dashes_is_no_consent(here: Path) -> None:
+    refused = command(here, "check", "--", "strategy.yaml", "--python")
+    assert refused.returncode == 2 and "--python: is not there" in refused.stderr
+    assert not (here / "imported").exists()
