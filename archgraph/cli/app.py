@@ -74,7 +74,9 @@ class _Told(logging.Handler):
         key = (Path(str(file)).absolute(), note)  # a family names its model otherwise than we do
         if key not in self._said:
             self._said.add(key)
-            typer.echo(f"note: {record.getMessage()}", err=True)
+            text = record.getMessage()
+            shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+            typer.echo(f"note: {shown}", err=True)
 
 
 @contextlib.contextmanager

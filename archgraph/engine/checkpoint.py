@@ -264,7 +264,7 @@ def _save(path: Path, tensors: State) -> None:
     owned: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         # The format refuses tensors that share their memory: each is written on its own.
         if flat.untyped_storage().data_ptr() in storages:
             flat = flat.clone()

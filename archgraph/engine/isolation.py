@@ -37,6 +37,13 @@ def _folder() -> Path | None:
     return None
 
 
+def _mask() -> int:
+    """The mask of new files' permissions, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _go(place: Path | None) -> None:
     if place is not None:
         os.chdir(place)
@@ -88,6 +95,14 @@ _GLOBALS = [
         lambda: torch.backends.cudnn.benchmark,
         lambda on: setattr(torch.backends.cudnn, "benchmark", on),
     ),
+    _Global(
+        lambda: torch.backends.cudnn.deterministic,
+        lambda on: setattr(torch.backends.cudnn, "deterministic", on),
+    ),
+    _Global(lambda: torch.backends.mkldnn.enabled, lambda on: torch.backends.mkldnn.set_flags(on)),
+    _Global(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    _Global(torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    _Global(_mask, os.umask),
     _Global(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     _Global(lambda: logging.root.manager.disable, logging.disable),
     _Global(random.getstate, random.setstate),

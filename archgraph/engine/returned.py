@@ -99,7 +99,8 @@ def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 raise RejectedUpdate(
                     "no checkpoint can hold it", where=name, found=str(tensor.dtype)
                 ) from error
-    return {name: tensor.detach() for name, tensor in state.items()}
+    # Conjugates and negatives that are not computed yet would be written and viewed without them.
+    return {name: t.detach().resolve_conj().resolve_neg() for name, t in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:

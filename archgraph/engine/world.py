@@ -107,6 +107,8 @@ def prepare(
     sampled = _sampled(spec.sample, len(kinds))
     if spec.aggregate is not None and spec.aggregate.krum is not None:
         _enough(spec.aggregate.krum, sampled)
+    if spec.aggregate is not None and spec.aggregate.middle is not None:
+        _reachable(spec.aggregate.middle.quorum, sampled)
     scheme = spec.data.partition.model_dump()
     with spec.locating("data", "partition"):
         shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
@@ -243,6 +245,24 @@ def _enough(krum: KrumOptions, clients: int) -> None:
             found=f"{clients}, of which {malicious} may be malicious",
             expected=f"{2 * malicious + 3} or more",
             hint="lower `malicious`, or sample more clients",
+        )
+    if krum.keep > clients - malicious:
+        raise RunError(
+            "Krum would keep malicious clients, too",
+            where="aggregate.krum.keep",
+            found=krum.keep,
+            expected=f"at most {clients - malicious} of {clients}",
+        )
+
+
+def _reachable(quorum: int, clients: int) -> None:
+    """Refuse a quorum that no round reaches: nothing would ever change."""
+    if quorum > clients:
+        raise RunError(
+            "more clients than a round has",
+            where="aggregate",
+            found=f"quorum {quorum}",
+            expected=f"at most {clients}",
         )
 
 

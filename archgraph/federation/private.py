@@ -64,6 +64,12 @@ class Census:
         Raises:
             RunError: If a client's part in a mean follows from its data, or cannot be made private.
         """
+        if self.given:
+            raise RunError(
+                "the mean cannot be made private",
+                found="a second mean in one round, which would count for itself",
+                expected="one call of covered_mean or group_means in receive",
+            )
         for one in contributions:
             part = counted(one)
             self._check(one, part)
@@ -102,6 +108,8 @@ class Census:
             hint = "leave them out (`norm: static` or `norm: local`), or use layer or group norms"
         elif any(slot.torch_dtype.is_complex for slot in part.target):
             found = "complex parameters"
+        elif any(slot.torch_dtype.itemsize < 4 for slot in part.target):
+            found, hint = "parameters of half precision, whose sums are rounded beyond the clip", ""
         elif any(float(part.coverage[name].amax()) > ONCE for name in sources(part)):
             found = "values that it gives more than once"
         if found:

@@ -69,7 +69,8 @@ def chosen(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) 
         for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
             total += part
     malicious = part_of(options.malicious, len(clients))
-    return [clients[place] for place in krum(squares, counts, malicious, options.keep)]
+    keep = min(options.keep, len(clients) - malicious)  # of a round in which some were refused
+    return [clients[place] for place in krum(squares, counts, malicious, keep)]
 
 
 def merged(

@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         "krum",
         _short(KrumOptions, "malicious"),
         "Choose the updates that are nearest to their neighbours; only these are averaged.",
-        "{malicious: 0.2, keep: 5}",
+        "{malicious: 0.2, keep: 3}",
         "with at least 2·f + 3 clients that all cover the same, what is chosen is near to a "
         "majority; between clients with little in common the choice is a heuristic",
         "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries, NeurIPS 2017",

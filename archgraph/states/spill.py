@@ -78,7 +78,7 @@ class Spill:
         stored = Stored(at, tuple(value.shape), value.dtype, value.device)
         try:
             if value.numel():
-                flat = value.cpu().contiguous().view(-1)
+                flat = value.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
                 self._file.write(flat.view(torch.uint8).numpy().data)
                 self._file.flush()
         except OSError as error:

@@ -274,3 +274,15 @@ def test_rounds_that_are_too_small_for_krum_are_refused():
     ):
         prepare(spec("{krum: 0.4}"))
     assert prepare(spec("{krum: 0.3}")).sampled == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("{krum: {malicious: 0.2, keep: 9}}", r"aggregate.krum.keep: Krum would keep malicious"),
+        ("{median: {quorum: 50}}", "aggregate: more clients than a round has; found quorum 50"),
+    ],
+)
+def test_a_rule_that_would_do_nothing_is_refused(value, reason):
+    with pytest.raises(RunError, match=reason):
+        prepare(spec(value))

@@ -421,3 +421,12 @@ def test_memory_does_not_grow_with_the_number_of_updates():
 
     few, many = peak(10), peak(40)
     assert many < few + 0.2
+
+
+def test_what_is_not_computed_yet_is_written_as_it_is():
+    spill = Spill()
+    values = torch.tensor([1.0, -2.0])
+    conjugated = torch.tensor([1 + 2j, 3 - 4j])
+    stored = spill.put({"n": torch._neg_view(values), "c": conjugated.conj()})
+    back = spill.get(stored)
+    assert torch.equal(back["n"], -values) and torch.equal(back["c"], conjugated.conj())
