@@ -31,10 +31,12 @@ def allot(
     A kind of client may own a fixed share of all examples (RecipFL, §5.1). It is cut out before
     anything else, each class in proportion, and divided equally among the clients of its kind. The
     other clients share the rest by one of the schemes of :mod:`archgraph.engine.schemes`. Text,
-    whose windows follow one another, is cut into runs (`iid` only).
+    whose windows follow one another, is cut into runs; it and targets that are not one class per
+    example are shared out by `iid` only.
 
     Args:
-        targets: Class of each example, `[example]`, or text targets `[window, position]`.
+        targets: Class of each example, int `[example]`; text targets, int `[window, position]`; or
+            any others, `[example, ...]`.
         tiers: Kind of each client.
         shares: Kind → its share of all examples, exact up to rounding.
         scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet` or `classes`.
@@ -58,9 +60,9 @@ def allot(
         >>> [sorted(set(labels[part].tolist())) for part in parts]
         [[0], [1], [2]]
     """
-    labels, tiers, shares = np.asarray(targets), list(tiers), dict(shares or {})
+    labels, tiers, shares = _labels(np.asarray(targets), scheme), list(tiers), dict(shares or {})
     _check_shares(shares, tiers)
-    order = _spread(labels, seed) if shares else np.arange(0)
+    order = spread(labels, seed) if shares else np.arange(0)
     owned: dict[int, np.ndarray] = {}
     total, start = 0.0, 0
     for name, share in shares.items():
@@ -113,8 +115,31 @@ def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
         )
 
 
-def _spread(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Positions in an order of which every stretch has the classes of the whole; text as it is."""
+def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
+    """What schemes see: one class per example, windows of text, or rows that are all alike."""
+    integral = targets.dtype.kind in "iu"
+    if targets.ndim == 1 and integral:
+        return targets
+    if targets.ndim == 0:
+        raise DataError(
+            "targets of unknown shape", where=WHERE, found=targets.shape, expected="[example, ...]"
+        )
+    if scheme in SCHEMES and scheme != "iid":
+        raise DataError(
+            "the targets are not one class per example, by which examples could be divided",
+            where=f"{WHERE}.scheme",
+            found=scheme,
+            expected="iid",
+        )
+    return targets if targets.ndim == 2 and integral else np.zeros(len(targets), np.int64)
+
+
+def spread(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Positions in an order of which every stretch has the classes of the whole; text as it is.
+
+    >>> spread(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
+    array([False, False,  True, False, False,  True])
+    """
     if labels.ndim != 1:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)
@@ -145,17 +170,6 @@ def _cut(
                 found=key,
                 expected=f"{_list(['min_size', *options])} ({scheme})",
             )
-    if labels.ndim not in (1, 2):
-        raise DataError(
-            "targets of unknown shape",
-            where=WHERE,
-            found=labels.shape,
-            expected="[example] or [window, position]",
-        )
-    if labels.ndim == 2 and scheme != "iid":
-        raise DataError(
-            "text has no classes to split by", where=f"{WHERE}.scheme", found=scheme, expected="iid"
-        )
     least = params.get("min_size", options["min_size"].default if "min_size" in options else 1)
     if least < 1:
         raise DataError("clients need examples", where=f"{WHERE}.min_size", found=least)
@@ -189,14 +203,21 @@ def _cut(
     return parts
 
 
-def class_histogram(targets: torch.Tensor | np.ndarray, classes: int) -> np.ndarray:
-    """Number of examples of each class, int64 `[class]`.
+def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> np.ndarray:
+    """Number of targets of each class, int64 `[class]`; empty where targets are not classes.
 
     Example:
-        >>> class_histogram(np.array([2, 0, 2]), classes=4)
+        >>> class_histogram(np.array([2, 0, 2, -100]), classes=4)
         array([1, 0, 2, 0])
+        >>> class_histogram(np.array([[True, False], [True, True]]), classes=2)
+        array([2, 1])
     """
-    return np.bincount(np.asarray(targets).reshape(-1), minlength=classes)
+    values = np.asarray(targets)
+    if classes is None:
+        return np.zeros(0, np.int64)
+    if values.dtype == np.bool_:
+        return values.sum(0)
+    return np.bincount(values[values >= 0], minlength=classes)
 
 
 def local_test_indices(

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.engine.data import Split
+from archgraph.engine.data.values import IGNORED
 from archgraph.federation import (
     Logits,
     Predict,
     mask_absent,
 )
-
-IGNORED = -100
-"""A target that counts for nothing."""
 
 
 @dataclass(frozen=True, eq=False)

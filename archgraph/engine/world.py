@@ -200,7 +200,7 @@ def _world(
         state=state,
         clients=clients,
         tiers=tuple(_started(t, family, state, spec.seed) for t in family.clients),
-        classes=data.classes,
+        classes=data.classes or 0,
         rounds=spec.rounds,
         seed=spec.seed,
         device=device,

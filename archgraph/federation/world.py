@@ -77,7 +77,8 @@ class Client:
         id: Position in ``World.clients``.
         name: Name of the tier that the family gives it.
         examples: Number of training examples.
-        histogram: Training examples per class; over the vocabulary for text.
+        histogram: Training targets per class; over the vocabulary for text. Empty where targets
+            are not classes.
     """
 
     id: int
@@ -96,7 +97,7 @@ class World:
         state: Its initial weights.
         clients: The clients, by id.
         tiers: The architectures that are offered, in the family's order.
-        classes: Number of classes (of words, for text).
+        classes: Number of classes (of words, for text); 0 where targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Where server-side computation runs.

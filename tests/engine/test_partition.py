@@ -387,13 +387,15 @@ def test_a_client_with_too_few_examples_is_called_by_its_own_number():
 
 
 def test_text_cannot_be_split_by_classes():
-    with pytest.raises(DataError, match=r"text has no classes.*found dirichlet; expected iid"):
+    with pytest.raises(
+        DataError, match=r"not one class per example.*found dirichlet; expected iid"
+    ):
         partition(np.zeros((30, 4), np.int64), clients=2, scheme="dirichlet")
 
 
-def test_targets_of_another_rank_are_refused():
-    with pytest.raises(DataError, match=r"found \(2, 2, 2\)"):
-        partition(np.zeros((2, 2, 2)), clients=1)
+def test_targets_without_examples_are_refused():
+    with pytest.raises(DataError, match=r"found \(\)"):
+        partition(np.zeros(()), clients=1)
 
 
 def test_local_tests_need_classes_of_the_histogram():

@@ -1,4 +1,19 @@
-"""Data sets as values: two splits in compact types, normalised when they are read."""
+"""Data sets as values: two splits in compact types, normalised when they are read.
+
+What targets are follows from their type:
+
+=========  =====================================  ==========================================
+type       shape                                  meaning
+=========  =====================================  ==========================================
+int64      ``[example]``                          the class of each example
+int64      ``[example, position]``                a class, or the next token, at each position
+int64      ``[example, height, width]``           a class at each pixel
+bool       ``[example, class]``                   whether each class applies (multilabel)
+float32    ``[example]``, ``[example, ...]``      numbers to be predicted
+=========  =====================================  ==========================================
+
+The class ``-100`` counts for nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +30,21 @@ from archgraph.errors import DataError
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
+IGNORED = -100
+"""A target that counts for nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """One split of a data set, in the most compact types that lose nothing.
 
     Attributes:
-        inputs: Images, uint8 `[example, channel, height, width]`, or tokens, of any integer type
-            `[example, position]`.
-        targets: Classes, int64 `[example]`, or the next tokens, int64 `[example, position]`.
-        mean: Mean of each channel over the *train* split, in units of `inputs`; None for text.
+        inputs: Images, uint8 `[example, channel, height, width]`; rows of a table, float32
+            `[example, column]`; tokens, of any integer type `[example, position]`; or floating
+            point numbers of any shape `[example, ...]`.
+        targets: int64, bool or float32 `[example, ...]`: see the table above.
+        mean: Mean of each channel (column) over the *train* split, in units of `inputs`; None for
+            text, and for numbers that models take as they are.
         std: Standard deviation of each channel likewise.
         beside: Further inputs by name, `[example, ...]`: an attention mask, say.
 
@@ -62,14 +82,16 @@ class Split:
             indices: Positions in this split, in the wanted order; a slice copies least.
 
         Returns:
-            Inputs `[batch, channel, height, width]` or `[batch, position]`, and their targets.
+            Inputs `[batch, ...]`, normalised where there are statistics, and their targets.
         """
         chosen = _as_index(indices)
         inputs, targets = self.inputs[chosen], self.targets[chosen]
         if self.mean is None or self.std is None:
             return _whole(inputs), targets
-        mean, std = self.mean[:, None, None], self.std[:, None, None]
-        return inputs.to(torch.float32).sub_(mean).div_(std), targets
+        form = (-1, *(1 for _ in inputs.shape[2:]))
+        mean, std = self.mean.view(form), self.std.view(form)
+        # A copy, since the stored numbers may be float32 already.
+        return inputs.to(torch.float32, copy=True).sub_(mean).div_(std), targets
 
     def examples(self, indices: Indices) -> tuple[tuple[Tensor, ...], Tensor]:
         """As :meth:`batch`, with all inputs in their order.
@@ -92,32 +114,43 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification or next-token data set.
+    """Examples to train and to test on, with what is known of their inputs and targets.
 
     Attributes:
-        name: Its name in `DATASETS`.
-        kind: `image` or `text`.
-        classes: Number of classes, or of words where the targets are the next ones.
-        shape: Shape of one input: `(channel, height, width)` or `(position,)`.
+        name: What it is called: in `DATASETS`, or after the file or the code that it is from.
+        kind: What one input is: `image`, `text`, `table` (a row of one) or `tensor`.
+        classes: Number of classes, or of words where the targets are the next ones; None where
+            targets are not classes but numbers.
+        shape: Shape of one input: `(channel, height, width)`, `(position,)`, `(column,)`.
         train: Examples to train on.
         test: Examples to test on.
         labels: Name of each class, or each word of the vocabulary.
         inputs: Name of each input in order, where there are several: that of `Split.inputs`, then
             those of `Split.beside`.
+        owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
+            says whose they are; empty: a partition shares them out.
+
+    Example:
+        >>> rows, prices = torch.rand(4, 3), torch.rand(4)
+        >>> split = Split(rows, prices)
+        >>> Dataset("houses", "table", None, (3,), split, split)
+        Dataset(houses: table (3,), 4 train, 4 test)
     """
 
     name: str
-    kind: Literal["image", "text"]
-    classes: int
+    kind: Literal["image", "text", "table", "tensor"]
+    classes: int | None
     shape: tuple[int, ...]
     train: Split
     test: Split
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
+    owners: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that both splits offer the inputs that are named."""
-        for split in (self.train, self.test):
+        """Check that both splits have the same form, and targets the type that classes ask for."""
+        for name, split in (("train", self.train), ("test", self.test)):
+            where = f"{self.name}: {name}"
             if self.inputs[1:] != tuple(split.beside):
                 raise DataError(
                     "inputs have other names",
@@ -125,11 +158,15 @@ class Dataset:
                     found=", ".join(split.beside) or "none",
                     expected=", ".join(self.inputs[1:]) or "none beside the first",
                 )
+            _check_form("inputs", split.inputs, self.train.inputs, where)
+            _check_form("targets", split.targets, self.train.targets, where)
+            _check_targets(split.targets, self.classes, where)
+        _check_owners(self.owners, len(self.train), self.name)
 
     @property
     def classified(self) -> bool:
-        """Whether every example has one class; else it has a target at each position."""
-        return self.train.targets.dim() == 1
+        """Whether every example has one class."""
+        return self.train.targets.dtype == torch.int64 and self.train.targets.dim() == 1
 
     @property
     def integral(self) -> bool:
@@ -157,9 +194,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         """One line: what it is and how much of it there is."""
+        classes = "" if self.classes is None else f", {self.classes} classes"
+        clients = f" of {len(self.owners)} clients" if self.owners else ""
         return (
-            f"Dataset({self.name}: {self.kind} {self.shape}, {self.classes} classes, "
-            f"{len(self.train)} train, {len(self.test)} test)"
+            f"Dataset({self.name}: {self.kind} {self.shape}{classes}, "
+            f"{len(self.train)} train{clients}, {len(self.test)} test)"
         )
 
 
@@ -182,6 +221,72 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         means.append(mean)
         deviations.append(variance.sqrt() if variance > 0 else torch.ones_like(variance))
     return torch.stack(means).float(), torch.stack(deviations).float()
+
+
+def _check_form(what: str, tensor: Tensor, train: Tensor, where: str) -> None:
+    """Raise unless a tensor is of the type and shape of the training examples'."""
+    if tensor.shape[1:] != train.shape[1:] or tensor.dtype != train.dtype:
+        raise DataError(
+            f"{what} differ from those to train on",
+            where=where,
+            found=f"{_named(tensor)} per example",
+            expected=f"{_named(train)}",
+        )
+
+
+def _named(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape[1:])}"
+
+
+def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
+    """Raise unless targets are of a known type, and classes in their range."""
+    kinds = (torch.float32,) if classes is None else (torch.int64, torch.bool)
+    if targets.dtype not in kinds:
+        raise DataError(
+            "targets are of another type",
+            where=where,
+            found=str(targets.dtype),
+            expected="float32, since there are no classes"
+            if classes is None
+            else f"int64 (or bool, for several at once), since there are {classes} classes",
+        )
+    if targets.dtype == torch.float32 and not bool(targets.isfinite().all()):
+        raise DataError("targets are not finite", where=where, expected="numbers without NaN, inf")
+    if targets.dtype == torch.bool and (targets.dim() != 2 or targets.shape[1] != classes):
+        raise DataError(
+            "targets have another number of classes",
+            where=where,
+            found=list(targets.shape),
+            expected=f"[example, {classes}]",
+        )
+    if targets.dtype != torch.int64 or not targets.numel():
+        return
+    real = targets if targets.min() >= 0 else targets[targets != IGNORED]
+    if len(real) and not 0 <= int(real.min()) <= int(real.max()) < (classes or 0):
+        raise DataError(
+            "label out of range",
+            where=where,
+            found=f"{int(real.min())}…{int(real.max())}",
+            expected=f"classes 0…{(classes or 0) - 1}",
+        )
+
+
+def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -> None:
+    """Raise unless clients own every training example once, and each client at least one."""
+    for client, own in owners.items():
+        if len(own) == 0:
+            raise DataError(
+                "a client has no examples", where=where, found=client, expected="at least one each"
+            )
+    if owners:
+        owned = np.sort(np.concatenate(list(owners.values())))
+        if not np.array_equal(owned, np.arange(examples)):
+            raise DataError(
+                "clients do not own every training example exactly once",
+                where=where,
+                found=f"{len(owned)} positions, {len(np.unique(owned))} different",
+                expected=f"each of 0…{examples - 1} once",
+            )
 
 
 def _whole(inputs: Tensor) -> Tensor:
