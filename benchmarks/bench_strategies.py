@@ -1,8 +1,8 @@
 """What a strategy's server does for ResNet-18 and ten clients, against one pass of ``torch.add_``.
 
-``pull``: everything that is sent to the ten clients of a round; ``merge``: what comes back made
-into the next server state. Both are divided by adding every client's tensors, laid out in one
-piece, to a sum of their size once: the same bytes in the same run. Clients return their weights
+``pull``: everything that is sent to the ten clients of a round; ``merge``: what comes back examined
+and made into the next server state. Both are divided by adding every client's tensors, laid out in
+one piece, to a sum of their size once: the same bytes in the same run. Clients return their weights
 moved a little, and what else their program would send, as if they had trained.
 """
 
@@ -15,7 +15,17 @@ import torch
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
-from archgraph.federation import Client, Outcome, Result, Strategy, Task, Tier, World, configure
+from archgraph.federation import (
+    Client,
+    Outcome,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Tier,
+    World,
+    configure,
+)
 from benchmarks.bench_transfer import added, keep_freed_memory, seconds
 
 CLIENTS, CLASSES = 10, 10
@@ -80,6 +90,15 @@ def returned(task: Task) -> Result:
     return task.result(Outcome(moved, others=others), 100)
 
 
+def merge_all(
+    strategy: Strategy, world: World, state: ServerState, results: Sequence[Result]
+) -> ServerState:
+    """What the server does with what comes back."""
+    for result in results:
+        strategy.examine(world, result)
+    return strategy.receive(world, state, results, 0)
+
+
 def figures(repeat: int = 9) -> Iterator[tuple[str, float]]:
     """Ratios to the baseline, by strategy and reading."""
     import torchvision
@@ -102,7 +121,7 @@ def figures(repeat: int = 9) -> Iterator[tuple[str, float]]:
 
         tasks = send()
         results = [returned(task) for task in tasks]
-        receive = functools.partial(strategy.receive, around, held, results, 0)
+        receive = functools.partial(merge_all, strategy, around, held, results)
         bound, pull, merge = seconds(
             added([task.state for task in tasks]), send, receive, repeat=repeat
         )

@@ -27,13 +27,14 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import archgraph as ag
+from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
     CrossEntropy,
     Evaluated,
@@ -59,7 +60,12 @@ from archgraph.federation import (
 )
 
 Variant = Literal["both", "depth", "width"]
+Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 SAMPLE = 1 << 14
+
+# Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
+# a fraction of it.
+STEEPEST = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,23 @@ class FedFA(Strategy):
         mask = self.mask_absent
         return part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
+    def examine(self, world: World, result: Result) -> None:
+        """Refuse a layer that α would blow up: its norm vanishes beside its largest weight."""
+        if not self.scale or result.transfer is None:  # nothing of a score is averaged
+            return
+        for name in sorted(self._scaled(_fit(world, result.tier, self.variant).graph)):
+            weights = result.state[name]
+            if not self._may_be_steep(weights):
+                continue
+            size, largest = self._size(weights), float(weights.abs().max())
+            if largest > STEEPEST * size:
+                raise RejectedUpdate(
+                    "a few weights exceed all others",
+                    where=name,
+                    found=f"a weight of {largest:.3g} where the inner norm is {size:.3g}",
+                    expected=f"at most {STEEPEST:.0f} times the norm, which α divides by",
+                )
+
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
@@ -194,11 +217,15 @@ class FedFA(Strategy):
         order = torch.randperm(len(world.clients), generator=seeded(world.seed, "fedfa limited"))
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
+    def _scaled(self, graph: ag.ArchGraph) -> frozenset[str]:
+        """Entries that have an α."""
+        if self.scale_vectors:
+            return frozenset(p.name for p in graph.params if p.role == "parameter")
+        return ag.layer_weights(graph)
+
     def _norms(self, fit: Fit, grafted: State) -> dict[str, float]:
         """``n_c`` of every scaled entry of the grafted model."""
-        scaled = ag.layer_weights(fit.grafted)
-        if self.scale_vectors:
-            scaled = frozenset(p.name for p in fit.grafted.params if p.role == "parameter")
+        scaled = self._scaled(fit.grafted)
         known: dict[int, float] = {}  # a copied block's tensors are those of its source
         norms = {}
         for name in fit.grafted.state_names:
@@ -206,11 +233,28 @@ class FedFA(Strategy):
                 continue
             weights = grafted[name]
             if id(weights) not in known:
-                norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
-                # Every weight is an outlier: take the norm of all of them.
-                known[id(weights)] = norm or inner_norm(weights, 1.0, rms=self.rms)
+                known[id(weights)] = self._size(weights)
             norms[name] = known[id(weights)]
         return norms
+
+    def _size(self, weights: Tensor) -> float:
+        """``n_c`` of one entry; where every weight is an outlier, the norm of all of them."""
+        norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
+        return norm or inner_norm(weights, 1.0, rms=self.rms)
+
+    def _may_be_steep(self, weights: Tensor) -> bool:
+        """Whether the norm has to tell: as a rule counting does, at a fraction of its cost.
+
+        Where more weights are large than the norm leaves out, it counts a large one; so many are
+        soon found.
+        """
+        flat = weights.detach().flatten()
+        if not len(flat):
+            return False
+        low, high = torch.aminmax(flat)
+        large = float(max(-low, high)) / STEEPEST * (math.sqrt(len(flat)) if self.rms else 1.0)
+        left_out = math.ceil((1 - self.percentile) * len(flat)) + 2
+        return large == 0 or int((flat[: 2 * left_out].abs() >= large).sum()) <= left_out
 
 
 def inner_norm(
@@ -235,29 +279,32 @@ def inner_norm(
     flat = weights.detach().flatten().to(torch.promote_types(weights.dtype, torch.float32))
     if not len(flat):
         return 0.0
+    values = flat.cpu().numpy()
     # A quantile lies between two neighbours in order: which weights it keeps depends on ranks only.
-    last = len(flat) - 1
+    last = len(values) - 1
     if inner == "abs":
-        inside = flat.abs() <= value_at(flat.abs(), math.floor(percentile * last))
+        sizes = np.abs(values)
+        inside = sizes <= value_at(sizes, math.floor(percentile * last))
     else:
         tail = (1 - percentile) / 2 * last
         low, high = sorted((math.ceil(tail), math.floor(last - tail)))
-        inside = (flat >= value_at(flat, low)) & (flat <= value_at(flat, high))
-    norm = float(torch.linalg.vector_norm(torch.where(inside, flat, 0), dtype=torch.float64))
-    return norm / math.sqrt(int(inside.sum())) if rms else norm
+        inside = (values >= value_at(values, low)) & (values <= value_at(values, high))
+    counted = torch.from_numpy(values * inside)
+    norm = float(torch.linalg.vector_norm(counted, dtype=torch.float64))
+    return norm / math.sqrt(np.count_nonzero(inside)) if rms else norm
 
 
-def value_at(values: Tensor, rank: int) -> float:
+def value_at(values: Values, rank: int) -> float:
     """Value at a rank in ascending order, counted from 0.
 
     Of many values a sample tells between which two the rank lies; only those between are ordered,
     after counting has confirmed it.
 
     Example:
-        >>> value_at(torch.tensor([3.0, 1.0, 2.0]), 1)
+        >>> value_at(np.array([3.0, 1.0, 2.0]), 1)
         2.0
     """
-    pool = values.cpu().numpy()
+    pool = values
     if len(pool) > SAMPLE:
         sample = np.sort(pool[:: len(pool) // SAMPLE])
         guess, slack = rank * len(sample) // len(pool), 3 * math.isqrt(len(sample))

@@ -7,7 +7,9 @@ the engine's own process.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,8 +19,9 @@ from torch import Tensor
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
 from archgraph.engine.record import read_metrics
-from archgraph.federation import Outcome, Program, Work
+from archgraph.federation import Outcome, Program, ServerState, Task, Work, World
 from archgraph.language.experiment import EvaluateSpec
+from archgraph.strategies.fedfa import FedFA
 from tests.engine.faulty import KINDS, Faulty
 
 CLIENTS, ROUNDS, BAD = 10, 5, (0, 4, 9)
@@ -73,6 +76,32 @@ def test_a_run_survives_three_of_ten_clients_of_a_kind(wrong, references, name, 
         assert len(line["clients"]) == CLIENTS - len(lost)
     assert len(read_metrics(tmp_path / "run")) == ROUNDS
     assert same(run, references["refused" if refused else "harmless"])
+
+
+def steep(work: Work) -> Outcome:
+    state = {name: torch.full_like(value, 1e-20) for name, value in work.state.items()}
+    for value in state.values():
+        value.view(-1)[:1] = 1
+    return Outcome({**work.state, **state})
+
+
+@dataclass(frozen=True)
+class Steep(FedFA):
+    """FedFA whose first client's layers have one weight of 1 and a vanishing inner norm."""
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        task = super().send(world, state, client, round)
+        return task if client else dataclasses.replace(task, program=steep)
+
+
+def test_a_client_that_fedfa_would_scale_up_is_refused_and_the_run_goes_on(experiment):
+    run = execute(experiment(Steep(norm="local"), rounds=1, sampled=None))
+    (refused,) = run.rounds[0]["rejected"]
+    assert refused["client"] == 0
+    assert "a few weights exceed all others" in refused["reason"]
+    assert len(run.rounds[0]["clients"]) == 3
+    weights = run.server.group("global")
+    assert all(value.abs().max() < 100 for value in weights.values())
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.verdict == "taken"])

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import CrossEntropy, Result, Task, Train
-from archgraph.strategies.fedfa import SAMPLE, FedFA, ZiCo, fit, inner_norm, value_at, zico
+from archgraph.federation import CrossEntropy, Outcome, Result, Task, Train
+from archgraph.strategies.fedfa import (
+    SAMPLE,
+    STEEPEST,
+    FedFA,
+    ZiCo,
+    fit,
+    inner_norm,
+    value_at,
+    zico,
+)
 
 WEIGHTS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
 SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
@@ -84,7 +93,7 @@ def test_value_at_finds_ranks_among_many_values(kind):
         values[::3] = 50.0
     ordered = values.sort().values
     for rank in (0, 1, len(values) // 2, int(0.95 * len(values)), len(values) - 1):
-        assert value_at(values, rank) == float(ordered[rank])
+        assert value_at(values.numpy(), rank) == float(ordered[rank])
 
 
 def test_outliers_do_not_count():
@@ -174,6 +183,38 @@ def test_a_layer_of_zeros_and_a_layer_of_outliers_stay_finite(lab):
     assert all(v.isfinite().all() for v in after.values() if v.is_floating_point())
     # norms 0 and 4: mean 2, α of the outlier 1/2; uniform weights halve it again
     assert after["fc.weight"][0, 0].item() == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"inner": "central"}, {"rms": True}, {"percentile": 0.5}, {"percentile": 1.0}]
+)
+@pytest.mark.parametrize("small", [0.0, 1e-38, 1e-10, 1e-7, 1e-5])
+def test_a_layer_that_alpha_would_blow_up_is_refused(lab, options, small):
+    """One weight of 1 and many small ones: refused exactly where 1 / norm would exceed 2²⁰."""
+    strategy, world = FedFA(**options), lab.uniform(1)
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    layer = torch.full_like(lab.state["fc.weight"], small)
+    layer[2, 3] = 1.0
+    result = task.result(Outcome(lab.state | {"fc.weight": layer}), 10)
+    size = strategy._size(layer)
+    if size * 2**20 < 1:
+        with pytest.raises(ag.RejectedUpdate, match=r"fc\.weight: a few weights exceed all"):
+            strategy.examine(world, result)
+    else:
+        strategy.examine(world, result)
+    FedFA(scale=False).examine(world, result)
+
+
+@given(
+    values=st.lists(st.sampled_from([0.0, 1e-9, 1e-6, 1e-3, 1.0]), min_size=1, max_size=40),
+    share=SHARES,
+    inner=st.sampled_from(["abs", "central"]),
+    rms=st.booleans(),
+)
+def test_counting_never_misses_a_steep_layer(values, share, inner, rms):
+    strategy, weights = FedFA(percentile=share, inner=inner, rms=rms), torch.tensor(values)
+    if max(values) > STEEPEST * strategy._size(weights):
+        assert strategy._may_be_steep(weights)
 
 
 # ---------------------------------------------------------------- grafting and distribution
