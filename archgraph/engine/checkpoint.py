@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ FORMAT = 3
 AT_ONCE = 4
 
 # Of a file: its place in the checkpoint, its SHA-256, and its tensors without keeping them alive:
-# which objects, and how often each had been changed in place.
+# which objects, and what shows whether each was changed in place.
 Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
 
 
@@ -101,7 +102,7 @@ class Writer:
         A file that is linked later keeps its digest without being read again.
         """
         self._saved = {
-            key: (name, digests[name], {k: (weakref.ref(v), _changes(v)) for k, v in own.items()})
+            key: (name, digests[name], {k: (weakref.ref(v), _mark(key, v)) for k, v in own.items()})
             for key, (name, own) in _files(checkpoint).items()
         }
 
@@ -130,7 +131,7 @@ class Writer:
             written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
                 past, known, seen = self._saved.get(key, ("", "", {}))
-                same = previous is not None and past and _same_tensors(tensors, seen)
+                same = previous is not None and past and _same_tensors(key, tensors, seen)
                 source = previous / past if previous is not None and same else None
                 digests[name] = known
                 if not _link(draft / name, source):
@@ -243,20 +244,29 @@ def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _same_tensors(
-    tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
+    key: str | int, tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
 ) -> bool:
-    """Whether tensors are the very ones that were seen; changes in place that torch counts show."""
+    """Whether a file's tensors are the very ones that were seen, and unchanged since."""
     return tensors.keys() == seen.keys() and all(
-        seen[name][0]() is tensor
-        and not tensor.is_inference()
-        and seen[name][1] == _changes(tensor)
+        seen[name][0]() is tensor and seen[name][1] == _mark(key, tensor)
         for name, tensor in tensors.items()
     )
 
 
-def _changes(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; of those made to infer torch does not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def _mark(key: str | int, tensor: torch.Tensor) -> int:
+    """What shows whether a tensor was changed in place: of a group the CRC-32 of its values.
+
+    A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). What
+    clients keep leaves the engine in copies only: there torch's count is enough.
+    """
+    if isinstance(key, int):
+        return tensor._version
+    return zlib.crc32(_plain(tensor).flatten().view(torch.uint8).numpy().data)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is written: computed, in order, in the memory of the processor."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _save(path: Path, tensors: State) -> None:
@@ -264,7 +274,7 @@ def _save(path: Path, tensors: State) -> None:
     owned: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        flat = _plain(tensor)
         # The format refuses tensors that share their memory: each is written on its own.
         if flat.untyped_storage().data_ptr() in storages:
             flat = flat.clone()

@@ -23,6 +23,7 @@ from archgraph.engine.returned import outcome_of
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
+from archgraph.states import check_update
 from archgraph.states.clipping import UpdateSize, change, clipped
 from archgraph.states.spill import Spill
 
@@ -146,8 +147,7 @@ class Turn:
             changing = task.kept - frozen(task.graph)
             own = {name: outcome.state[name] for name in changing if name in outcome.state}
             if own or outcome.keep or task.client in self.kept:
-                # Copies: what a program goes on holding must not change what is kept.
-                self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
+                self.kept[task.client] = KeptByClient(own, outcome.keep)
             more: dict[str, Json] = {"malicious": True} if self._malicious(task.client) else {}
             more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             self.accepted.append(
@@ -255,25 +255,18 @@ class Turn:
                 values=task.values,
                 progress=self.watch.step,
             )
-            return outcome_of(program, program(work))
+            outcome = outcome_of(program, program(work))
+        return _copied(task, outcome)
 
     def _checked(self, task: Task, outcome: Outcome) -> Result:
         """What the server sees of an outcome, if all of it is fit to be seen."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
         check_ranges(task.graph, sent, outcome.state, steps)
-        if set(outcome.others) != set(task.others):
-            raise RejectedUpdate(
-                "other models than the task's",
-                found=", ".join(outcome.others) or "none",
-                expected=", ".join(task.others) or "none",
-            )
         for name, state in outcome.others.items():
-            try:
-                model = task.others[name]
+            model = task.others[name]
+            with _within(name):
                 check_ranges(model.graph, model.state, state, steps)
-            except RejectedUpdate as error:
-                raise error.within(name) from None
         for name, tensor in outcome.extras.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
@@ -298,5 +291,39 @@ def _said(error: BaseException) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
+def _copied(task: Task, outcome: Outcome) -> Outcome:
+    """What a program returned, in memory of its own: it may go on writing into what it holds.
+
+    Names and shapes come first, since a copy of what is not as large as the model could be larger
+    than the memory. Values are looked at once they cannot change any more.
+    """
+    check_update(task.graph, outcome.state, finite=False)
+    if set(outcome.others) != set(task.others):
+        raise RejectedUpdate(
+            "other models than the task's",
+            found=", ".join(outcome.others) or "none",
+            expected=", ".join(task.others) or "none",
+        )
+    for name, state in outcome.others.items():
+        with _within(name):
+            check_update(task.others[name].graph, state, finite=False)
+    return dataclasses.replace(
+        outcome,
+        state=_copies(outcome.state),
+        keep=_copies(outcome.keep),
+        others={name: _copies(state) for name, state in outcome.others.items()},
+        extras=_copies(outcome.extras),
+    )
+
+
+@contextlib.contextmanager
+def _within(model: str) -> Iterator[None]:
+    """Say of a refusal which of a task's further models it is about."""
+    try:
+        yield
+    except RejectedUpdate as error:
+        raise error.within(model) from None
+
+
 def _copies(state: State) -> State:
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+    return {name: tensor.clone() for name, tensor in state.items()}

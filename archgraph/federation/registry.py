@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import inspect
 import json
 import typing
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
 from archgraph.hints import unknown
-from archgraph.language.experiment import STRATEGIES
+from archgraph.language.experiment import installed_strategy
 from archgraph.language.python import imported
 from archgraph.plain import Json
 
@@ -25,7 +24,8 @@ def find_strategy(name: str) -> type[Strategy]:
             which is imported; inside :func:`archgraph.language.allowed`, if it is not archgraph's.
 
     Raises:
-        SpecError: If there is none, it cannot be imported, or it is not a strategy.
+        SpecError: If there is none, or more than one, it cannot be imported, or it is not a
+            strategy.
 
     Example:
         >>> find_strategy("fedav")
@@ -34,20 +34,14 @@ def find_strategy(name: str) -> type[Strategy]:
     """
     if ":" in name:
         return _checked(imported(name, Strategy, "strategy.python"), name)
-    entries = {e.name: e for e in importlib.metadata.entry_points(group=STRATEGIES)}
-    if name not in entries:
-        raise SpecError(
-            "unknown strategy",
-            where="strategy",
-            **unknown(name, sorted(entries)),
-        )
+    entry = installed_strategy(name)
     try:
-        return _checked(entries[name].load(), entries[name].value)
+        return _checked(entry.load(), entry.value)
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"strategy {name} cannot be imported",
             where="strategy",
-            found=f"{entries[name].value}: {error}",
+            found=f"{entry.value}: {error}",
             hint="install what it needs: pip install 'archgraph[NAME]' with its extra",
         ) from error
 

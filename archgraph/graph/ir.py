@@ -204,7 +204,7 @@ class ArchGraph:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the printed graph without its name: equal graphs share it."""
+        """SHA-256 of the printed graph without its labels: equal graphs share it."""
         return self._memo(
             "digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest()
         )
@@ -268,8 +268,9 @@ class ArchGraph:
         )
 
     def text(self, *, title: bool = True) -> str:
-        """Printed form; :func:`archgraph.graph.text.parse` reads it back."""
-        lines = [f"graph {quote(self.name)}"] if title else []
+        """Printed form, with the labels or without; :func:`.text.parse` reads it back."""
+        labels = [f"graph {quote(self.name)}", *(f"note {quote(note)}" for note in self.notes)]
+        lines = labels if title else []
         lines += [str(p) for p in self.params]
         lines += [str(n) for n in self.nodes]
         lines += [f"section {quote(k)} {show(v)}" for k, v in self.sections]

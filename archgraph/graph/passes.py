@@ -77,6 +77,11 @@ def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
     return graph.replace(nodes=nodes, params=params, updates=tuple(updates))
 
 
+def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:
+    """The notes of what is made of several graphs: theirs, each once."""
+    return tuple(dict.fromkeys(note for graph in graphs for note in graph.notes))
+
+
 def renumber(graph: ArchGraph) -> ArchGraph:
     """The graph with canonical node names: operator and ordinal (``relu``, ``relu_1``, …).
 

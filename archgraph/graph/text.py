@@ -350,6 +350,7 @@ class _Parts:
     """What the lines of a graph have given so far."""
 
     name: str = ""
+    notes: list[str] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     sections: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -372,6 +373,7 @@ def _pair(cursor: _Cursor) -> tuple[str, Value]:
 # What the first word of a line announces; a line that starts with '%' is a node.
 _STATEMENTS: dict[str, Callable[[_Parts, _Cursor], None]] = {
     "graph": lambda parts, cursor: setattr(parts, "name", cursor.string()),
+    "note": lambda parts, cursor: parts.notes.append(cursor.string()),
     "section": lambda parts, cursor: parts.sections.append((cursor.string(), _names(cursor))),
     "update": lambda parts, cursor: parts.updates.append(_pair(cursor)),
     "forward": lambda parts, cursor: parts.inputs.append(_pair(cursor)),
@@ -439,6 +441,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         updates=tuple(parts.updates),
         sections=tuple(parts.sections),
         name=parts.name,
+        notes=tuple(parts.notes),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
+from archgraph.errors import SpecError
 from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
+from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import DataSpec
 from archgraph.language.document import FromFile
@@ -77,6 +80,31 @@ Engine = Annotated[
 
 # Entry points of this group are strategies by name.
 STRATEGIES = "archgraph.strategies"
+
+
+def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
+    """The entry point that offers a strategy of a name.
+
+    Raises:
+        SpecError: If there is none, or packages offer different ones under this name.
+
+    Example:
+        >>> installed_strategy("fedavg").value
+        'archgraph.strategies.fedavg:FedAvg'
+    """
+    every = importlib.metadata.entry_points(group=STRATEGIES)
+    offered = {entry.value: entry for entry in every.select(name=name)}
+    if not offered:
+        raise SpecError("unknown strategy", where="strategy", **unknown(name, sorted(every.names)))
+    if len(offered) > 1:
+        raise SpecError(
+            f"several packages offer a strategy of the name {name}",
+            where="strategy",
+            found=", ".join(sorted(offered)),
+            hint="rename yours, or name the class: strategy: {python: 'package.module:Class'}",
+        )
+    return next(iter(offered.values()))
+
 
 # A name and its options, or `python` and the options beside it.
 StrategyChoice = Annotated[

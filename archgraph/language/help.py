@@ -41,6 +41,7 @@ from archgraph.language.experiment import (
     EngineSpec,
     EvaluateSpec,
     ExperimentSpec,
+    installed_strategy,
 )
 from archgraph.language.family import FamilySpec, MemberSpec, Rewrites
 from archgraph.language.local import LocalOptions
@@ -316,8 +317,7 @@ def _rewrites() -> Iterator[Topic]:
 @functools.cache
 def _strategy(name: str) -> Topic:
     """An installed strategy: fields of its class, and what the docstring says about each."""
-    (entry,) = importlib.metadata.entry_points(group=STRATEGIES, name=name)
-    cls = entry.load()
+    cls = installed_strategy(name).load()
     sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
     _, _, described = (inspect.getdoc(cls) or "").partition("Attributes:\n")
     sentences = dict(re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE))

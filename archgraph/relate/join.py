@@ -16,7 +16,7 @@ from archgraph.analysis.widths import alike
 from archgraph.errors import ArchGraphError, RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.graph.passes import prune
+from archgraph.graph.passes import notes_of, prune
 from archgraph.layout.layouts import AxisRef
 from archgraph.relate.align import align
 from archgraph.relate.alignment import Alignment, Unmatched
@@ -92,7 +92,7 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
     """
     several = _checked(graphs, "join")
     graph, transfers = _first_possible(_ordered(several, largest_first=True), _joined)
-    return Joined(graph, tuple(transfers[g] for g in several))
+    return Joined(graph.replace(notes=notes_of(several)), tuple(transfers[g] for g in several))
 
 
 def meet(graphs: Iterable[GraphLike]) -> Met:
@@ -118,7 +118,7 @@ def meet(graphs: Iterable[GraphLike]) -> Met:
     """
     several = _checked(graphs, "meet")
     graph, transfers = _first_possible(_ordered(several, largest_first=False), _met)
-    return Met(graph, tuple(transfers[g] for g in several))
+    return Met(graph.replace(notes=notes_of(several)), tuple(transfers[g] for g in several))
 
 
 def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:

@@ -22,6 +22,7 @@ from archgraph.graph.ir import (
     replace,
     walk,
 )
+from archgraph.graph.passes import notes_of
 from archgraph.ops.check import check
 from archgraph.rewrite.insert import fresh
 from archgraph.states import Entry, Rewritten, signature
@@ -243,7 +244,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
     whole = graphs[0]
     for number, graph in enumerate(graphs[1:], 2):
         whole = _chained(whole, graph, f"part {number}")
-    whole = whole.replace(name=graphs[-1].name, sections=())
+    whole = whole.replace(name=graphs[-1].name, sections=(), notes=notes_of(graphs))
     if isinstance(parts, Parts):
         whole = _in_order(whole, parts.whole)
     check(whole)

@@ -14,7 +14,7 @@ import torch
 from archgraph.engine.isolation import isolated
 from archgraph.engine.local import execute
 from archgraph.errors import RunError
-from archgraph.federation import Outcome, Train, Work
+from archgraph.federation import Outcome, Result, Train, Work
 
 FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
@@ -145,6 +145,28 @@ def test_what_is_kept_is_a_copy(experiment, mean):
 
     execute(experiment(mean({0: holding, 1: spying}), rounds=3, sampled=None))
     assert seen == [0, 1, 2]
+
+
+def test_what_a_program_writes_later_does_not_arrive(experiment, mean):
+    """A thread of it could write after the checks; here it writes between them and the mean."""
+    returned: list[Outcome] = []
+    seen: list[Result] = []
+
+    def holding(work: Work) -> Outcome:
+        outcome = replace(Train()(work), extras={"m": torch.ones(2)})
+        returned.append(outcome)
+        return outcome
+
+    def write(result: Result) -> None:
+        for tensor in (*returned[-1].state.values(), *returned[-1].extras.values()):
+            tensor.fill_(7)
+        seen.append(result)
+
+    honest = execute(experiment(mean(), rounds=2, sampled=None))
+    run = execute(experiment(mean(program=holding, refuse=write), rounds=2, sampled=None))
+    assert all(result.extras["m"].tolist() == [1, 1] for result in seen)
+    for name, value in honest.server.group("global").items():
+        assert torch.equal(value, run.server.group("global")[name])
 
 
 def test_rounds_without_an_accepted_update_end_the_run(experiment, mean):

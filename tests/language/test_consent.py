@@ -214,13 +214,19 @@ def test_the_folder_of_a_command_is_searched_only_with_consent(here: Path) -> No
     metadata = here / "planted-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[archgraph.strategies]\nmine = planted:Mine\n")
+    names = "mine = planted:Mine\nfedavg = planted:Mine\n"
+    (metadata / "entry_points.txt").write_text(f"[archgraph.strategies]\n{names}")
     (here / "named.yaml").write_text(
         FILES["strategy.yaml"].replace("python: 'planted:Mine'", "mine: {}")
     )
     refused = command(here, "check", "named.yaml")
     assert refused.returncode == 2 and "unknown strategy; found 'mine'" in refused.stdout
     assert not (here / "imported").exists()
+    (here / "other.yaml").write_text((here / "named.yaml").read_text().replace("mine", "fedavg"))
+    double = command(here, "check", "--python", "other.yaml")  # nor does consent replace ours
+    assert double.returncode == 2 and not (here / "imported").exists()
+    assert "several packages offer a strategy of the name fedavg" in double.stdout
+    assert "archgraph.strategies.fedavg:FedAvg, planted:Mine" in double.stdout
     done = command(here, "check", "--python", "named.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "imported").exists()

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import archgraph as ag
 from archgraph.cli import app
 from archgraph.engine import prepare
+from archgraph.graph.text import parse
 
 MODULE = """\
 import torch
@@ -63,6 +64,26 @@ def test_notes_are_labels_of_the_graph(here: Path) -> None:
     ag.save(graph, "flat.yaml")
     assert ag.load("flat.yaml").notes == graph.notes
     assert ag.take(graph, 0.5).graph.notes == graph.notes
+
+
+def test_what_is_made_of_graphs_has_the_notes_of_all(here: Path) -> None:
+    graph = ag.load("model.yaml")
+    one, two = graph.replace(notes=("a", "b")), ag.take(graph, 0.5).graph.replace(notes=("b", "c"))
+    assert ag.join([one, two]).graph.notes == ("a", "b", "c")
+    assert ag.meet([two, one]).graph.notes == ("b", "c", "a")
+    parts = ag.split(graph, after="stem")
+    assert all(part.graph.notes == (DRAWN,) for part in parts)
+    assert ag.chain(parts).notes == (DRAWN,)
+    first, second = (part.graph for part in parts)
+    assert ag.chain([first, second.replace(notes=("x",))]).notes == (DRAWN, "x")
+
+
+def test_the_printed_form_has_them(here: Path) -> None:
+    graph = ag.load("model.yaml").replace(notes=("it's\nso", DRAWN))
+    assert parse(str(graph)).notes == graph.notes
+    assert str(graph).splitlines()[1] == 'note "it\'s\\nso"'
+    with pytest.raises(ag.SpecError, match=r"line 2, column 6: cannot be read"):
+        parse("graph 'x'\nnote unquoted")
 
 
 def test_unpacking_keeps_them(here: Path) -> None:
@@ -124,7 +145,8 @@ def test_they_are_not_facts_of_a_run(here: Path, monkeypatch: pytest.MonkeyPatch
 def test_every_command_prints_them_once(here: Path, line: str) -> None:
     done = CliRunner().invoke(app, [*line.split(), "--python"])
     assert done.stderr.count(DRAWN) == 1, done.output
-    assert done.stdout.count(DRAWN) == 0
+    # A printed graph has its notes, so that it reads back.
+    assert done.stdout.count(DRAWN) == line.startswith("trace")
     assert next(x for x in done.stderr.splitlines() if DRAWN in x).startswith("note: ")
 
 

@@ -80,7 +80,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         (
             HEAD + "nodule x\nreturn %x",
             "line 3, column 1: is not a statement; found 'nodule'; expected one of "
-            "parameter, buffer, constant, graph, section, update, forward, return, %name: …",
+            "parameter, buffer, constant, graph, note, section, update, forward, return, %name: …",
         ),
         (HEAD, "is an incomplete graph; found 0 lines 'return …'; expected one"),
         (

@@ -4,7 +4,8 @@ A warm process collects the related tests once. Each test then runs once with ev
 announcing itself. Each mutant runs in a fork, with the changed code put into the live functions:
 the tests of its room that reach its statement, cheapest first, until one fails.
 
-``--write docs/trust.md`` replaces the figures there; with ``--log`` an interrupted run goes on.
+``--write docs/trust.md`` replaces the figures there. With ``--log`` an interrupted run goes on:
+what the file says counts while the changed file and the tests that it rests on are as they were.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import ast
 import builtins
 import gc
 import importlib
-import json
 import os
 import sys
 import time
@@ -28,6 +28,7 @@ import pytest
 
 from tests.trust import page
 from tests.trust.forks import Tell, forked
+from tests.trust.log import Log
 from tests.trust.mutations import Mutant, functions, mutants, rank
 from tests.trust.planted import EQUIVALENT, PLANTED, Planted
 from tests.trust.rooms import ROOMS
@@ -37,6 +38,8 @@ SECONDS = 60  # of tests for one mutant, cheapest first
 BYTES = 6 * 2**30  # of memory for one mutant
 # What a test costs decides when it runs; within a step files stay together, with their fixtures.
 STEPS = (0.1, 0.5, 2, 10)
+UNNOTICED = ("survived", "unreached")
+_WORDS = {"survived": "unnoticed", "unreached": "no test runs the line"}
 
 Change = Mutant | Planted
 Key = tuple[str, str, int]  # file, qualified name, first line
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for change in _changes(room, options)
         if not options.only or options.only in change.name
     ]
-    runner = Runner(chosen, options.log)
+    runner = Runner(chosen, Log(options.log))
     files = dict.fromkeys(test for c in chosen for test in ROOMS[c.room].tests)
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
     ended = pytest.main([*quiet, "--rootdir", str(ROOT), *map(str, files)], plugins=[runner])
@@ -67,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(ended)
     if options.write:
         page.write(options.write, "mutants", _table(runner.verdicts, chosen))
-    lost = [c for c in chosen if runner.verdicts[c.name] == "survived"]
+    lost = [c for c in chosen if runner.verdicts[c.name] in UNNOTICED]
     surviving = [c for c in lost if c.name not in EQUIVALENT]
     for change in lost:
-        print(f"survived: {change.name} {EQUIVALENT.get(change.name, '')}")  # noqa: T201 - the command's product
+        why = EQUIVALENT.get(change.name, "")
+        print(f"{runner.verdicts[change.name]}: {change.name} {why}")  # noqa: T201 - the command's product
     print(f"{len(chosen) - len(lost)} of {len(chosen)} noticed")  # noqa: T201 - the command's product
     return 0 if chosen and len(surviving) <= 0.05 * len(chosen) else 1
 
@@ -88,10 +92,11 @@ class Runner:
 
     Attributes:
         changes: What is examined.
-        verdicts: By name of a change: ``killed``, ``timeout`` or ``survived``.
+        verdicts: By name of a change: ``killed``, ``timeout``, ``crashed``, ``survived``, or
+            ``unreached`` where no test runs its line.
     """
 
-    def __init__(self, changes: Sequence[Change], log: Path | None) -> None:
+    def __init__(self, changes: Sequence[Change], log: Log) -> None:
         self.changes = changes
         self.verdicts: dict[str, str] = {}
         self._log = log
@@ -109,36 +114,40 @@ class Runner:
         live = _live({c.path for c in self.changes})
         _warm()
         gc.freeze()
-        logged = [json.loads(text) for text in _lines(self._log)]
-        self.verdicts = {d["change"]: d["verdict"] for d in logged if "change" in d}
+        known = self._log.known("change")
+        self.verdicts = {c.name: known[c.name]["verdict"] for c in self.changes if c.name in known}
         due = [c for c in self.changes if c.name not in self.verdicts]
-        known = {d["test"]: d for d in logged if "test" in d}
-        tests = self._reached(session, live, known, {c.path for c in due}) if due else []
+        tests = self._reached(session, live, {c.path for c in due}) if due else []
         for number, change in enumerate(due, start=1):
-            related = [t for t in tests if _related(t["test"], change.room)]
-            chosen = _cheapest(t for t in related if [change.path, change.line] in t["lines"])
+            related = [t for t in tests if _related(t["name"], change.room)]
+            reaching = [t for t in related if [change.path, change.line] in t["lines"]]
             begin = time.perf_counter()
-            verdict = self._examine(session, live, change, chosen)
+            verdict, killer = self._examine(session, live, change, _cheapest(reaching))
             self.verdicts[change.name] = verdict
-            self._note({"change": change.name, "verdict": verdict})
+            asked = related if killer is None else [killer]
+            files = {change.path, *(_file(test["name"]) for test in asked)}
+            self._log.add("change", change.name, sorted(files), verdict=verdict)
             spent = time.perf_counter() - begin
             print(  # noqa: T201 - progress
-                f"{number:4}/{len(due)} {verdict:8} {spent:5.1f} s {len(chosen):4} tests "
+                f"{number:4}/{len(due)} {verdict:9} {spent:5.1f} s {len(reaching):4} tests "
                 f"{change.name}",
                 flush=True,
             )
         return True
 
     def _reached(
-        self,
-        session: pytest.Session,
-        live: Mapping[Key, list[FunctionType]],
-        known: Mapping[str, dict[str, Any]],
-        paths: set[str],
+        self, session: pytest.Session, live: Mapping[Key, list[FunctionType]], paths: set[str]
     ) -> list[dict[str, Any]]:
-        """Of each test: its seconds, and the lines of statements that it reaches."""
+        """Of each test: its seconds, and the lines of statements in these files that it reaches."""
         items = {item.nodeid: item for item in session.items}
-        missing = [item for name, item in items.items() if name not in known]
+
+        def known() -> dict[str, dict[str, Any]]:
+            """Those of which the lines in all of these files are known."""
+            tests = self._log.known("test").items()
+            return {k: t for k, t in tests if k in items and paths <= t["files"].keys()}
+
+        seen = known()
+        missing = [item for name, item in items.items() if name not in seen]
 
         def observe(tell: Tell) -> None:
             hits: set[tuple[str, int]] = set()
@@ -150,17 +159,15 @@ class Runner:
                 begin = time.perf_counter()
                 sound = _passes(session, item, after)
                 seconds = time.perf_counter() - begin
-                tell({"test": item.nodeid, "seconds": seconds, "sound": sound, "lines": list(hits)})
+                tell({"name": item.nodeid, "seconds": seconds, "sound": sound, "lines": list(hits)})
 
-        found = list(known.values())
-        if missing:
-            for told in forked(observe, 3600, BYTES):
-                self._note(told)
-                found.append(json.loads(json.dumps(told)))
+        for told in forked(observe, 3600, BYTES) if missing else ():
+            self._log.add("test", files=sorted({*paths, _file(told["name"])}), **told)
+        found = known().values()
         for test in found:
             if not test["sound"]:
-                print(f"left out, fails without a change: {test['test']}")  # noqa: T201 - a fact about the sample
-        return [{**t, "item": items[t["test"]]} for t in found if t["sound"] and t["test"] in items]
+                print(f"left out, fails without a change: {test['name']}")  # noqa: T201 - a fact about the sample
+        return [{**test, "item": items[test["name"]]} for test in found if test["sound"]]
 
     def _examine(
         self,
@@ -168,29 +175,26 @@ class Runner:
         live: Mapping[Key, list[FunctionType]],
         change: Change,
         tests: Sequence[Mapping[str, Any]],
-    ) -> str:
-        items = [test["item"] for test in tests]
+    ) -> tuple[str, Mapping[str, Any] | None]:
+        """What becomes of a change, and the test that noticed it by failing."""
 
         def run(tell: Tell) -> None:
             _install(live, change.path, change.apply())
-            for item, after in zip(items, [*items[1:], None], strict=True):
-                if not _passes(session, item, after):
-                    tell({"verdict": "killed"})
+            items = [test["item"] for test in tests]
+            for at, after in enumerate([*items[1:], None]):
+                if not _passes(session, items[at], after):
+                    tell({"killer": at})
                     return
-            tell({"verdict": "survived"})
+            tell({"killer": None})
 
+        if not tests:
+            return "unreached", None
         limit = 20 + 5 * sum(test["seconds"] for test in tests)
-        if not items:
-            return "survived"
         begin = time.monotonic()
         for told in forked(run, limit, BYTES):
-            return str(told["verdict"])
-        return "timeout" if time.monotonic() - begin > limit else "crashed"
-
-    def _note(self, values: Mapping[str, Any]) -> None:
-        if self._log:
-            with self._log.open("a") as file:
-                file.write(json.dumps(values) + "\n")
+            killer = told["killer"]
+            return ("survived", None) if killer is None else ("killed", tests[killer])
+        return ("timeout" if time.monotonic() - begin > limit else "crashed"), None
 
 
 def _passes(session: pytest.Session, item: pytest.Item, after: pytest.Item | None) -> bool:
@@ -202,8 +206,8 @@ def _passes(session: pytest.Session, item: pytest.Item, after: pytest.Item | Non
     return session.testsfailed == failed
 
 
-def _lines(log: Path | None) -> list[str]:
-    return log.read_text().splitlines() if log is not None and log.exists() else []
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _related(test: str, room: str) -> bool:
@@ -214,7 +218,7 @@ def _cheapest(tests: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tests in the order in which they are tried, as many as there is time for."""
 
     def step(test: Mapping[str, Any]) -> tuple[int, str]:
-        return sum(test["seconds"] > s for s in STEPS), test["test"].partition("::")[0]
+        return sum(test["seconds"] > s for s in STEPS), _file(test["name"])
 
     spent = 0.0
     chosen: list[dict[str, Any]] = []
@@ -314,13 +318,14 @@ def _table(verdicts: Mapping[str, str], changes: Sequence[Change]) -> str:
         "changes to", "changes", "change nothing", "noticed", "of these by time or a crash",
         "unnoticed", "share",
     )  # fmt: skip
-    lost = [c for c in changes if verdicts[c.name] == "survived"]
-    listed = [f"- `{c.name}`: {EQUIVALENT.get(c.name, 'unnoticed')}" for c in lost]
+    lost = [c for c in changes if verdicts[c.name] in UNNOTICED]
+    listed = [f"- `{c.name}`: {EQUIVALENT.get(c.name, _WORDS[verdicts[c.name]])}" for c in lost]
     return page.table(head, rows) + ("\nSurvived:\n\n" + "\n".join(listed) if listed else "")
 
 
 def _counts(counts: Mapping[str, int]) -> tuple[object, ...]:
-    every, same, lost = sum(counts.values()), counts["same"], counts["survived"]
+    every, same = sum(counts.values()), counts["same"]
+    lost = sum(counts[verdict] for verdict in UNNOTICED)
     noticed = every - same - lost
     return every, same, noticed, noticed - counts["killed"], lost, f"{noticed / (every - same):.1%}"
 

@@ -29,6 +29,8 @@ def _files(folder: str) -> tuple[str, ...]:
 STATES = ("merge", "transfer", "dimension_map", "coverage", "entry", "updates")
 AVERAGING = ("average", "contribution")
 AVERAGED = ("laws", "fedavg", "heterofl", "fedfa", "allsmall", "standalone", "strategy")
+POOLED = ("pool", "robust", "clipping", "spill")
+LIMITED = ("robust", "private")
 ENGINE = ("record", "checkpoint", "proof")
 ROOMS = {
     "states": Room(
@@ -58,6 +60,21 @@ ROOMS = {
             "tests/engine/test_tampering.py",
         ),
         40,
+    ),
+    "robust": Room(
+        (
+            *[f"archgraph/states/{name}.py" for name in POOLED],
+            *[f"archgraph/federation/{name}.py" for name in LIMITED],
+        ),
+        (
+            *[f"archgraph/states/{name}.py" for name in POOLED],
+            *[f"archgraph/federation/{name}.py" for name in LIMITED],
+            "tests/states/test_robust.py",
+            "tests/states/test_clipping.py",
+            "tests/engine/test_aggregate.py",
+            "tests/engine/test_privacy.py",
+        ),
+        60,
     ),
     # Faults planted by hand alone.
     "relate": Room((), ("tests/relate", "tests/laws/test_align_laws.py"), 0),

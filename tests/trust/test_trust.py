@@ -8,13 +8,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tests.trust import page
+from tests.trust import log, page
 from tests.trust.folders import mutate_header, mutate_json
 from tests.trust.kills import differing
-from tests.trust.mutants import _announcing, _install, _live
+from tests.trust.log import Log
+from tests.trust.mutants import Runner, _announcing, _install, _live
 from tests.trust.mutations import mutants, rank
 from tests.trust.planted import EQUIVALENT, PLANTED
 from tests.trust.rooms import ROOMS
@@ -82,6 +85,43 @@ def test_changed_code_runs_in_functions_that_exist():
         _install(live, path, ast.parse((ROOT / path).read_text()))
         finite.__globals__.pop("__reached__", None)
     assert finite(1.0) == 1.0
+
+
+def test_a_log_counts_while_its_files_are_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "ROOT", tmp_path)
+    log.sha256.cache_clear()
+    for name in ("a.py", "b.py", "test_a.py", "test_b.py"):
+        (tmp_path / name).write_text(name)
+    first = Log(tmp_path / "log")
+    first.add("change", "one", ["a.py", "test_a.py"], verdict="killed")
+    first.add("change", "two", ["a.py", "test_b.py"], verdict="survived")
+    first.add("test", "one", ["b.py"], lines=[("b.py", 1)])
+    assert Log(tmp_path / "log").known("change").keys() == {"one", "two"}
+    (tmp_path / "test_b.py").write_text("another")
+    (tmp_path / "b.py").unlink()
+    log.sha256.cache_clear()
+    again = Log(tmp_path / "log")
+    assert {name: line["verdict"] for name, line in again.known("change").items()} == {
+        "one": "killed"
+    }
+    assert not again.known("test")
+    log.sha256.cache_clear()
+
+
+def test_tests_whose_log_lacks_a_file_run_again():
+    """Else a change there would seem to be one that no test reaches."""
+    runner = Runner((), Log(None))
+    runner._log.add("test", "t", ["a.py"], seconds=0.0, sound=True, lines=[["a.py", 3]])
+    session: Any = SimpleNamespace(items=[SimpleNamespace(nodeid="t")])
+    (found,) = runner._reached(session, {}, {"a.py"})
+    assert found["lines"] == [["a.py", 3]]
+    with pytest.raises(RuntimeError, match="No such file"):  # it is asked again, about both
+        runner._reached(session, {}, {"a.py", "archgraph/missing.py"})
+
+
+def test_a_change_that_no_test_runs_is_called_unreached():
+    mutant, session = mutants(ROOT, "", "archgraph/plain.py")[0], cast(pytest.Session, None)
+    assert Runner((), Log(None))._examine(session, {}, mutant, []) == ("unreached", None)
 
 
 def test_planted_faults_fit_the_code():
