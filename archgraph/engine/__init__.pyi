@@ -10,6 +10,9 @@ from .data import (
     Split as Split,
 )
 from .data import (
+    dataset_of as dataset_of,
+)
+from .data import (
     load_dataset as load_dataset,
 )
 from .evaluate import Evaluator as Evaluator

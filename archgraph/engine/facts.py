@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
-from pathlib import Path
 
 import pydantic_core
 import torch
@@ -26,12 +25,10 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
-def as_resolved(spec: ExperimentSpec, strategy: Strategy, root: Path | None) -> str:
+def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
     values = _plain(spec, strategy)
     values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
-    if root is not None:
-        values["data"]["root"] = str(root)
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -57,8 +54,8 @@ def facts(
     values = _plain(spec, strategy)
     for name in ("name", "out", "engine", "evaluate", "patience"):
         values.pop(name, None)
-    for place in ("root", "tokenizer"):
-        values["data"].pop(place, None)
+    known = ("partition", *spec.data.known)
+    values["data"] = {key: value for key, value in values["data"].items() if key in known}
     return {
         **values,
         "graph": family.graph.digest,
@@ -83,7 +80,16 @@ def facts(
                 )
             }
         ),
+        **_owners(data),
     }
+
+
+def _owners(data: Dataset) -> dict[str, Json]:
+    """Whose each training example is, where the data says so."""
+    if not data.owners:
+        return {}
+    owned = {f"{place:06}": own for place, own in enumerate(data.owners.values())}
+    return {"owners": _content({name: torch.from_numpy(own) for name, own in owned.items()})}
 
 
 def _content(tensors: State) -> str:

@@ -109,6 +109,7 @@ def run(
     resume_from: int | None = None,
     overwrite: bool = False,
     data_root: str | os.PathLike[str] | None = None,
+    data: object = None,
     progress: bool = True,
     python: bool = False,
 ) -> Run:
@@ -122,8 +123,11 @@ def run(
         resume_from: Go on with it after this round; what it did later is removed.
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
+        data: Data instead of those that the experiment names: ``(train, test)``, each a torch
+            dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client. See
+            :func:`archgraph.engine.dataset_of`.
         progress: Show progress bars on a terminal.
-        python: Consent to run the Python code that the experiment and its models name.
+        python: Consent to run the Python code that the experiment, its data and its models name.
 
     Returns:
         The finished run: server state, a line per round, a table.
@@ -146,7 +150,7 @@ def run(
         resumable(folder)
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
-        prepared = prepare(spec, data_root=data_root, python=python)
+        prepared = prepare(spec, data_root=data_root, data=data, python=python)
         return execute(
             prepared,
             out=folder,

@@ -18,6 +18,7 @@ def trained(
     folder: str | os.PathLike[str],
     *,
     data_root: str | os.PathLike[str] | None = None,
+    data: object = None,
     python: bool = False,
 ) -> dict[str, Model]:
     """Architectures with weights by name: ``global``, tiers, clusters.
@@ -28,6 +29,7 @@ def trained(
     Args:
         folder: The run folder; the run may be going on.
         data_root: Folder of the data; None: the run's.
+        data: The data, where it was an argument of the run.
         python: Consent to run the Python code that the run's experiment and models name.
 
     Raises:
@@ -37,7 +39,7 @@ def trained(
     place = Path(folder)
     if not (place / "run.yaml").is_file():
         raise RunError("not a run folder", where=str(place), found="no run.yaml")
-    setup = prepare(place / "run.yaml", data_root=data_root, python=python)
+    setup = prepare(place / "run.yaml", data_root=data_root, data=data, python=python)
     checkpoint = RunRecord.last(place, finite(setup.facts))
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)

@@ -54,8 +54,8 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     r"""Check model, family and experiment files, one verdict each, in order.
 
     Graphs are made and checked, families resolved with all their clients, strategies configured.
-    What a run would refuse before its first round is refused here, too. Data is not touched: zeros
-    of the data set's form stand in for it.
+    What a run would refuse before its first round is refused here, too. Data of your own is read.
+    The files of known data sets are not touched: zeros of their form stand in for them.
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.
@@ -135,33 +135,29 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
-    from archgraph.engine.data.imagined import stand_in
+    from archgraph.engine.data.doors import read_data
     from archgraph.federation import Strategy, configure
+    from archgraph.language.data import PythonData
 
     spec = load_experiment(path)
     unseen = "python" in spec.strategy and needs_consent(spec.strategy_name, Strategy)
     if not unseen:
         with spec.locating("strategy"):
             configure(spec.strategy_name, spec.strategy_options)
-    data = spec.data
+    hidden = isinstance(spec.data, PythonData) and needs_consent(spec.data.python, object)
     with spec.locating("data"):
-        imagined = stand_in(
-            data.dataset,
-            limit=data.limit,
-            bptt=data.bptt,
-            length=data.length,
-            vocabulary=data.vocabulary,
-            tokenizer=data.tokenizer,
-        )
+        imagined = None if hidden else read_data(spec.data, check=True)
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
-    if not unseen and resolved is not None:
+    if not unseen and imagined is not None and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
-        begun(prepare(spec, data=imagined, family=resolved))
+        begun(prepare(spec, imagined=imagined, family=resolved))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
-    return f"{text}; {spec.strategy_name} {UNSEEN}" if unseen else text
+    names = [spec.strategy_name] if unseen else []
+    names += [spec.data.python] if isinstance(spec.data, PythonData) and hidden else []
+    return "; ".join((text, *(f"{name} {UNSEEN}" for name in names)))
 
 
 def _family(spec: FamilySpec, place: Path, made: Resolutions) -> tuple[str, Family | None]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from archgraph.engine.data import ROOT_VARIABLE, Dataset, load_dataset
+from archgraph.engine.data import ROOT_VARIABLE, Dataset
+from archgraph.engine.data.doors import read_data
+from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import answers, matched
@@ -29,6 +33,7 @@ from archgraph.federation import (
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import KrumOptions, part_of
+from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
 
@@ -37,7 +42,8 @@ def prepare(
     experiment: str | os.PathLike[str] | ExperimentSpec,
     *,
     data_root: str | os.PathLike[str] | None = None,
-    data: Dataset | None = None,
+    data: object = None,
+    imagined: Dataset | None = None,
     family: Family | None = None,
     python: bool = False,
 ) -> Experiment:
@@ -46,8 +52,10 @@ def prepare(
     Args:
         experiment: A file, or what was read from one.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
-        data: What stands in for the data; such an experiment can begin, but it has neither text nor
-            facts by which a run is recorded. None: the data is loaded.
+        data: Data instead of those that the experiment names, in any form that
+            :func:`archgraph.engine.data.dataset_of` takes; its partition stays.
+        imagined: What stands in for the data; such an experiment can begin, but it has neither text
+            nor facts by which a run is recorded. None: the data is loaded.
         family: The family, if it is resolved already.
         python: Consent to run the Python code that the experiment and its models name.
 
@@ -88,34 +96,31 @@ def prepare(
                 found=getattr(spec.local, ignored[0]),
                 hint="leave it out",
             )
-    chosen = data_root or spec.data.root or os.environ.get(ROOT_VARIABLE)
-    root = None if chosen is None else Path(chosen).expanduser().absolute()
-    imagined = data is not None
-    if data is None:
-        with spec.locating("data"):
-            data = load_dataset(
-                spec.data.dataset,
-                root,
-                limit=spec.data.limit,
-                bptt=spec.data.bptt,
-                length=spec.data.length,
-                vocabulary=spec.data.vocabulary,
-                tokenizer=spec.data.tokenizer,
-            )
-    family, data = matched(family, data)
+    named, located = spec.data, spec.locating("data")
+    if data is not None:
+        named, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
+    elif isinstance(named, NamedData):
+        root = data_root or named.root or os.environ.get(ROOT_VARIABLE)
+        path = None if root is None else str(Path(root).expanduser().absolute())
+        named = named.model_copy(update={"root": path})
+    with located, allowed(python):
+        found = imagined or (dataset_of(data) if data is not None else read_data(named))
+    family, found = matched(family, found)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
     if spec.aggregate is not None and spec.aggregate.krum is not None:
         _enough(spec.aggregate.krum, sampled)
     if spec.aggregate is not None and spec.aggregate.middle is not None:
         _reachable(spec.aggregate.middle.quorum, sampled)
-    scheme = spec.data.partition.model_dump()
+    if not found.owners and named.partition is None:
+        named = named.model_copy(update={"partition": IidSpec()})
     with spec.locating("data", "partition"):
-        shares = allot(data.train.targets, tiers=kinds, seed=spec.seed, **scheme)
+        shares = _shares(named, found, kinds, spec.seed)
+    spec = spec.model_copy(update={"data": named})
     return Experiment(
-        world=_world(spec, family, data, shares, device),
+        world=_world(spec, family, found, shares, device),
         strategy=strategy,
-        data=data,
+        data=found,
         shares=shares,
         local=spec.local,
         evaluate=spec.evaluate,
@@ -124,9 +129,35 @@ def prepare(
         patience=spec.patience,
         bound=spec.bound,
         privacy=spec.privacy,
-        text="" if imagined else as_resolved(spec, strategy, root),
-        facts={} if imagined else facts(spec, strategy, family, data),
+        text="" if imagined else as_resolved(spec, strategy),
+        facts={} if imagined else facts(spec, strategy, family, found),
     )
+
+
+def _shares(
+    named: DataSpec, data: Dataset, kinds: Sequence[str], seed: int
+) -> tuple[np.ndarray, ...]:
+    """Training examples of each client: those that the data says are its own, or a partition's."""
+    if named.partition is not None and data.owners:
+        raise RunError(
+            "the data is partitioned by client already",
+            where="data.partition",
+            found=f"a partition, and data of {len(data.owners)} clients ({data.name})",
+            expected="one of them",
+            hint="leave `partition` out, or the clients out of the data",
+        )
+    if named.partition is not None:
+        return allot(data.train.targets, tiers=kinds, seed=seed, **named.partition.model_dump())
+    if len(data.owners) != len(kinds):
+        names = list(data.owners)
+        raise RunError(
+            "the family has another number of clients than the data",
+            where="data",
+            found=f"{len(kinds)} clients in the family",
+            expected=f"{len(names)}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
+            hint=f"let `count` of the family's clients add up to {len(names)}",
+        )
+    return tuple(data.owners.values())
 
 
 def begun(experiment: Experiment) -> ServerState:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import pydantic
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from archgraph.fields import Base, Count, Mistake, Name, Share
+from archgraph.hints import unknown
+from archgraph.language.mistakes import shorten
+from archgraph.plain import Json
 
 
 def _at_most_all(value: dict[str, float]) -> dict[str, float]:
@@ -85,8 +89,29 @@ PartitionSpec = Annotated[
 ]
 
 
+Located: TypeAlias = Mapping[str, Literal["file", "folder"]]
+
+
 class DataSpec(Base):
-    """Which data, and who owns what of it."""
+    """Which data, and who owns what of it. One key names the data, or `ag.run` is given them.
+
+    Attributes:
+        located: Keys that name a file or folder, relative to the file that they stand in.
+        known: Keys that say what the data is; other data is known by its content alone.
+    """
+
+    partition: PartitionSpec | None = Field(
+        default=None,
+        description="how the training examples are divided among the clients; left out: `iid`, or "
+        "as the data says, where it is divided already",
+    )
+
+    located: ClassVar[Located] = {}
+    known: ClassVar[tuple[str, ...]] = ()
+
+
+class NamedData(DataSpec):
+    """A well-known data set, read from its published files."""
 
     dataset: str = Field(
         description="digits, mnist, fashion_mnist, kmnist, cifar10, cifar100, wikitext2; mnli and "
@@ -94,9 +119,6 @@ class DataSpec(Base):
     )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
-    )
-    partition: PartitionSpec = Field(
-        default=IidSpec(), description="how the training examples are divided among the clients"
     )
     limit: Count | None = Field(default=None, description="at most so many examples of each split")
     bptt: Count = Field(default=64, description="length of a text window, tokens")
@@ -112,3 +134,216 @@ class DataSpec(Base):
         description="folder of a pretrained model's tokenizer, used for pairs of sentences instead "
         "of a learned vocabulary; relative to this file",
     )
+
+    located: ClassVar[Located] = {"tokenizer": "folder"}
+    known: ClassVar[tuple[str, ...]] = ("dataset", "limit", "bptt", "length", "vocabulary")
+
+
+class PythonData(DataSpec):
+    """Data that a function of your own returns: training and test set."""
+
+    python: Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")] = Field(
+        description="the function, `package.module:function`; it returns (train, test), each a "
+        "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`"
+    )
+    arguments: dict[str, Json] = Field(
+        default={}, alias="with", description="its arguments by name"
+    )
+
+
+class TargetSpec(Base):
+    """What a target is: a class, yes or no for several labels, or numbers."""
+
+    classes: str | None = Field(default=None, description="the column of the class")
+    labels: tuple[str, ...] | None = Field(
+        default=None, description="columns of 0 and 1, one for each label"
+    )
+    values: str | tuple[str, ...] | None = Field(
+        default=None, description="the column, or columns, of numbers to be predicted"
+    )
+
+
+def _one_form(value: Any) -> Any:
+    """A column, or one way to say what the target is."""
+    if isinstance(value, str | TargetSpec):
+        return value
+    forms = tuple(TargetSpec.model_fields)
+    known = [key for key in value if key in forms] if isinstance(value, Mapping) else []
+    if len(known) > 1 or not isinstance(value, Mapping) or not value:
+        raise Mistake(
+            "does not say what the target is",
+            found=" and ".join(known) or shorten(value),
+            expected=f"the name of a column, or one of {', '.join(forms)}",
+        )
+    return value
+
+
+Target = Annotated[
+    str | TargetSpec,
+    pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec),
+]
+TestPart = Annotated[
+    Share | str | None,
+    Field(
+        description="what is set aside for tests: a share of the rows, drawn from every class and "
+        "client in proportion and the same for every seed, or a file of its own; default: 0.2"
+    ),
+]
+
+
+class FolderData(DataSpec):
+    """Images in a folder for each class."""
+
+    folder: str = Field(
+        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; "
+        "relative to this file"
+    )
+    size: tuple[Count, Count] | None = Field(
+        default=None,
+        description="height and width to which images are scaled; left out: all are of one size",
+    )
+    colour: bool | None = Field(
+        default=None, description="three channels, or one; left out: three if an image has colour"
+    )
+    test: Share | None = Field(
+        default=None,
+        description="share of the images that is set aside for tests, of every class in proportion "
+        "and the same for every seed; default: the folder test, else 0.2",
+    )
+
+    located: ClassVar[Located] = {"folder": "folder"}
+
+
+class TableData(DataSpec):
+    """Rows of a table: CSV, or Parquet."""
+
+    table: str = Field(description="the file, .csv or .parquet; relative to this file")
+    target: Target = Field(
+        description="the column to be predicted: classes if its values are text or integers, else "
+        "numbers; `{values: price}`, `{classes: grade}` or `{labels: [a, b]}` say which"
+    )
+    columns: tuple[str, ...] | dict[str, Literal["number", "category"]] | None = Field(
+        default=None,
+        description="the columns that models see, or what each of them is; left out: all others. "
+        "A category becomes a column of 0 and 1 for each of its values",
+    )
+    client: str | None = Field(
+        default=None, description="the column that says whose a row is; its clients come in order"
+    )
+    standardise: bool = Field(
+        default=True,
+        description="subtract from numbers their mean over the training rows, and divide them by "
+        "their standard deviation",
+    )
+    separator: Annotated[str, Field(min_length=1, max_length=1)] = Field(
+        default=",", description="what stands between the columns of a CSV file"
+    )
+    test: TestPart = None
+
+    located: ClassVar[Located] = {"table": "file", "test": "file"}
+
+
+class HuggingFaceData(DataSpec):
+    """A data set that Hugging Face's `datasets` has saved on disk."""
+
+    huggingface: str = Field(
+        description="the folder that `save_to_disk` wrote; relative to this file"
+    )
+    inputs: str | dict[str, str] = Field(
+        description="the column that models see; or several, by the names of the models' inputs"
+    )
+    target: Target = Field(
+        description="the column to be predicted: classes if its values are text or integers, else "
+        "numbers; or said as for a table"
+    )
+    client: str | None = Field(
+        default=None, description="the column that says whose a row is; its clients come in order"
+    )
+    test: Share | None = Field(
+        default=None,
+        description="share of the rows that is set aside for tests; default: the split `test`, "
+        "else 0.2",
+    )
+
+    located: ClassVar[Located] = {"huggingface": "folder"}
+
+
+class TextData(DataSpec):
+    """Running text of your own, whose next character or word is predicted."""
+
+    text: str = Field(description="the file, UTF-8; relative to this file")
+    by: Literal["character", "word"] = Field(
+        default="character", description="what a token is; words stand between blanks"
+    )
+    bptt: Count = Field(default=64, description="length of a text window, tokens")
+    vocabulary: Annotated[Count, Field(ge=2)] | None = Field(
+        default=None,
+        description="at most so many tokens, the most frequent ones of the training text; others "
+        "become <unk>. Left out: all",
+    )
+    test: Annotated[
+        Share | str | None,
+        Field(
+            description="what is set aside for tests: a share, the end of the text, or a file of "
+            "its own; default: 0.1"
+        ),
+    ] = None
+
+    located: ClassVar[Located] = {"text": "file", "test": "file"}
+
+
+DOORS: Mapping[str, type[DataSpec]] = {
+    "dataset": NamedData,
+    "python": PythonData,
+    "folder": FolderData,
+    "table": TableData,
+    "huggingface": HuggingFaceData,
+    "text": TextData,
+}
+"""Kinds of data by the key that names it; what reads each is a row in `engine/data/doors.py`."""
+
+
+def _one_door(value: Any) -> Any:
+    """The mapping, if it names data once."""
+    if isinstance(value, DataSpec):
+        return value
+    if not isinstance(value, Mapping):
+        hint = f"write {{dataset: {value}}}" if isinstance(value, str) else None
+        expected = f"a mapping with {', '.join(DOORS)}"
+        raise Mistake("does not say which data", found=shorten(value), expected=expected, hint=hint)
+    doors = [key for key in DOORS if key in value]
+    if len(doors) > 1:
+        raise Mistake(
+            "names data twice",
+            place=(doors[1],),
+            found=" and ".join(doors),
+            expected="one of them",
+        )
+    others = [key for key in value if key not in DataSpec.model_fields]
+    if others and not doors:
+        raise Mistake(
+            "is an unknown key",
+            place=(others[0],),
+            **unknown(str(others[0]), (*DOORS, *DataSpec.model_fields)),
+        )
+    return value
+
+
+def _kind(value: Any) -> str:
+    """Name of the class that reads a mapping."""
+    if isinstance(value, DataSpec):
+        return type(value).__name__
+    return next((DOORS[key] for key in value if key in DOORS), DataSpec).__name__
+
+
+Data = Annotated[
+    Annotated[DataSpec, Tag("DataSpec")]
+    | Annotated[NamedData, Tag("NamedData")]
+    | Annotated[PythonData, Tag("PythonData")]
+    | Annotated[FolderData, Tag("FolderData")]
+    | Annotated[TableData, Tag("TableData")]
+    | Annotated[HuggingFaceData, Tag("HuggingFaceData")]
+    | Annotated[TextData, Tag("TextData")],
+    Discriminator(_kind),
+    pydantic.BeforeValidator(_one_door),
+]

@@ -12,7 +12,7 @@ from archgraph.errors import SpecError
 from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
 from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
-from archgraph.language.data import DataSpec
+from archgraph.language.data import Data, DataSpec
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
@@ -136,7 +136,7 @@ class ExperimentSpec(FromFile):
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")
     family: str | FamilySpec = Field(description="a file, or a family in place")
-    data: DataSpec = Field(description="which data, and who owns what of it")
+    data: Data = Field(default=DataSpec(), description="which data, and who owns what of it")
     strategy: StrategyChoice = Field(
         description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "
         "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"

@@ -16,7 +16,7 @@ import shlex
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,11 +29,13 @@ from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
 from archgraph.language.aggregate import RULES, AggregateSpec
 from archgraph.language.data import (
+    DOORS,
     ClassesSpec,
     DataSpec,
     DirichletSpec,
     EqualDirichletSpec,
     IidSpec,
+    TargetSpec,
 )
 from archgraph.language.experiment import (
     STRATEGIES,
@@ -74,6 +76,8 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
     "experiment files": {
         "experiment": ExperimentSpec,
         "data": DataSpec,
+        **{f"data.{key}": kind for key, kind in DOORS.items()},
+        "target": TargetSpec,
         "iid": IidSpec,
         "dirichlet": DirichletSpec,
         "equal_dirichlet": EqualDirichletSpec,
@@ -158,6 +162,13 @@ class Topic:
         return "\n".join(lines)
 
 
+def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
+    """Keys that several mappings share, and that stand with another topic."""
+    if model is MemberSpec:
+        return Rewrites.model_fields
+    return DataSpec.model_fields if model in DOORS.values() else ()
+
+
 @functools.cache
 def topics() -> Mapping[str, Topic]:
     """Topics by name: the mappings of files, rewrites and steps.
@@ -170,9 +181,9 @@ def topics() -> Mapping[str, Topic]:
     known: list[Topic] = []
     for group, mappings in MAPPINGS.items():
         for name, model in mappings.items():
-            # What a client may ask for of the rewrites stands with these.
-            shared = Rewrites.model_fields if model is MemberSpec else ()
-            options = tuple(o for o in _options(model) if o.name not in shared)
+            options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
+            if model is DataSpec:
+                options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
             known.append(
                 Topic(name, group, _sentence(model), options, example=examples[name].rstrip())
             )
@@ -215,6 +226,8 @@ def topic(name: str) -> Topic:
     strategies = strategy_names()
     if name in known:
         return known[name]
+    if f"data.{name}" in known:
+        return known[f"data.{name}"]
     if name in strategies:
         return _strategy(name)
     if parent in strategies:

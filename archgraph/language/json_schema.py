@@ -40,7 +40,7 @@ def schema(kind: SchemaKind) -> dict[str, Any]:
 
     Example:
         >>> sorted(schema("experiment")["required"])
-        ['data', 'family', 'name', 'rounds', 'strategy']
+        ['family', 'name', 'rounds', 'strategy']
     """
     if kind == "model":
         found = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()

@@ -44,17 +44,18 @@ def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:
-    """The data with its tokenizer's folder named so that it is found from anywhere."""
-    if data.tokenizer is None:
-        return data
-    place = ("data", "tokenizer")
-    folder = beside(document, data.tokenizer, place, folder=True)
-    return data.model_copy(update={"tokenizer": str(folder)})
+    """The data with its files and folders named so that they are found from anywhere."""
+    found = {
+        key: str(beside(document, name, ("data", key), folder=kind == "folder"))
+        for key, kind in data.located.items()
+        if isinstance(name := getattr(data, key), str)
+    }
+    return data.model_copy(update=found)
 
 
 def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
     """Check that shares of the data are the family's, and that all data is shared out."""
-    shares = spec.data.partition.shares
+    shares = None if spec.data.partition is None else spec.data.partition.shares
     if shares is None:
         return
     place = ("data", "partition", "shares")

@@ -284,7 +284,7 @@ def test_adapters_of_two_architectures_are_trained_on_pairs(folder):
     assert all(keys(t.graph) == list(INPUTS) for t in setup.world.tiers)
     assert all(sum(c.histogram) == c.examples for c in setup.world.clients)
     assert len(setup.world.clients[0].histogram) == 3
-    assert as_resolved(ag.load_experiment(file), setup.strategy, None).count("length: 10") == 1
+    assert as_resolved(ag.load_experiment(file), setup.strategy).count("length: 10") == 1
     run = ag.run(file, progress=False, python=True)
     models = {model.name: model for model in run.models}
     for tier in setup.world.tiers:

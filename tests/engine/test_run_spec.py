@@ -331,4 +331,4 @@ def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
 def test_resolved_text_is_the_same_every_time(write):
     spec = ag.load_experiment(write())
     strategy = prepare(spec).strategy
-    assert as_resolved(spec, strategy, None) == as_resolved(spec, strategy, None)
+    assert as_resolved(spec, strategy) == as_resolved(spec, strategy)

@@ -8,8 +8,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from archgraph.errors import SpecError
+from archgraph.fields import Base
 from archgraph.language import help as explained
 from archgraph.language import load_model
+from archgraph.language.data import DOORS, Data, DataSpec
 from archgraph.language.family import Rewrites
 from archgraph.language.model import AuthoredModel
 from archgraph.language.steps import STEPS
@@ -19,6 +21,10 @@ from archgraph.rewrite.registry import ROWS
 TOPICS = explained.topics()
 # An image, tokens, words.
 INPUTS = [{"x": [8, 8, 8]}, {"x": [5, 8]}, {"x": {"shape": [5], "dtype": "int64"}}]
+
+
+class Holder(Base):
+    data: Data
 
 
 def plain(text: str):
@@ -58,6 +64,11 @@ def test_the_example_of_a_mapping_is_read(name: str, model) -> None:
     if name in ("clients", "sections"):
         for item in plain(TOPICS[name].example):
             parse_document(json.dumps(item), "m.yaml").validate(model)
+        return
+    if issubclass(model, DataSpec):
+        data = {"data": plain(TOPICS[name].example)}
+        found = parse_document(json.dumps(data), "m.yaml").validate(Holder)
+        assert type(found.data) is DOORS.get(name.removeprefix("data."), DOORS["dataset"])
         return
     document = parse_document(TOPICS[name].example, "m.yaml")
     if name in ("inputs", "blocks", "shortcut", "block"):

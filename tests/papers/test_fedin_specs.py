@@ -11,6 +11,7 @@ import torch
 import archgraph as ag
 from archgraph.engine.world import prepare
 from archgraph.federation import configure
+from archgraph.language.data import DirichletSpec, IidSpec, NamedData
 from archgraph.strategies.fedin import FedIN, cut
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -86,6 +87,7 @@ def test_models_train_on_their_own_features(family):
 def test_experiments_are_as_published(path):
     spec = ag.load_experiment(path)
     local = spec.local
+    assert isinstance(spec.data, NamedData)
     last, epochs = {"cifar10": (25, 5), "fashion_mnist": (60, 1)}[spec.data.dataset]
     assert (local.optimiser, local.epochs, spec.rounds, spec.sample) == ("adam", epochs, 200, 1.0)
     assert local.lr_at(last, 200) == 1e-3
@@ -93,8 +95,8 @@ def test_experiments_are_as_published(path):
     assert local.lr_at(200, 200) == pytest.approx(1e-4)
     scheme = spec.data.partition
     iid = path.stem in ("fedin_cifar10", "fedin_fashion")
-    assert scheme.scheme == ("iid" if iid else "dirichlet")
-    if scheme.scheme == "dirichlet":
+    assert isinstance(scheme, IidSpec if iid else DirichletSpec)
+    if isinstance(scheme, DirichletSpec):
         assert scheme.alpha == 0.5
     assert isinstance(configure(spec.strategy_name, spec.strategy_options), FedIN)
 

@@ -15,6 +15,7 @@ from archgraph.analysis.structure import structure
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import load_experiment, load_family
+from archgraph.language.data import NamedData
 from archgraph.module.initial import initial_state
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -273,6 +274,7 @@ def test_experiments_are_the_paper_s(file: Path) -> None:
     configure(spec.strategy_name, spec.strategy_options)
     assert spec.strategy_name == "nefl"
     assert spec.family.name == file.stem.removesuffix("_dirichlet")  # type: ignore[union-attr]
+    assert isinstance(spec.data, NamedData) and spec.data.partition is not None
     assert spec.data.partition.scheme == ("dirichlet" if "_dirichlet" in file.stem else "iid")
     assert spec.data.dataset == "cifar10"
     local = spec.local

@@ -16,7 +16,7 @@ import torch
 import archgraph as ag
 from archgraph.engine import Dataset, Split, world
 from archgraph.federation.family import Family
-from archgraph.language.data import DataSpec
+from archgraph.language.data import NamedData
 from archgraph.language.experiment import STRATEGIES, EvaluateSpec, ExperimentSpec
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions
@@ -93,7 +93,7 @@ def experiment(
     return ExperimentSpec(
         name="foreign",
         family=spec.model_copy(update={"clients": own}),
-        data=DataSpec(dataset=data.name),
+        data=NamedData(dataset=data.name),
         strategy={strategy: dict(options)},
         rounds=2,
         local=LocalOptions(batch=3 if data.kind == "text" else 5, lr=0.01),

@@ -2,10 +2,12 @@
 
 Nothing is ever downloaded. `digits` comes with archgraph and works on a bare machine; the other
 sets are read from their original files, plain, `.gz` or `.xz`, below one root folder. Each set is
-one file in `sets/`; each format is one module.
+one file in `sets/`; each format is one module. Data of the user's own comes as a folder, a table, a
+text, a set of Hugging Face's, a function or an argument: each is a row in `doors.py`.
 """
 
 from archgraph.engine.data.files import ROOT_VARIABLE as ROOT_VARIABLE
+from archgraph.engine.data.given import dataset_of as dataset_of
 from archgraph.engine.data.load import load_dataset as load_dataset
 from archgraph.engine.data.source import DATASETS as DATASETS
 from archgraph.engine.data.values import Dataset as Dataset

@@ -30,6 +30,8 @@ from archgraph.errors import DataError
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
+InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
+
 IGNORED = -100
 """A target that counts for nothing."""
 
@@ -138,7 +140,7 @@ class Dataset:
     """
 
     name: str
-    kind: Literal["image", "text", "table", "tensor"]
+    kind: InputKind
     classes: int | None
     shape: tuple[int, ...]
     train: Split

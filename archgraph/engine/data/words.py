@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,22 +11,48 @@ from archgraph.engine.data.source import Source
 from archgraph.engine.data.values import Dataset, Split
 from archgraph.errors import DataError
 
+UNKNOWN = "<unk>"
+"""Stands for words outside the vocabulary."""
+
 
 def read(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
     """A data set of one file per split; the vocabulary is that of the train text."""
-    vocabulary: dict[str, int] = {}
+    train, test = (read_tokens(files[name].read(), str(files[name].path)) for name in source.files)
+    vocabulary = tuple(dict.fromkeys(train))
+    places = [str(files[name].path) for name in source.files]
+    return token_windows(source.name, vocabulary, (train, test), places, bptt, limit)
 
-    def windows(file: File) -> Split:
-        words = read_tokens(file.read(), str(file.path))
-        if not vocabulary:
-            for word in words:
-                vocabulary.setdefault(word, len(vocabulary))
-        unknown = vocabulary.get("<unk>")
-        tokens = [vocabulary.get(word, unknown) for word in words]
+
+def token_windows(
+    name: str,
+    vocabulary: Sequence[str],
+    streams: tuple[Sequence[str], Sequence[str]],
+    places: Sequence[str],
+    bptt: int,
+    limit: int | None = None,
+) -> Dataset:
+    """Tokens to train and to test on as windows of consecutive ones, each with the next ones.
+
+    Args:
+        name: What the data set is called.
+        vocabulary: Every token by its number.
+        streams: The tokens to train and to test on.
+        places: Where they are from, for errors.
+        bptt: Length of a window.
+        limit: At most so many windows of each.
+
+    Raises:
+        DataError: If a token is not in the vocabulary, which has no `<unk>`, or there is no window.
+    """
+    number = {token: i for i, token in enumerate(vocabulary)}
+    unknown = number.get(UNKNOWN)
+
+    def windows(words: Sequence[str], where: str) -> Split:
+        tokens = [number.get(word, unknown) for word in words]
         if None in tokens:
             raise DataError(
                 "word outside the vocabulary",
-                where=str(file.path),
+                where=where,
                 found=repr(words[tokens.index(None)]),
                 expected="words of the train text, which holds no <unk>",
             )
@@ -35,7 +61,7 @@ def read(source: Source, files: Mapping[str, File], limit: int | None, bptt: int
         if count < 1:
             raise DataError(
                 "text shorter than one window",
-                where=str(file.path),
+                where=where,
                 found=f"{len(stream)} tokens",
                 expected=f"at least {bptt + 1}",
                 hint="choose a smaller bptt",
@@ -47,8 +73,8 @@ def read(source: Source, files: Mapping[str, File], limit: int | None, bptt: int
             stream[1 : count * bptt + 1].view(count, bptt),
         )
 
-    train, test = (windows(files[name]) for name in source.files)
-    return Dataset(source.name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
+    train, test = map(windows, streams, places)
+    return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
 
 
 def read_tokens(content: bytes, where: str) -> list[str]:

@@ -1,0 +1,228 @@
+"""Columns of values that were read from a file: numbers, categories, classes, clients."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.engine.data.rows import numbered
+from archgraph.errors import DataError
+from archgraph.language.data import TargetSpec
+
+Cell = str | int | float | bool | None
+MOST_CATEGORIES = 1000
+# Beyond so many different integers a target is asked about: it may be a number to be predicted.
+MOST_GUESSED = 100
+# Python's own reader takes more: `1_000`, `nan`, digits of other scripts.
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file.
+
+    Attributes:
+        name: Its name.
+        cells: Its values, as text or as the file types them.
+        places: Where each is, for errors.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    places: Sequence[str]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether every value that is there is a number."""
+        return all(_number(cell) is not None for cell in self.cells if not _missing(cell))
+
+    @property
+    def integral(self) -> bool:
+        """Whether every value is an integer."""
+        return all(
+            INTEGER.fullmatch(cell.strip()) if isinstance(cell, str) else type(cell) in (int, bool)
+            for cell in self.cells
+        )
+
+    def texts(self) -> list[str]:
+        """Values as text.
+
+        Raises:
+            DataError: If one is missing.
+        """
+        self._complete()
+        return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
+
+    def numbers(self) -> np.ndarray:
+        """Values as float64 ``[row]``.
+
+        Raises:
+            DataError: If one is missing, is not a number, or does not fit into float32.
+        """
+        self._complete()
+        values = np.empty(len(self.cells))
+        for row, cell in enumerate(self.cells):
+            number = _number(cell)
+            if number is None:
+                raise DataError(
+                    "is not a number",
+                    where=f"{self.places[row]}: {self.name}",
+                    found=repr(cell),
+                    expected="a number, such as -1.5 or 2e3",
+                    hint=f"a column of categories is written columns: {{{self.name}: category}}",
+                )
+            if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
+                raise DataError(
+                    "is not a finite number",
+                    where=f"{self.places[row]}: {self.name}",
+                    found=repr(cell),
+                    expected="a number that fits into 32 bits",
+                )
+            values[row] = number
+        return values
+
+    def flags(self) -> np.ndarray:
+        """Values 0 and 1 as bool ``[row]``.
+
+        Raises:
+            DataError: If one is something else.
+        """
+        values = self.numbers()
+        other = np.flatnonzero((values != 0) & (values != 1))
+        if len(other):
+            row = int(other[0])
+            raise DataError(
+                "is not 0 or 1",
+                where=f"{self.places[row]}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="0 or 1: whether the label applies",
+            )
+        return values == 1
+
+    def _complete(self) -> None:
+        for row, cell in enumerate(self.cells):
+            if _missing(cell):
+                missing = sum(map(_missing, self.cells))
+                raise DataError(
+                    "a value is missing",
+                    where=f"{self.places[row]}: {self.name}",
+                    found="nothing" if cell in ("", None) else repr(cell),
+                    expected="a value in every row",
+                    hint=f"{missing} of {len(self.cells)} are missing: fill them, remove the rows, "
+                    "or leave the column out",
+                )
+
+
+class Features(NamedTuple):
+    """Columns as a model sees them: float32 ``[row, feature]``, and which are measured."""
+
+    values: Tensor
+    measured: Tensor
+
+
+def features(columns: Sequence[tuple[Column, Literal["number", "category"] | None]]) -> Features:
+    """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
+
+    Raises:
+        DataError: If a value is missing or of another kind, or a category has too many values.
+
+    Example:
+        >>> def column(name, *cells):
+        ...     return Column(name, cells, ["f:2", "f:3"])
+        >>> features([(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)])
+        Features(values=tensor([[3., 0., 1.],
+                [5., 1., 0.]]), measured=tensor([ True, False, False]))
+    """
+    made: list[np.ndarray] = []
+    measured: list[bool] = []
+    for column, kind in columns:
+        if kind == "number" or (kind is None and column.numeric):
+            made.append(column.numbers()[:, None])
+            measured.append(True)
+            continue
+        codes, names = numbered(column.texts())
+        if len(names) > MOST_CATEGORIES:
+            raise DataError(
+                "has too many values for a category",
+                where=f"{column.places[0]}: {column.name}",
+                found=f"{len(names)} different ones",
+                expected=f"at most {MOST_CATEGORIES}",
+                hint="name the columns that models shall see: columns: […]",
+            )
+        made.append(np.eye(len(names))[codes.numpy()])
+        measured += [False] * len(names)
+    values = torch.from_numpy(np.concatenate(made, 1).astype(np.float32))
+    return Features(values, torch.tensor(measured))
+
+
+def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
+    """The columns that a target is read from."""
+    if isinstance(target, str):
+        return (target,)
+    (found,) = (value for _, value in target if value is not None)
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets, and the names of their classes; none where they are numbers.
+
+    Raises:
+        DataError: If a value is missing, or of another kind than the target says.
+
+    Example:
+        >>> column = Column("y", ["b", "a"], ["f:2", "f:3"])
+        >>> targets("y", [column])
+        (tensor([1, 0]), ('a', 'b'))
+        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], ["f:2", "f:3"])])
+        (tensor([1.0000, 2.5000]), ())
+    """
+    first = columns[0]
+    if isinstance(target, TargetSpec) and target.labels is not None:
+        flags = np.stack([column.flags() for column in columns], 1)
+        return torch.from_numpy(flags), tuple(column.name for column in columns)
+    if isinstance(target, TargetSpec) and target.values is not None:
+        numbers = np.stack([column.numbers() for column in columns], 1).astype(np.float32)
+        single = isinstance(target.values, str)
+        return torch.from_numpy(numbers[:, 0] if single else numbers), ()
+    texts = first.texts()  # all there
+    if isinstance(target, str) and first.numeric and not first.integral:
+        return torch.from_numpy(first.numbers().astype(np.float32)), ()
+    names: Sequence[str | int] = [int(cell) for cell in first.cells] if first.integral else texts  # type: ignore[arg-type]
+    if isinstance(target, str) and len(set(names)) > MOST_GUESSED:
+        raise DataError(
+            "is it a class or a number?",
+            where=f"{first.places[0]}: {first.name}",
+            found=f"{len(set(names))} different values",
+            expected=f"target: {{classes: {first.name}}}"
+            + (f", or target: {{values: {first.name}}}" if first.integral else ""),
+        )
+    return numbered(names)
+
+
+def clients(column: Column) -> tuple[Hashable, ...]:
+    """Whose each row is."""
+    return tuple(column.texts())
+
+
+def _missing(cell: Cell) -> bool:
+    if isinstance(cell, str):
+        return cell.strip().lower() in ("", "nan", "na", "n/a", "null", "none")
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
+def _number(cell: Cell) -> float | None:
+    """The number that a value is, if it is one."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        if text.lower().lstrip("+-") in ("inf", "infinity"):
+            return math.inf
+        return float(text) if NUMBER.fullmatch(text) else None
+    return None if cell is None else float(cell)

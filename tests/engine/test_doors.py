@@ -1,0 +1,394 @@
+"""Data of the user's own, by every door: the same rows give the same bits."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
+
+import archgraph as ag
+from archgraph.engine import Dataset, Split, dataset_of, prepare
+from archgraph.engine.data.doors import READERS, read_data
+from archgraph.engine.data.rows import Records, parted
+from archgraph.engine.trained import trained
+from archgraph.engine.verdicts import verdicts
+from archgraph.errors import DataError, RunError, SpecError
+from archgraph.language.data import (
+    DOORS,
+    FolderData,
+    TableData,
+    TargetSpec,
+    TextData,
+)
+from tests.engine.own import (
+    CLIENTS,
+    bits,
+    pictures,
+    rows,
+    split_of,
+    write_experiment,
+    write_images,
+    write_table,
+)
+
+TRAIN = 45
+
+
+class Items(TorchDataset[Any]):
+    """A torch dataset of the map style, an item at a time."""
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.inputs[index], int(self.targets[index])
+
+
+def test_every_kind_of_data_has_a_reader():
+    assert set(READERS) == set(DOORS.values())
+
+
+# ---------------------------------------------------------------- the same rows, the same bits
+
+
+def table_doors(folder: Path) -> dict[str, tuple[dict[str, Any] | None, Any]]:
+    """What an experiment says, and what `ag.run` is given, for the same 45 + 15 rows."""
+    inputs, classes, clients = rows()
+    write_table(folder / "train.csv", inputs[:TRAIN], classes[:TRAIN], clients[:TRAIN])
+    write_table(folder / "test.csv", inputs[TRAIN:], classes[TRAIN:], clients[TRAIN:])
+    train, test = (
+        split_of(inputs[:TRAIN], classes[:TRAIN]),
+        split_of(inputs[TRAIN:], classes[TRAIN:]),
+    )
+    from datasets import Dataset as Arrow
+    from datasets import DatasetDict
+
+    DatasetDict(
+        {
+            name: Arrow.from_dict({"x": part[0].tolist(), "y": part[1].tolist()})
+            for name, part in (("train", train), ("test", test))
+        }
+    ).save_to_disk(folder / "saved")
+    (folder / "mydata.py").write_text(
+        "import numpy as np\nfrom tests.engine.own import rows, split_of\n"
+        "def make(count):\n    x, y, _ = rows(60)\n"
+        "    return split_of(x[:count], y[:count]), split_of(x[count:], y[count:])\n"
+    )
+    table = {
+        "table": "train.csv", "target": "y", "columns": ["x0", "x1"], "test": "test.csv",
+        "standardise": False,
+    }  # fmt: skip
+    split = Split(*train), Split(*test)
+    return {
+        "tensors": (None, (train, test)),
+        "arrays": (None, tuple((x.numpy(), y.numpy()) for x, y in (train, test))),
+        "torch": (None, (Items(*train), TensorDataset(*test))),
+        "dataset": (None, Dataset("d", "tensor", 3, (2,), *split, ("a", "b", "c"))),
+        "python": ({"python": "mydata:make", "with": {"count": TRAIN}}, None),
+        "table": (table, None),
+        "huggingface": ({"huggingface": "saved", "inputs": "x", "target": "y"}, None),
+    }
+
+
+def test_the_same_rows_give_the_same_bits_by_every_door(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found, facts = {}, {}
+    for name, (said, given) in table_doors(tmp_path).items():
+        run = ag.run(write_experiment(tmp_path, said), data=given, python=True)
+        found[name], facts[name] = bits(run), run.experiment.facts
+    sys.modules.pop("mydata")
+    for name in found:
+        assert found[name] == found["tensors"], name
+        assert facts[name] == facts["tensors"], name
+
+
+def test_the_same_images_give_the_same_bits(tmp_path):
+    images, classes = pictures(), np.arange(30) % 3
+    write_images(tmp_path / "images" / "train", images[:24], classes[:24])
+    write_images(tmp_path / "images" / "test", images[24:], classes[24:])
+    # In a folder, images are in the order of their classes.
+    first, last = (
+        np.argsort(classes[:24], kind="stable"),
+        np.argsort(classes[24:], kind="stable") + 24,
+    )
+    given = split_of(images[first], classes[first]), split_of(images[last], classes[last])
+    shape = (1, 4, 5)
+    by_folder = ag.run(write_experiment(tmp_path, {"folder": "images"}, shape=shape))
+    by_tensor = ag.run(write_experiment(tmp_path, None, shape=shape), data=given)
+    assert by_folder.experiment.data.labels == ("0", "1", "2")
+    assert bits(by_folder) == bits(by_tensor)
+    assert by_folder.experiment.facts == by_tensor.experiment.facts
+    from datasets import Dataset as Arrow
+    from datasets import DatasetDict, Features, Image, Value
+    from PIL import Image as Pillow
+
+    kind = Features({"img": Image(), "label": Value("int64"), "who": Value("string")})
+    DatasetDict(
+        {
+            name: Arrow.from_dict(
+                {
+                    "img": [Pillow.fromarray(images[i, 0]) for i in order],
+                    "label": classes[order],
+                    "who": [CLIENTS[i % 3] for i in order],
+                },
+                features=kind,
+            )
+            for name, order in (("train", first), ("test", last))
+        }
+    ).save_to_disk(tmp_path / "saved")
+    saved = {"huggingface": "saved", "inputs": {"image": "img"}, "target": "label"}
+    by_hub = ag.run(write_experiment(tmp_path, saved, shape=shape))
+    assert bits(by_hub) == bits(by_tensor)
+    owned = ag.run(write_experiment(tmp_path, {**saved, "client": "who"}, shape=shape))
+    assert list(owned.experiment.data.owners) == list(CLIENTS)
+    assert bits(owned) != bits(by_hub)
+
+
+def test_rows_that_belong_to_clients_stay_theirs_by_every_door(tmp_path, monkeypatch):
+    """A column of a table, and a mapping of clients, share out the same rows."""
+    monkeypatch.syspath_prepend(tmp_path)
+    inputs, classes, clients = rows()
+    write_table(tmp_path / "train.csv", inputs[:TRAIN], classes[:TRAIN], clients[:TRAIN])
+    write_table(tmp_path / "test.csv", inputs[TRAIN:], classes[TRAIN:], clients[TRAIN:])
+    named = {"table": "train.csv", "target": "y", "test": "test.csv", "client": "who"}
+    table = write_experiment(tmp_path, {**named, "standardise": False})
+    by_table = ag.run(table)
+    owned = {
+        name: [i for i in range(TRAIN) if clients[i] == name]
+        for name in dict.fromkeys(clients[:TRAIN])
+    }
+    train = {name: split_of(inputs[own], classes[own]) for name, own in owned.items()}
+    test = split_of(inputs[TRAIN:], classes[TRAIN:])
+    by_mapping = ag.run(write_experiment(tmp_path, None), data=(train, test))
+    assert bits(by_table) == bits(by_mapping)
+    for run in (by_table, by_mapping):
+        owners = run.experiment.data.owners
+        assert list(owners) == list(owned)
+        covered = np.sort(np.concatenate(run.experiment.shares))
+        assert covered.tolist() == list(range(TRAIN))
+    for place, own in enumerate(owned.values()):
+        assert by_table.experiment.shares[place].tolist() == own
+        for run in (by_table, by_mapping):
+            shard = run.experiment.shard(place)
+            assert torch.equal(shard.inputs[0], torch.from_numpy(inputs[own]))
+    # Standardised by all rows to train on.
+    scaled = prepare(write_experiment(tmp_path, named)).data
+    every, _ = scaled.train.batch(slice(None))
+    torch.testing.assert_close(every.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(every.std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0)
+
+
+def test_a_run_goes_on_only_with_the_same_data(tmp_path):
+    inputs, classes, clients = rows()
+    write_table(tmp_path / "train.csv", inputs, classes, clients)
+    said = {"table": "train.csv", "target": "y", "client": "who"}
+    file = write_experiment(tmp_path, said, rounds=2)
+    ag.run(file, out=tmp_path / "run")
+    again = ag.run(tmp_path / "run" / "run.yaml", out=tmp_path / "run", resume=True)
+    assert len(again.rounds) == 2
+    assert "partition" not in (tmp_path / "run" / "run.yaml").read_text()
+    swapped = [clients[1], clients[0], *clients[2:]]
+    for changed in ((inputs + 1, classes, clients), (inputs, classes, swapped)):
+        write_table(tmp_path / "train.csv", *changed)
+        with pytest.raises(RunError, match=r"examples|owners"):
+            ag.run(file, out=tmp_path / "run", resume=True)
+    write_table(tmp_path / "train.csv", inputs, classes, clients)
+    (tmp_path / "train.csv").rename(tmp_path / "renamed.csv")
+    moved = write_experiment(tmp_path, {**said, "table": "renamed.csv"}, rounds=2)
+    assert len(ag.run(moved, out=tmp_path / "run", resume=True).rounds) == 2
+
+
+def test_an_argument_takes_the_place_of_what_the_file_names(tmp_path):
+    inputs, classes, _ = rows()
+    train, test = (
+        split_of(inputs[:TRAIN], classes[:TRAIN]),
+        split_of(inputs[TRAIN:], classes[TRAIN:]),
+    )
+    partition = {"scheme": "dirichlet", "alpha": 0.4, "min_size": 2}
+    file = write_experiment(tmp_path, {"dataset": "digits", "partition": partition})
+    run = ag.run(file, data=(train, test), out=tmp_path / "run")
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    assert "digits" not in text and "alpha: 0.4" in text
+    models = trained(tmp_path / "run", data=(train, test))
+    assert {k: v.numpy().tobytes() for k, v in models["global"].state.items()} == bits(run)
+    with pytest.raises(DataError, match=r"does not say which data.*ag\.run"):
+        ag.run(tmp_path / "run" / "run.yaml")
+
+
+# ---------------------------------------------------------------- what each door reads
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_columns_of_a_table(tmp_path):
+    file = write(
+        tmp_path / "t.csv",
+        "\ufeffid,age,city,smokes,y\n1,30,Bern,0,no\n2,50,Rom,1,yes\n3,40,Bern,1,no\n"
+        "4,40, Wien,0,yes\n",
+    )
+    data = read_data(TableData(table=file, target="y", columns=("age", "city"), test=0.5))
+    assert (data.kind, data.shape, data.labels) == ("table", (4,), ("no", "yes"))
+    whole = torch.cat([data.train.inputs, data.test.inputs])
+    assert sorted(whole[:, 0].tolist()) == [30, 40, 40, 50]
+    assert torch.equal(whole[:, 1:].sum(1), torch.ones(4))
+    assert data.train.mean is not None and data.train.mean[1:].tolist() == [0, 0, 0]
+    # A category that looks like a number, and the other way round.
+    both = TableData(table=file, target="y", columns={"age": "category", "smokes": "category"})
+    assert read_data(both).shape == (5,)
+    flags = TableData(table=file, target=TargetSpec(labels=("smokes", "id")), columns=("age",))
+    with pytest.raises(DataError, match=r"t.csv:3: id: is not 0 or 1; found '2'"):
+        read_data(flags)
+    text = Path(file).read_text()
+    numbers = re.sub(r"\n([234]),", lambda found: f"\n{int(found[1]) % 2},", text)
+    write(tmp_path / "t.csv", numbers)
+    labelled = read_data(flags)
+    assert labelled.train.targets.dtype == torch.bool and labelled.labels == ("smokes", "id")
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "dtype"),
+    [
+        (["1", "2", "1", "2"], "y", torch.int64),
+        (["1.5", "2", "1", "2"], "y", torch.float32),
+        (["a", "b", "a", "b"], "y", torch.int64),
+        (["1", "2", "1", "2"], TargetSpec(values="y"), torch.float32),
+        (["1.5", "2", "1.5", "2"], TargetSpec(classes="y"), torch.int64),
+    ],
+    ids=["integers", "decimals", "text", "said_values", "said_classes"],
+)
+def test_what_a_target_is(tmp_path, values, target, dtype):
+    lines = "".join(f"{i},{value}\n" for i, value in enumerate(values))
+    file = write(tmp_path / "t.csv", f"x,y\n{lines}")
+    data = read_data(TableData(table=file, target=target, test=0.5))
+    assert data.train.targets.dtype == dtype and data.train.targets.dim() == 1
+    assert data.classes == (2 if dtype == torch.int64 else None)
+    several = read_data(TableData(table=file, target=TargetSpec(values=("x",)), columns=("y",)))
+    assert several.train.targets.shape[1:] == (1,)
+
+
+def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    inputs, classes, clients = rows()
+    write_table(tmp_path / "t.csv", inputs, classes, clients)
+    columns = {"x0": inputs[:, 0], "x1": inputs[:, 1], "y": classes, "who": clients}
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    one, other = (
+        read_data(TableData(table=str(tmp_path / name), target="y", client="who"))
+        for name in ("t.csv", "t.parquet")
+    )
+    assert torch.equal(one.train.inputs, other.train.inputs)
+    assert torch.equal(one.test.targets, other.test.targets)
+    assert {k: v.tolist() for k, v in one.owners.items()} == {
+        k: v.tolist() for k, v in other.owners.items()
+    }
+
+
+def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"needs the package pyarrow.*archgraph\[data\]"):
+        read_data(TableData(table=str(tmp_path / "t.parquet"), target="y"))
+
+
+def test_images_are_upright_scaled_and_of_one_number_of_channels(tmp_path):
+    from PIL import Image
+
+    colour = np.zeros((6, 8, 3), np.uint8)
+    colour[:, :4] = (255, 0, 0)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(colour).save(tmp_path / name / "1.png")
+        Image.fromarray(colour[..., 0]).save(tmp_path / name / "2.png")
+    turned = Image.fromarray(colour)
+    turned.getexif()[0x0112] = 6  # to be turned by 90 degrees
+    turned.save(tmp_path / "a" / "3.jpg", exif=turned.getexif(), quality=100)
+    data = read_data(FolderData(folder=str(tmp_path), size=(4, 2), test=0.4))
+    assert data.shape == (3, 4, 2) and data.labels == ("a", "b")
+    assert (len(data.train), len(data.test)) == (3, 2)
+    grey = read_data(FolderData(folder=str(tmp_path), size=(4, 2), test=0.4, colour=False))
+    assert grey.shape == (1, 4, 2)
+    with pytest.raises(
+        DataError, match=r"3.jpg: images differ in size; found 8 × 6; expected 6 × 8"
+    ):
+        read_data(FolderData(folder=str(tmp_path)))
+
+
+def test_text_by_character_and_by_word(tmp_path):
+    file = write(tmp_path / "t.txt", "the cat sat\non the mat\n" * 20)
+    data = read_data(TextData(text=file, bptt=8))
+    assert data.kind == "text" and set(data.labels) == set("the cat sat\non the mat\n")
+    assert torch.equal(data.train.inputs[0, 1:], data.train.targets[0, :-1])
+    assert "".join(data.labels[i] for i in data.train.inputs[0].tolist()) == "the cat "
+    words = read_data(TextData(text=file, by="word", bptt=8, vocabulary=4, test=0.25))
+    assert words.labels == ("the", "cat", "<eos>", "<unk>")
+    other = write(tmp_path / "o.txt", "the dog sat on the mat\n" * 4)
+    apart = read_data(TextData(text=file, by="word", bptt=8, test=other))
+    assert apart.labels[-1] == "<unk>" and len(apart.test) == 3
+
+
+def test_a_share_for_tests_is_drawn_from_every_client_and_class():
+    count = 200
+    labels = torch.arange(count) % 4
+    clients = tuple("abc"[i % 7 % 3] for i in range(count))
+    train, test = parted(Records({"x": torch.arange(count)}, labels, clients), 0.25, "data.test")
+    positions = torch.cat([train.inputs["x"], test.inputs["x"]]).sort().values
+    assert torch.equal(positions, torch.arange(count))
+    assert test.clients is not None
+    for client in "abc":
+        own = [i for i, who in enumerate(test.clients) if who == client]
+        assert abs(len(own) - clients.count(client) / 4) <= 1
+        counts = torch.bincount(test.targets[own], minlength=4)
+        assert counts.max() - counts.min() <= 2
+    single = Records({"x": torch.arange(5)}, labels[:5], ("a", "a", "a", "a", "b"))
+    kept, _ = parted(single, 0.9, "data.test")
+    assert kept.clients == ("a", "b")
+
+
+def test_several_inputs_by_name():
+    one = {"ids": torch.zeros(4, 3, dtype=torch.int64), "mask": torch.ones(4, 3, dtype=torch.bool)}
+    data = dataset_of(((one, torch.arange(4) % 2), (one, torch.arange(4) % 2)))
+    assert data.inputs == ("ids", "mask") and data.kind == "text"
+
+    class Named(Items):
+        def __getitem__(self, index):
+            return {k: v[index] for k, v in one.items()}, index % 2
+
+    again = dataset_of((Named(None, range(4)), Named(None, range(4))))
+    assert again.inputs == data.inputs
+    assert torch.equal(again.train.beside["mask"], data.train.beside["mask"])
+
+
+def test_the_function_gets_the_same_random_numbers_every_time(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawn.py").write_text(
+        "import torch, numpy, random\n"
+        "def make():\n"
+        "    x = torch.rand(9, 2) + numpy.random.rand() + random.random()\n"
+        "    return (x, torch.arange(9) % 3), (x, torch.arange(9) % 3)\n"
+    )
+    file = write_experiment(tmp_path, {"python": "drawn:make"})
+    before = torch.get_rng_state()
+    one, other = (prepare(file, python=True) for _ in range(2))
+    assert one.facts == other.facts
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(SpecError, match=r"experiment.yaml:8: data.python: names Python code"):
+        prepare(file)
+    seen = [v for v in verdicts([file]) if v.unseen]
+    assert len(seen) == 1 and "drawn:make not imported" in seen[0].note
+    (good,) = verdicts([file], python=True)
+    assert good.good and not good.unseen
