@@ -7,6 +7,7 @@ import re
 import traceback
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import is_users, place
 from archgraph.errors import TraceError
@@ -30,6 +31,12 @@ def is_branch(error: BaseException) -> bool:
     return any(
         word in text for word in ("data-dependent", "GuardOnDataDependent", "DataDependentOutput")
     )
+
+
+def _packs(error: BaseException) -> bool:
+    """Whether a recurrent layer was running over a packed sequence."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(isinstance(v, PackedSequence) for f in frames for v in f.f_locals.values())
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
@@ -86,6 +93,15 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else place(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
     subject = type(model).__name__
+    if _packs(error):
+        return TraceError(
+            f"{subject} cannot be captured: it runs over a packed sequence, and a graph cannot say "
+            "how many examples each step has",
+            where=where,
+            found=code or None,
+            hint="give the layer the padded sequence, and pick or mask its results by length "
+            "(gather, torch.where)",
+        )
     if is_branch(error):
         return TraceError(
             f"{subject} cannot be captured: it branches on the values of a tensor",

@@ -2,7 +2,8 @@
 
 Order of the passes, each ``Tape -> Tape``: :func:`~archgraph.capture.inline.inline` (makes the
 tape), :func:`~archgraph.capture.fold.fold`, :func:`~archgraph.capture.casts.cast`,
-:func:`~archgraph.capture.writes.functional`; :func:`~archgraph.capture.spell.spell` reads it.
+:func:`~archgraph.capture.writes.functional`,
+:func:`~archgraph.capture.recurrent.unstack`; :func:`~archgraph.capture.spell.spell` reads it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Capture: an ``nn.Module`` and example inputs become an :class:`ArchGraph` and its state.
 
 ``torch.export`` captures the module in eval and in train mode. Each capture passes through
-inlining, folding, casts, writes and spelling, each a file of this room; then the two are laid over
-one another: what differs becomes a :class:`~archgraph.graph.ir.Mode`, so that ``.train()`` and
-``.eval()`` of the built module behave as the original's do.
+inlining, folding, casts, writes, recurrent layers and spelling, each a file of this room; then the
+two are laid over one another: what differs becomes a :class:`~archgraph.graph.ir.Mode`, so that
+``.train()`` and ``.eval()`` of the built module behave as the original's do.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
 from archgraph.capture.later import assignments
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
+from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import named
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
@@ -220,7 +221,7 @@ def _one_mode(model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves) ->
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    spelt = spell(functional(cast(fold(tape, leaves.owner)), parameters))
+    spelt = spell(unstack(functional(cast(fold(tape, leaves.owner)), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike = [*shared(model, constants, spelt.updates)]
     assigned = assignments(model, captured)

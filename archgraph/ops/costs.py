@@ -110,16 +110,6 @@ def _letters(
     return sizes, ellipsis
 
 
-def recurrent(graph: ArchGraph, node: Node) -> int:
-    """Every step multiplies every weight matrix once."""
-    matrices = {leaf for leaf in node.leaves() if len(graph.param[leaf].shape) > 1}
-    steps = 1
-    if node.arg("params") is not None:
-        shape = _shape(graph, node, "input")
-        steps = math.prod(shape[:-1])
-    return steps * sum(math.prod(graph.param[leaf].shape) for leaf in matrices)
-
-
 def attention(graph: ArchGraph, node: Node) -> int:
     """Scores, and the values that they weigh."""
     q, k, v = (_shape(graph, node, n) for n in ("query", "key", "value"))

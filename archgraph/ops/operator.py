@@ -54,7 +54,7 @@ class ViewWrite:
 CountMacs: TypeAlias = Callable[[ArchGraph, Node], int]
 Init: TypeAlias = Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], Initialiser]
 # From patterns of arguments (archgraph.ops.infer.pattern) to the type of the result.
-TypeRule: TypeAlias = Callable[[Mapping[str, Any]], TensorType]
+TypeRule: TypeAlias = Callable[[Mapping[str, Any]], "TensorType | tuple[TensorType, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,7 @@ class Operator:
         fill: What the result is filled with, where it has its first argument's shape or dtype but
             none of its values; ``argument`` where the caller says it.
         functional: Functional form of an in-place operator, where it has another name.
+        impossible: Why the operator cannot run at a node's sizes; empty where it can.
     """
 
     rule: AxisRule = rules.unknown
@@ -155,6 +156,7 @@ class Operator:
     overwritten: Callable[[ViewWrite], Call | None] | None = None
     fill: int | Literal["argument"] | None = None
     functional: str = ""
+    impossible: Callable[[Node], str] | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
         """Layouts of the current operator's results, after stating its equations."""

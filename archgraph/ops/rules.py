@@ -40,10 +40,10 @@ def unknown(eq: Equations) -> list[Dims]:
     return [eq.fixed(t.shape) for t in eq.node.types]
 
 
-def opaque(eq: Equations) -> list[Dims]:
+def opaque(eq: Equations, why: str = "the operator is opaque") -> list[Dims]:
     """An operator that mixes axes in ways of its own."""
     for dims in _tensor_args(eq):
-        eq.pin(dims, "the operator is opaque", PROJECT)
+        eq.pin(dims, why, PROJECT)
     return [eq.fixed(t.shape) for t in eq.node.types]
 
 

@@ -97,6 +97,12 @@ def functional(op: str) -> str:
     return exact.functional if exact is not None else ""
 
 
+def impossible(node: Node) -> str:
+    """Why an operator cannot run at a node's sizes; empty where it can."""
+    known = row(node.op).impossible
+    return known(node) if known is not None else ""
+
+
 # -- leaves and operators of a graph ------------------------------------------------------------
 
 
@@ -120,11 +126,14 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
 
 
 def _leaf_shapes(graph: ArchGraph, node: Node) -> dict[str, tuple[int, ...]]:
-    """Shapes of the leaves that an operator uses, by argument; ``weight`` where it multiplies."""
+    """Shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
+
+    ``weight`` is what it multiplies.
+    """
     shapes = {
-        argument: graph.param[item.name].shape
+        argument if item is value else f"{argument}.{place}": graph.param[item.name].shape
         for argument, value in node.args
-        for item in walk(value)
+        for place, item in enumerate(walk(value))
         if isinstance(item, Leaf)
     }
     if "mat2" in shapes or "other" in shapes:

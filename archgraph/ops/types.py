@@ -277,3 +277,28 @@ def cat(args: Args) -> TensorType:
     first = tensors[0]
     total: Any = sum(sizes)
     return TensorType((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
+
+
+def recurrent(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
+    """One layer over a sequence in one direction: what it gives at each step, its last states."""
+
+    def rule(args: Args) -> tuple[TensorType, ...]:
+        states = args.get("hx")
+        states = states if type(states) is tuple else (states,)
+        (x, *states) = _real(args.get("input"), *states)
+        first, biased = (_number(args, name, None, bool) for name in ("batch_first", "has_biases"))
+        one_way = not _number(args, "bidirectional", None, bool)
+        _certain(one_way, _number(args, "num_layers", None, int) == 1, len(x.shape) == 3)
+        batch, inside = x.shape[0 if first else 1], x.shape[2]
+        hidden, units = _positive((states[0].shape[-1], states[-1].shape[-1]))
+        _certain(*(s.shape[:-1] == (1, batch) for s in states), len(states) == 1 + (gates == 4))
+        rows = gates * units
+        shapes: list[SymbolicShape] = [(rows, inside), (rows, hidden), *[(rows,)] * (2 * biased)]
+        shapes += [(hidden, units)] if hidden != units else []
+        params = args.get("params")
+        _certain(type(params) is tuple)
+        weights = _real(x, *(params or ()))[1:]
+        _certain([w.shape for w in weights] == shapes)
+        return (TensorType((*x.shape[:2], hidden), x.dtype), *states)
+
+    return rule

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from archgraph.analysis.axes import Axes, axes
 from archgraph.analysis.positions import Kept, node_after, param_after, positions, touched
+from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import Layout
+from archgraph.ops.table import impossible
 from archgraph.states import DimMap, Entry, Rewritten
 
 
@@ -19,6 +21,9 @@ def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
 
     Returns:
         The graph with every size and constant recomputed, and the transfer that selects.
+
+    Raises:
+        RewriteError: Where an operator cannot run at the sizes that remain.
     """
     solved = axes(graph) if solved is None else solved
     maps: dict[Layout, DimMap | None] = {}
@@ -40,4 +45,12 @@ def cut(graph: ArchGraph, kept: Kept, solved: Axes | None = None) -> Rewritten:
         params=tuple(param_after(solved, p, kept) for p in graph.params),
         nodes=tuple(node_after(solved, n, kept) for n in graph.nodes),
     )
+    for node in new.nodes:
+        if reason := impossible(node):
+            raise RewriteError(
+                "these sizes do not go together",
+                where=node.scope or f"%{node.name}",
+                found=reason,
+                hint="give one of the two axes another size",
+            )
     return Rewritten.between(graph, new, entries)

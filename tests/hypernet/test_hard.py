@@ -97,11 +97,14 @@ class Recurrent(nn.Module):
 
 
 def lstm_slots():
-    """Four tensors per layer and direction, which stand in one list."""
+    """Four tensors stand in one list; each layer and direction has such a list."""
     ends = [f"l{layer}{way}" for layer in (0, 1) for way in ("", "_reverse")]
-    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    names = [(f"lstm.{kind}_{end}", 2 - (kind[0] == "b")) for end in ends for kind in kinds]
-    return {name: f"lstm.params.{place}:{rank}" for place, (name, rank) in enumerate(names)}
+    kinds = (("weight_ih", 2), ("weight_hh", 2), ("bias_ih", 1), ("bias_hh", 1))
+    return {
+        f"lstm.{kind}_{end}": f"lstm.params.{place}:{rank}"
+        for end in ends
+        for place, (kind, rank) in enumerate(kinds)
+    }
 
 
 def module(prefix, op, rank):

@@ -114,11 +114,12 @@ def test_pointwise_operators_need_no_row(start):
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent_layers_are_pinned_and_run(kind):
+def test_recurrent_layers_cut_what_feeds_them_and_their_units(kind):
     net = RECURRENT[kind]()
     graph = ag.trace(net, torch.rand(2, 5, 3), train=False).graph
     assert any(base(n.op) == kind for n in graph.nodes)
-    assert state_of_axis(graph, "make.0.weight") == "pinned"
+    assert {a.role for a in axes(graph).free} == {"channels", "hidden"}
+    assert state_of_axis(graph, "make.0.weight") == "free"
     check_laws(graph)
 
 

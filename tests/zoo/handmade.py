@@ -2137,9 +2137,6 @@ def masked_weight(self, x):
 
 # -- 20. recurrent layers ---------------------------------------------------------------------
 
-OPAQUE = "gates of recurrent operators are opaque: their axes are pinned"
-
-
 @case(
     lambda: {
         "embed": nn.Embedding(11, 6),
@@ -2148,9 +2145,7 @@ OPAQUE = "gates of recurrent operators are opaque: their axes are pinned"
         "head": nn.Linear(10, 3),
     },
     words(),
-    half={"a.weight": (5, 16), "head.weight": (3, 5)},
-    share=0.1,
-    because=OPAQUE,
+    half={"embed.weight": (11, 3), "lstm.weight_hh_l0_reverse": (16, 4), "a.weight": (5, 8)},
 )
 def lstm_tagger(self, x):
     """Both directions, four gates in one weight."""
@@ -2165,9 +2160,7 @@ def lstm_tagger(self, x):
         "head": nn.Linear(17, 3),
     },
     tokens(),
-    half={"up.weight": (6,), "head.weight": (3, 11)},
-    share=0.2,
-    because=OPAQUE,
+    half={"lstm.weight_hh_l0": (16, 3), "lstm.weight_hr_l0": (3, 4), "head.weight": (3, 9)},
 )
 def lstm_projected(self, x):
     """Hidden and output sizes differ; a wide path passes by."""
@@ -2182,9 +2175,7 @@ def lstm_projected(self, x):
         "head": nn.Linear(8, 3),
     },
     tokens(),
-    half={"a.weight": (4, 6), "head.weight": (3, 4)},
-    share=0.1,
-    because=OPAQUE,
+    half={"gru.weight_hh_l0": (9, 3), "gru.weight_ih_l1": (9, 3), "a.weight": (4, 3)},
 )
 def gru_classifier(self, x):
     """Two layers, three gates; the last step is read."""
@@ -2198,11 +2189,10 @@ def gru_classifier(self, x):
         "head": nn.Linear(8, 3),
     },
     words(),
-    share=0.0,
-    because=OPAQUE,
+    half={"embed.weight": (11, 3), "rnn.weight_hh_l0": (4, 4), "head.weight": (3, 4)},
 )
 def plain_rnn(self, x):
-    """One gate; everything of this model touches it."""
+    """One gate; its last state is read."""
     return self.head(self.rnn(self.embed(x))[1][0])
 
 
@@ -2224,9 +2214,7 @@ def lstm_spelt(self, x):
 @case(
     lambda: {"cell": nn.GRUCell(8, 6), "a": nn.Linear(6, 8), "head": nn.Linear(8, 3)},
     tokens(length=3),
-    half={"a.weight": (4,), "head.weight": (3, 4)},
-    share=0.1,
-    because=OPAQUE,
+    half={"cell.weight_hh": (9, 3), "a.weight": (4, 3), "head.weight": (3, 4)},
 )
 def gru_cell_loop(self, x):
     """PyTorch's cell in a loop."""

@@ -36,8 +36,11 @@ ROWS: Rows = {
     **alike(("nanmean", "aminmax", "prod", "median", "nanmedian"), _reduction),
     # -- along one dimension
     **alike(("cumsum", "sort", "topk"), replace(_along, growth=_KNOWN)),
-    "roll": replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True)),
-    **alike(("cumprod", "cummax", "cummin", "flip", "rot90", "diff"), _along),
+    **alike(
+        ("roll", "flip"),
+        replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True)),
+    ),
+    **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
     **alike(("argsort", "logcumsumexp", "renorm"), Operator(rules.along)),
     "msort": Operator(rules.along_first, zeros.first),
     **alike(("kthvalue", "mode"), Operator(rules.along_reduced, zeros.first)),

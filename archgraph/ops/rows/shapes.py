@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from archgraph.ops import rules, shapes, spelling, types, views, zeros
+from archgraph.ops import rules, shapes, spelling, starts, types, views, zeros
 from archgraph.ops.operator import Growth, Operator, Rows, alike
 
 _MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
@@ -20,7 +20,12 @@ _pad = Operator(shapes.pad, zeros.first, growth=_PADS, unchanged=spelling.pads_n
 
 ROWS: Rows = {
     "input": Operator(),
-    "getitem": Operator(rules.getitem, zeros.passed, pointwise=True, growth=_MOVES),
+    "getitem": Operator(
+        rules.getitem,
+        zeros.passed,
+        pointwise=True,
+        growth=replace(_MOVES, identity=starts.identity_plain),
+    ),
     # -- all positions in another shape or order
     "reshape": replace(_view, unchanged=spelling.always, overwritten=views.reshape),
     "view": _view,

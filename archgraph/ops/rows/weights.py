@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from archgraph.ops import contractions, costs, rules, starts, types, zeros
+from archgraph.ops import contractions, costs, recurrent, rules, starts, types, zeros
 from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
+from archgraph.ops.zeros import Zeros
 
 _WEIGHTS: dict[str, Init] = {"weight": starts.uniform, "bias": starts.uniform}
 _OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",)}
@@ -38,10 +39,21 @@ _embedding = Operator(
     growth=Growth(affine={"weight": 1}),
     type=types.embedding,
 )
-# Gates and time are mixed inside.
-_recurrent = Operator(
-    rules.opaque, macs=costs.recurrent, init={"params": starts.uniform}, weighted=True
-)
+
+
+def _recurrent(gates: int, zero: Zeros = recurrent.carried) -> Operator:
+    arguments = ("params", "w_ih", "w_hh", "b_ih", "b_hh")
+    return Operator(
+        recurrent.recurrent,
+        zero,
+        recurrent.macs,
+        dict.fromkeys(arguments, recurrent.start(gates)),
+        training_flag="train",
+        sides=dict.fromkeys(arguments, ("out", "in")),
+        weighted=True,
+        growth=Growth(identity=recurrent.no_identity),
+    )
+
 
 ROWS: Rows = {
     **alike(("conv1d", "conv2d", "conv3d"), _convolution),
@@ -82,6 +94,13 @@ ROWS: Rows = {
         weighted=True,
         growth=Growth(affine={"mat2": 1, "self": 0}),
     ),
-    **alike(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
-    **alike(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _recurrent),
+    "lstm": replace(_recurrent(4), type=types.recurrent(4), impossible=recurrent.projects_nothing),
+    "gru": replace(_recurrent(3), type=types.recurrent(3)),
+    **alike(
+        ("rnn_tanh", "rnn_relu"),
+        replace(_recurrent(1, recurrent.renewed), type=types.recurrent(1)),
+    ),
+    "lstm_cell": _recurrent(4),
+    "gru_cell": _recurrent(3),
+    **alike(("rnn_tanh_cell", "rnn_relu_cell"), _recurrent(1, recurrent.renewed)),
 }

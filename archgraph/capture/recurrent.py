@@ -1,0 +1,158 @@
+"""Recurrent layers: an operator of several layers and directions becomes one for each of them.
+
+Needs a functional tape. Promises that every recurrent operator over a sequence has one layer and
+runs forwards: a backward direction runs over the flipped sequence. So each layer and direction has
+a hidden size of its own, and depth is a matter of operators, as in all other networks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from archgraph.capture import calls
+from archgraph.capture.tape import Tape
+from archgraph.ops.constants import tensor_of
+
+_ATEN: Any = torch.ops.aten
+_SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
+_ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
+
+
+def unstack(tape: Tape) -> Tape:
+    """The tape with one recurrent operator per layer and direction, and what joins them."""
+    replaced: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in list(tape.graph.nodes):
+        if node.target in _SEQUENCES:
+            given: dict[str, Any] = calls.arguments(node, lambda item, _type: item)
+            with tape.graph.inserting_before(node):
+                replaced |= _Stack(tape, node, given).results()
+    return replace(tape, updates={k: replaced.get(v, v) for k, v in tape.updates.items()})
+
+
+@dataclass
+class _Stack:
+    """One operator: its layers and directions as they are written out.
+
+    Attributes:
+        runs: What each layer and direction gives at every step, in its own order of time.
+        last: The last states of all of them, by kind of state.
+    """
+
+    tape: Tape
+    node: torch.fx.Node
+    given: dict[str, Any]
+    runs: list[torch.fx.Node] = field(default_factory=list)
+    last: list[list[torch.fx.Node]] = field(default_factory=list)
+
+    @property
+    def time(self) -> int:
+        """Dimension of the steps."""
+        return 1 if self.given["batch_first"] else 0
+
+    def results(self) -> dict[torch.fx.Node, torch.fx.Node]:
+        """Write the layers out; gives what takes the place of each result."""
+        output = self.run()
+        made: dict[torch.fx.Node, torch.fx.Node] = {}
+        for item in list(self.node.users):
+            index: Any = item.args[1]
+            if index == 0:
+                made[item] = output
+            else:
+                self.pick(item, index - 1)
+                made[item] = self.joined(self.last[index - 1], 0)
+            item.replace_all_uses_with(made[item])
+            self.tape.graph.erase_node(item)
+        self.tape.graph.erase_node(self.node)
+        return made
+
+    def run(self) -> torch.fx.Node:
+        """The layers one after the other; gives the sequence that comes out."""
+        given, whole = self.given, self.node.meta["val"][0]
+        layers, ways = given["num_layers"], 1 + given["bidirectional"]
+        states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
+        self.last = [[] for _ in states]
+        each, size = len(given["params"]) // (layers * ways), whole.shape[-1] // ways
+        x = given["input"]
+        for layer in range(layers):
+            outs = []
+            for way in range(ways):
+                at = layer * ways + way
+                weights = given["params"][at * each : (at + 1) * each]
+                value = whole.narrow(-1, way * size, size)
+                y = self.layer(
+                    self.flipped(x, way), [self.state(s, at) for s in states], weights, value
+                )
+                outs.append(self.flipped(y, way))
+            drops = given["dropout"] and layer + 1 < layers
+            x = self.dropped(outs) if drops else self.joined(outs, -1)
+        return x
+
+    def layer(
+        self,
+        x: torch.fx.Node,
+        states: Sequence[torch.fx.Node],
+        weights: Sequence[torch.fx.Node],
+        value: torch.Tensor,
+    ) -> torch.fx.Node:
+        """One layer in one direction; notes its last states, gives its sequence."""
+        values = (value, *(s.meta["val"] for s in states))
+        hx = list(states) if len(states) > 1 else states[0]
+        changed = {"input": x, "hx": hx, "params": list(weights), "num_layers": 1, "dropout": 0.0}
+        args = tuple((self.given | changed | {"bidirectional": False}).values())
+        call = self.insert(self.node.target, args, values)
+        parts = [self.insert(operator.getitem, (call, i), value) for i, value in enumerate(values)]
+        for made, part in zip([self.runs, *self.last], parts, strict=True):
+            made.append(part)
+        return parts[0]
+
+    def flipped(self, x: torch.fx.Node, backwards: int) -> torch.fx.Node:
+        """A sequence in the other direction of time."""
+        args = (x, [self.time])
+        return self.insert(_ATEN.flip.default, args, x.meta["val"]) if backwards else x
+
+    def joined(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
+        """What several layers or directions give, side by side."""
+        value = torch.cat([part.meta["val"] for part in parts], dim)
+        args = (list(parts), dim)
+        return self.insert(_ATEN.cat.default, args, value) if len(parts) > 1 else parts[0]
+
+    def dropped(self, outs: Sequence[torch.fx.Node]) -> torch.fx.Node:
+        """Dropout between two layers, over memory with time first: torch draws in that order."""
+        x = self.joined([self.turned(out) for out in outs], -1)
+        args = (x, self.given["dropout"], self.given["train"])
+        return self.turned(self.insert(_ATEN.dropout.default, args, x.meta["val"]))
+
+    def turned(self, x: torch.fx.Node) -> torch.fx.Node:
+        """A sequence that has time first if it had the batch first, and the other way round."""
+        value = x.meta["val"].transpose(0, 1)
+        first = self.given["batch_first"]
+        return self.insert(_ATEN.transpose.int, (x, 0, 1), value) if first else x
+
+    def state(self, whole: torch.fx.Node, at: int) -> torch.fx.Node:
+        """The initial state of one layer and direction; zeros share no axis with the others'."""
+        value = whole.meta["val"].narrow(0, at, 1)
+        constant = self.tape.constants.get(whole)
+        known = constant.value if constant is not None else None
+        if whole.target in _ZEROS or (known is not None and not tensor_of(known).any()):
+            shape = self.tape.sizes.shape(value, calls.where(self.node))
+            return self.insert(_ATEN.zeros.default, (shape,), value, dtype=value.dtype)
+        return self.insert(_ATEN.slice.Tensor, (whole, 0, at, at + 1), value)
+
+    def pick(self, item: torch.fx.Node, kind: int) -> None:
+        """Let what takes one layer's last state take that alone: the hidden one is the last step.
+
+        So a layer whose last step is read looks like all others.
+        """
+        for user in list(item.users):
+            if user.target == _ATEN.select.int and user.args[1] == 0:
+                at: Any = user.args[2]
+                user.args = (self.last[kind][at], 0, 0) if kind else (self.runs[at], self.time, -1)
+
+    def insert(self, target: Any, args: tuple[Any, ...], value: Any, **named: Any) -> torch.fx.Node:
+        """A call at the place of the operator."""
+        return calls.insert(self.tape.graph, target, args, named, like=self.node, val=value)
