@@ -33,7 +33,7 @@ class Axis:
     Attributes:
         name: Its producer, e.g. ``layer1.0.conv1.out`` or ``encoder.attn.qkv.heads``.
         size: Number of positions.
-        role: ``channels``, ``heads``, ``head_dim`` or ``hidden``.
+        role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden`` or ``cell``.
         reason: Why it cannot be cut; empty where it can.
         spans: Norms, softmaxes and reductions that run over it, as ``what in place``: cutting it
             changes what they compute, so that mask ≡ take does not hold for it.

@@ -24,7 +24,8 @@ import torch
 from archgraph.capture.places import is_users, place
 
 ABSENT = object()
-TABLES = vars(torch.nn.Module()).keys()  # attributes of every module
+# Attributes of every module, and a recurrent layer's lists of its own parameters.
+TABLES = frozenset({*vars(torch.nn.Module()), "_flat_weights", "_flat_weight_refs"})
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MANY = 100  # values of a container that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -73,7 +73,7 @@ class AxisFact:
     Attributes:
         name: Its name.
         size: Number of positions.
-        role: ``channels``, ``heads``, ``head_dim`` or ``hidden``.
+        role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden`` or ``cell``.
         free: Whether it may be cut.
         section: Section of the operator that makes it; empty where none does.
         block: Block of that operator.

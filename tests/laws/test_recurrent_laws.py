@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +144,7 @@ def some(graph, seed):
 @settings(max_examples=8)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, example())
+    assert graph.notes == ()
     built = ag.build(graph, state)
     x = example(3)
     values = []
@@ -190,11 +194,11 @@ def test_copied_units_keep_the_function_and_merge_again(net, seed):
     assert laws.same_function(graph, wide >> back) <= 1e-10
 
 
-TWELVE = {
-    **{f"{kind}": lambda kind=kind: Sequence(kind, batch_first=True) for kind in KINDS},
+TWELVE: dict[str, Callable[[], nn.Module]] = {
+    **{kind: partial(Sequence, kind, batch_first=True) for kind in KINDS},
     **{
-        f"{kind}, two layers, both ways": lambda kind=kind: Sequence(
-            kind, num_layers=2, bidirectional=True, reads=("sequence", "last")
+        f"{kind}, two layers, both ways": partial(
+            Sequence, kind, num_layers=2, bidirectional=True, reads=("sequence", "last")
         )
         for kind in KINDS
     },
@@ -307,20 +311,23 @@ def test_packed_sequences_are_refused_by_name(start):
     assert "padded sequence" in str(refusal.value)
 
 
+class Stateful(nn.Module):
+    """A buffer takes the last states of both layers."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(3, 4, 2, batch_first=True), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(2, 2, 4))
+
+    def forward(self, x):
+        y, hidden = self.layer(x)
+        self.seen.copy_(hidden.detach())
+        return self.head(y)
+
+
 def test_states_that_forward_keeps_are_followed():
-    """A buffer that takes the last state of one of two layers."""
-
-    class Stateful(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = nn.GRU(3, 4, 2, batch_first=True), nn.Linear(4, 2)
-            self.register_buffer("seen", torch.zeros(2, 2, 4))
-
-        def forward(self, x):
-            y, hidden = self.layer(x)
-            self.seen.copy_(hidden.detach())
-            return self.head(y)
-
     net = Stateful()
     graph, state = ag.trace(net, example())
     built = ag.build(graph, state)
@@ -349,6 +356,8 @@ forward x = %x
 return %y""".replace("OPERATOR", WRITTEN)
     graph = parse(text)
     ag.check(graph)
-    assert all("several layers or directions" in axes(graph)[f"{leaf}.out"].reason for leaf in "abcd")
+    assert all(
+        "several layers or directions" in axes(graph)[f"{leaf}.out"].reason for leaf in "abcd"
+    )
     with pytest.raises(GraphError, match="gru"):
         ag.check(parse(text.replace("a: float32[3, 2]", "a: float32[4, 2]")))

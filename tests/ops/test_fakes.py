@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_impls import get_fast_op_impls
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -31,6 +33,37 @@ def test_a_short_way_gives_the_outline_of_the_long_one(training, dtype, layout):
     expected = outlines(training, dtype, layout)
     with short_ways():
         assert outlines(training, dtype, layout) == expected
+
+
+def sequences(kind, first, **options):
+    """Shapes, dtypes and strides of a recurrent layer's results, the batch size a symbol."""
+    layer = kind(3, 6, batch_first=first, **options)
+    x = torch.empty((4, 5, 3) if first else (5, 4, 3))
+    axes = [DimDynamic.STATIC] * 3
+    axes[0 if first else 1] = DimDynamic.DYNAMIC
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
+        x = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+        with enable_python_dispatcher():
+            y, ends = layer(x)
+    results = [y, *(ends if isinstance(ends, tuple) else (ends,))]
+    return [(str(tuple(t.shape)), t.dtype) for t in results], str(y.stride())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("ways", [1, 2])
+def test_a_recurrent_layer_is_outlined_without_its_steps(kind, first, ways):
+    options = {"bidirectional": ways == 2, "num_layers": 2}
+    if kind is nn.LSTM:
+        options["proj_size"] = 2
+    expected = sequences(kind, first, **options)
+    with short_ways():
+        assert sequences(kind, first, **options) == expected
+        with enable_python_dispatcher():  # real numbers go the long way
+            torch.manual_seed(0)
+            short = kind(3, 6)(torch.ones(2, 1, 3))[0]
+    torch.manual_seed(0)
+    assert torch.equal(kind(3, 6)(torch.ones(2, 1, 3))[0], short)
 
 
 def test_the_short_ways_are_taken_and_taken_back():

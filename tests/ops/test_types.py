@@ -157,3 +157,32 @@ def test_common_networks_need_no_kernel():
         )
         is not None
     )
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_recurrent_layers(data):
+    """One layer in one direction; a wrong size, count or flag is the kernel's to judge."""
+    op, gates = data.draw(st.sampled_from([("lstm", 4), ("gru", 3), ("rnn_tanh", 1)]))
+    units, out, inside = (data.draw(st.sampled_from([1, 2, 3])) for _ in range(3))
+    out = out if op == "lstm" else units
+    biases = data.draw(st.booleans())
+    first = data.draw(st.booleans())
+
+    def real(*shape):
+        return TensorType(shape, "float32")
+
+    x = real(Batch(), 4, inside) if first else real(4, Batch(), inside)
+    h, c = (real(1, Batch(), size) for size in (out, units))
+    rows = gates * units
+    params = [real(rows, inside), real(rows, out), *[real(rows)] * (2 * biases)]
+    params += [real(out, units)] * (out != units)
+    if data.draw(st.booleans()):
+        params[data.draw(st.integers(0, len(params) - 1))] = real(rows, inside + 1)
+    flag = data.draw(st.sampled_from([False, False, True]))
+    closed = agree(
+        f"aten.{op}.input", input=x, hx=(h, c) if op == "lstm" else c, params=tuple(params),
+        has_biases=biases, num_layers=data.draw(st.sampled_from([1, 1, 2])), dropout=0.0,
+        train=True, bidirectional=flag, batch_first=first,
+    )  # fmt: skip
+    assert closed is None or not flag

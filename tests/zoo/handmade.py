@@ -2137,6 +2137,7 @@ def masked_weight(self, x):
 
 # -- 20. recurrent layers ---------------------------------------------------------------------
 
+
 @case(
     lambda: {
         "embed": nn.Embedding(11, 6),
