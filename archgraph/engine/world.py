@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,10 +111,15 @@ def prepare(
         _enough(spec.aggregate.krum, sampled)
     if spec.aggregate is not None and spec.aggregate.middle is not None:
         _reachable(spec.aggregate.middle.quorum, sampled)
-    if not found.owners and named.partition is None:
-        named = named.model_copy(update={"partition": IidSpec()})
-    with spec.locating("data", "partition"):
-        shares = _shares(named, found, kinds, spec.seed)
+    if found.owners:
+        with spec.locating("data"):
+            shares = _owned(named, found, len(kinds))
+    else:
+        partition = named.partition or IidSpec()
+        named = named.model_copy(update={"partition": partition})
+        with spec.locating("data", "partition"):
+            scheme = partition.model_dump()
+            shares = allot(found.train.targets, tiers=kinds, seed=spec.seed, **scheme)
     spec = spec.model_copy(update={"data": named})
     return Experiment(
         world=_world(spec, family, found, shares, device),
@@ -134,11 +138,9 @@ def prepare(
     )
 
 
-def _shares(
-    named: DataSpec, data: Dataset, kinds: Sequence[str], seed: int
-) -> tuple[np.ndarray, ...]:
-    """Training examples of each client: those that the data says are its own, or a partition's."""
-    if named.partition is not None and data.owners:
+def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:
+    """Training examples of each client, as the data says."""
+    if named.partition is not None:
         raise RunError(
             "the data is partitioned by client already",
             where="data.partition",
@@ -146,14 +148,12 @@ def _shares(
             expected="one of them",
             hint="leave `partition` out, or the clients out of the data",
         )
-    if named.partition is not None:
-        return allot(data.train.targets, tiers=kinds, seed=seed, **named.partition.model_dump())
-    if len(data.owners) != len(kinds):
+    if len(data.owners) != clients:
         names = list(data.owners)
         raise RunError(
             "the family has another number of clients than the data",
             where="data",
-            found=f"{len(kinds)} clients in the family",
+            found=f"{clients} clients in the family",
             expected=f"{len(names)}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
             hint=f"let `count` of the family's clients add up to {len(names)}",
         )

@@ -139,10 +139,20 @@ class NamedData(DataSpec):
     known: ClassVar[tuple[str, ...]] = ("dataset", "limit", "bptt", "length", "vocabulary")
 
 
+def _names_function(value: str) -> str:
+    if not all(value.partition(":")):
+        raise Mistake(
+            "does not name a Python function",
+            found=repr(value),
+            expected="package.module:function",
+        )
+    return value
+
+
 class PythonData(DataSpec):
     """Data that a function of your own returns: training and test set."""
 
-    python: Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")] = Field(
+    python: Annotated[str, pydantic.AfterValidator(_names_function)] = Field(
         description="the function, `package.module:function`; it returns (train, test), each a "
         "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`"
     )
@@ -182,8 +192,9 @@ Target = Annotated[
     str | TargetSpec,
     pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec),
 ]
+TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
-    Share | str | None,
+    TestShare | str | None,
     Field(
         description="what is set aside for tests: a share of the rows, drawn from every class and "
         "client in proportion and the same for every seed, or a file of its own; default: 0.2"
@@ -205,7 +216,7 @@ class FolderData(DataSpec):
     colour: bool | None = Field(
         default=None, description="three channels, or one; left out: three if an image has colour"
     )
-    test: Share | None = Field(
+    test: TestShare | None = Field(
         default=None,
         description="share of the images that is set aside for tests, of every class in proportion "
         "and the same for every seed; default: the folder test, else 0.2",
@@ -259,7 +270,7 @@ class HuggingFaceData(DataSpec):
     client: str | None = Field(
         default=None, description="the column that says whose a row is; its clients come in order"
     )
-    test: Share | None = Field(
+    test: TestShare | None = Field(
         default=None,
         description="share of the rows that is set aside for tests; default: the split `test`, "
         "else 0.2",
@@ -282,7 +293,7 @@ class TextData(DataSpec):
         "become <unk>. Left out: all",
     )
     test: Annotated[
-        Share | str | None,
+        TestShare | str | None,
         Field(
             description="what is set aside for tests: a share, the end of the text, or a file of "
             "its own; default: 0.1"
@@ -309,8 +320,9 @@ def _one_door(value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         hint = f"write {{dataset: {value}}}" if isinstance(value, str) else None
+        found = "nothing" if value is None else shorten(value)
         expected = f"a mapping with {', '.join(DOORS)}"
-        raise Mistake("does not say which data", found=shorten(value), expected=expected, hint=hint)
+        raise Mistake("does not say which data", found=found, expected=expected, hint=hint)
     doors = [key for key in DOORS if key in value]
     if len(doors) > 1:
         raise Mistake(

@@ -537,7 +537,7 @@ def test_words_and_line_ends_come_back(lines):
 
 
 def test_text_that_is_not_utf8_is_refused():
-    with pytest.raises(DataError, match="text: not a UTF-8 text"):
+    with pytest.raises(DataError, match="text: is not UTF-8 text"):
         read_tokens(b"caf\xe9", "text")
 
 

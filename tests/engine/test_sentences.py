@@ -134,7 +134,7 @@ def test_the_premise_alone_decides_which_part_a_pair_is_in(tmp_path):
 def test_a_line_that_is_no_pair_is_named(bad, found):
     with pytest.raises(DataError, match=rf"^pairs:2: not a pair of sentences; found {found}"):
         read_pairs(f"{line()}\n{bad}\n".encode(), "pairs")
-    with pytest.raises(DataError, match="not a UTF-8 text"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         read_pairs(b"\xff", "pairs")
 
 

@@ -61,8 +61,11 @@ class Column:
         self._complete()
         return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
 
-    def numbers(self) -> np.ndarray:
+    def numbers(self, otherwise: str | None = None) -> np.ndarray:
         """Values as float64 ``[row]``.
+
+        Args:
+            otherwise: What to write where they are not meant to be numbers.
 
         Raises:
             DataError: If one is missing, is not a number, or does not fit into float32.
@@ -77,7 +80,7 @@ class Column:
                     where=f"{self.places[row]}: {self.name}",
                     found=repr(cell),
                     expected="a number, such as -1.5 or 2e3",
-                    hint=f"a column of categories is written columns: {{{self.name}: category}}",
+                    hint=otherwise,
                 )
             if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
                 raise DataError(
@@ -145,7 +148,8 @@ def features(columns: Sequence[tuple[Column, Literal["number", "category"] | Non
     measured: list[bool] = []
     for column, kind in columns:
         if kind == "number" or (kind is None and column.numeric):
-            made.append(column.numbers()[:, None])
+            otherwise = f"a column of categories is written columns: {{{column.name}: category}}"
+            made.append(column.numbers(otherwise)[:, None])
             measured.append(True)
             continue
         codes, names = numbered(column.texts())
@@ -189,7 +193,8 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if isinstance(target, TargetSpec) and target.values is not None:
-        numbers = np.stack([column.numbers() for column in columns], 1).astype(np.float32)
+        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
+        numbers = np.stack([column.numbers(otherwise) for column in columns], 1).astype(np.float32)
         single = isinstance(target.values, str)
         return torch.from_numpy(numbers[:, 0] if single else numbers), ()
     texts = first.texts()  # all there

@@ -136,11 +136,10 @@ def _stored(path: Path, published: Published) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def decoded(content: bytes, where: str) -> str:
-    """Bytes as UTF-8 text; an error names the file."""
+def decoded(content: bytes, where: str, hint: str = "fetch the file again") -> str:
+    """Bytes as UTF-8 text, without the mark that some programs begin it with."""
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(
-            "not a UTF-8 text", where=where, found=str(error), hint="fetch the file again"
-        ) from error
+        found = f"byte 0x{content[error.start]:02x} at position {error.start}"
+        raise DataError("is not UTF-8 text", where=where, found=found, hint=hint) from error

@@ -75,6 +75,10 @@ def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
     """The rows of all clients, one client after the other."""
     if not parts:
         raise DataError("has no clients", where=where, expected="clients by name, with their data")
+    for client, rows in parts:
+        if not len(rows):
+            where = f"{where}: {client}"
+            raise DataError("a client has no examples", where=where, expected="at least one each")
     (_, first), *others = parts
     for client, rows in others:
         if (found := _form(rows)) != (expected := _form(first)):
@@ -113,7 +117,7 @@ def _rows(value: object, where: str) -> Records:
             found=_what(value),
             expected="a torch dataset with __len__ and __getitem__",
         )
-    if isinstance(value, TensorDataset):
+    if type(value) is TensorDataset:  # one of a kind of its own may change its items
         inputs, targets = _pair(value.tensors, where)
     elif isinstance(value, tuple | list) and len(value) == 2 and _stacked(value[1]):
         inputs, targets = value
@@ -234,15 +238,16 @@ def _target(value: Any, where: str) -> Tensor:
 
 
 def _finite(rows: Tensor, where: str) -> Tensor:
-    good = rows.isfinite().reshape(len(rows), -1).all(1) if rows.dim() else rows.isfinite()
+    good = rows.isfinite()
+    good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
     if not bool(good.all()):
-        position = int((~good).nonzero()[0]) if rows.dim() else 0
+        position = int((~good).nonzero()[0])
         raise DataError(
             "is not finite",
             where=f"{where}[{position}]",
             found="NaN or infinite",
             expected="numbers",
-            hint=f"{int((~good).sum())} of {len(rows)} examples have such numbers",
+            hint=f"{int((~good).sum())} of {len(good)} examples have such numbers",
         )
     return rows
 

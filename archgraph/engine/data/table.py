@@ -18,7 +18,7 @@ from archgraph.engine.data.columns import (
     targets,
 )
 from archgraph.engine.data.extras import extra
-from archgraph.engine.data.files import MOST_BYTES
+from archgraph.engine.data.files import MOST_BYTES, decoded
 from archgraph.engine.data.rows import SHARE, Records, dataset_of_rows, parted
 from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
@@ -124,12 +124,7 @@ def _table(path: Path, separator: str) -> dict[str, Column]:
 
 def _csv(path: Path, separator: str) -> dict[str, Column]:
     """Columns of a CSV file: text, whose first line names them."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "not a UTF-8 text", where=str(path), found=str(error), hint="save it as UTF-8"
-        ) from error
+    text = decoded(path.read_bytes(), str(path), "save it as UTF-8")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[Sequence[str]] = []
     places: list[str] = []

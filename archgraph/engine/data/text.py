@@ -8,7 +8,7 @@ from pathlib import Path
 
 from archgraph.engine.data.files import MOST_BYTES, decoded
 from archgraph.engine.data.values import Dataset
-from archgraph.engine.data.words import UNKNOWN, read_tokens, token_windows
+from archgraph.engine.data.words import UNKNOWN, token_windows, words_of
 from archgraph.errors import DataError
 from archgraph.language.data import TextData
 
@@ -65,7 +65,5 @@ def _tokens(path: Path, by: str) -> list[str]:
             found=f"{size:,} bytes",
             expected=f"at most {MOST_TEXT:,} bytes",
         )
-    content = path.read_bytes()
-    return (
-        list(decoded(content, str(path))) if by == "character" else read_tokens(content, str(path))
-    )
+    text = decoded(path.read_bytes(), str(path), "save it as UTF-8")
+    return list(text) if by == "character" else words_of(text)

@@ -87,7 +87,11 @@ def read_tokens(content: bytes, where: str) -> list[str]:
         >>> read_tokens(b"a b\n\n", "example")
         ['a', 'b', '<eos>', '<eos>']
     """
-    text = decoded(content, where)
+    return words_of(decoded(content, where))
+
+
+def words_of(text: str) -> list[str]:
+    """Words between blanks, with `<eos>` at the end of every line."""
     # Only "\n" ends a line and only blanks part words: str.splitlines() and str.split() know more.
     lines = text.removesuffix("\n").split("\n") if text else []
     return [word for line in lines for word in (*filter(None, line.split(" ")), "<eos>")]
