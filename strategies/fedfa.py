@@ -36,7 +36,6 @@ from torch import Tensor
 import archgraph as ag
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
-    CrossEntropy,
     Evaluated,
     Json,
     Model,
@@ -47,6 +46,7 @@ from archgraph.federation import (
     State,
     Strategy,
     Task,
+    TaskLoss,
     Tier,
     Weights,
     Work,
@@ -142,7 +142,7 @@ class FedFA(Strategy):
                     client=client.id,
                     graph=smallest.graph,
                     state=smallest.state,
-                    program=ZiCo(CrossEntropy(mask_absent=self.mask_absent)),
+                    program=ZiCo(TaskLoss(mask_absent=self.mask_absent)),
                     others=candidates,
                 )
 
@@ -329,7 +329,7 @@ class ZiCo:
         objective: Loss whose gradients are taken.
     """
 
-    objective: Objective = field(default_factory=CrossEntropy)
+    objective: Objective = field(default_factory=TaskLoss)
 
     def __call__(self, work: Work) -> Outcome:
         """Score every further model: metric ``zico/NAME``."""

@@ -34,7 +34,6 @@ from torch import Tensor, nn
 import archgraph as ag
 from archgraph.federation import (
     Contribution,
-    CrossEntropy,
     Evaluated,
     Examples,
     Model,
@@ -45,6 +44,7 @@ from archgraph.federation import (
     ServerState,
     Strategy,
     Task,
+    TaskLoss,
     Tier,
     Weights,
     Work,
@@ -487,7 +487,7 @@ class InTraining:
     step: Step = "sum"
     multiplier: float = 2.0
     upload: int | None = None
-    objective: Objective = field(default_factory=CrossEntropy)
+    objective: Objective = field(default_factory=TaskLoss)
 
     def __call__(self, work: Work) -> Outcome:
         """Train, and return the state and the latest features."""

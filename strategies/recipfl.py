@@ -29,7 +29,6 @@ from torch.nn import functional
 
 import archgraph as ag
 from archgraph.federation import (
-    CrossEntropy,
     Evaluated,
     Examples,
     Json,
@@ -42,6 +41,7 @@ from archgraph.federation import (
     State,
     Strategy,
     Task,
+    TaskLoss,
     Tier,
     Train,
     Work,
@@ -131,6 +131,10 @@ class RecipFL(Strategy):
     bound: float = option(1e6, above=0)
     memory: float = option(1024.0, least=0)
 
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "it distils probabilities of classes (Eq. 9)"
+    )
+
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
         "official": {
             "mixing": "sum",
@@ -172,7 +176,7 @@ class RecipFL(Strategy):
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
-        train = Train(CrossEntropy(mask_absent=self.mask_absent))
+        train = Train(TaskLoss(mask_absent=self.mask_absent))
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
         return Task(
@@ -489,7 +493,7 @@ class Teach:
                 taught = teacher(*examples.inputs)
             outputs = student(*examples.inputs)
             hard = self.train.objective(outputs[0], examples, small)
-            return hard + guidance(outputs, taught)
+            return hard + guidance(outputs, taught, work.learning.predictions)
 
         metrics = descend(small, dict(student.named_parameters()), loss)
         state = state_of(student)
@@ -504,7 +508,7 @@ def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = 
     Args:
         small: Outputs of the small model, and its last hidden features where it has such.
         large: Those of the large one, without gradients.
-        predict: From outputs to logits [batch, ..., classes].
+        predict: From outputs to logits ``[batch, ..., classes]``.
 
     Returns:
         The mean over the batch; the second term only where the features are equally many.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from archgraph.federation import (
-    CrossEntropy,
     Evaluated,
     Model,
     Result,
     ServerState,
     Strategy,
     Task,
+    TaskLoss,
     Tier,
     Train,
     World,
@@ -48,7 +48,7 @@ class Standalone(Strategy):
             client=client,
             graph=tier.graph,
             state=tier.state,
-            program=Train(CrossEntropy(mask_absent=self.mask_absent)),
+            program=Train(TaskLoss(mask_absent=self.mask_absent)),
             kept=frozenset(tier.graph.state_names),
         )
 

@@ -14,9 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from archgraph.display.runs import Log, RoundLine, read_run, seconds, submodels
+from archgraph.display.measures import (
+    SPENT,
+    Measure,
+    Test,
+    by_tier,
+    figures_of,
+    tested,
+    tier_measure,
+)
+from archgraph.display.runs import Log, RoundLine, read_run
 from archgraph.errors import RunError
-from archgraph.fields import GLOBAL
 from archgraph.tables import Table, plural
 
 # What stands in no file of facts, or decides no figure.
@@ -26,9 +34,6 @@ BRIEF = 48
 # Settings in a label.
 TOLD = 2
 NOTHING = "–"
-
-Test = Mapping[str, Any]  # the evaluation of a round
-ReadFigure = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
 
 
 @dataclass(frozen=True)
@@ -50,27 +55,6 @@ class Figure:
     def std(self) -> float | None:
         """Standard deviation of the sample (n - 1); None: one run has none."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How a figure is called, read and shown.
-
-    Attributes:
-        key: In JSON and CSV.
-        title: In tables.
-        read: From the rounds until the last common test, and the tests that count; None: not
-            measured.
-        show: A value as text.
-        absent: Value of a run that did not measure it where others did; None: then no run has
-            the figure.
-    """
-
-    key: str
-    title: str
-    read: ReadFigure
-    show: Callable[[float], str]
-    absent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -273,11 +257,13 @@ def comparison(
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
     groups = [_group(*row, last) for row in zip(labels, by_settings.values(), strict=True)]
-    tested = [_by_tier(test) for of in groups for log in of.runs for test in of.counted(log)]
-    mixed = all("matched" in row for test in tested for row in test.values())
-    names = dict.fromkeys(name for test in tested for name in test)
-    columns = [_of_tier(name, "matched" if mixed else "accuracy") for name in names]
-    measures = (*TESTED, *(columns if tiers else ()), *SPENT)
+    tests = [test for of in groups for log in of.runs for test in of.counted(log)]
+    of_tiers = [by_tier(test) for test in tests]
+    mixed = all("matched" in row for test in of_tiers for row in test.values())
+    names = dict.fromkeys(name for test in of_tiers for name in test)
+    figures = figures_of(tests)
+    columns = [tier_measure(name, "matched" if mixed else next(iter(figures))) for name in names]
+    measures = (*tested(figures), *(columns if tiers else ()), *SPENT)
     measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
     return Comparison(measured, measures, last, mixed if tiers and columns else None)
 
@@ -446,95 +432,6 @@ def _digest(value: Any) -> str:
     if isinstance(value, str):
         return value[:8]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
-
-
-# ------------------------------------------------------------------------------- figures
-
-
-def _averaged(read: Callable[[Test], float | None]) -> ReadFigure:
-    """The mean of a figure over tests that all have it."""
-
-    def average(_: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
-        values = [read(test) for test in tests]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(values) else None
-
-    return average
-
-
-def _of_submodels(key: str, reduce: Callable[[Iterable[float]], float]) -> ReadFigure:
-    def read(test: Test) -> float | None:
-        values = [row.get(key) for row in submodels({"evaluation": test})]
-        return reduce(v for v in values if v is not None) if None not in values else None
-
-    return _averaged(read)
-
-
-def _global(key: str) -> ReadFigure:
-    return _averaged(lambda test: test["models"].get(GLOBAL, {}).get(key))
-
-
-def _of_tier(name: str, key: str) -> Measure:
-    read = _averaged(lambda test: _by_tier(test).get(name, {}).get(key))
-    return Measure(f"tier.{name}.{key}", f"{name} %", read, _percent)
-
-
-def _by_tier(test: Test) -> dict[str, Mapping[str, float]]:
-    """Figures of the tiers that have clients, each on its clients' own test data."""
-    named = {name: row.get("local") for name, row in test["models"].items() if name != GLOBAL}
-    return {name: row for name, row in named.items() if row}
-
-
-def _local(test: Test) -> float | None:
-    return (test.get("local") or {}).get("accuracy")
-
-
-def _best_local(test: Test) -> float | None:
-    own = [(row.get("local") or {}).get("accuracy") for row in submodels({"evaluation": test})]
-    return max((value for value in own if value is not None), default=None)
-
-
-def _spent(*purposes: str) -> ReadFigure:
-    def read(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-        parts = seconds(rounds)
-        return sum(parts.get(p, 0.0) for p in purposes or parts) if parts else None
-
-    return read
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-_seconds, _number = "{:.2f}".format, "{:.4g}".format
-
-
-def _lost(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
-    """Clients whose update was rejected or never arrived; None: there were none."""
-    many = sum(len(line.get(key) or ()) for line in rounds for key in ("rejected", "failed"))
-    return float(many) or None
-
-
-TESTED: tuple[Measure, ...] = (
-    Measure("worst_accuracy", "worst %", _of_submodels("accuracy", min), _percent),
-    Measure("average_accuracy", "average %", _of_submodels("accuracy", statistics.fmean), _percent),
-    Measure("global_accuracy", "global %", _global("accuracy"), _percent),
-    Measure("worst_perplexity", "worst perplexity", _of_submodels("perplexity", max), _number),
-    Measure(
-        "average_perplexity",
-        "average perplexity",
-        _of_submodels("perplexity", statistics.fmean),
-        _number,
-    ),
-    Measure("global_perplexity", "global perplexity", _global("perplexity"), _number),
-    Measure("local_accuracy", "local %", _averaged(_local), _percent),
-    Measure("best_local_accuracy", "best local %", _averaged(_best_local), _percent),
-)
-SPENT: tuple[Measure, ...] = (
-    Measure("seconds", "seconds", _spent(), _seconds),
-    Measure("server_seconds", "server s", _spent("server"), _seconds),
-    Measure("lost", "lost updates", _lost, _number, absent=0.0),
-)
 
 
 def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""Curves of runs: accuracy by tier over rounds, clean against attacked, and where time went."""
+"""Curves of runs: what judges them by tier over rounds, clean against attacked, and time spent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.display import colours
-from archgraph.display.runs import RoundLine, figure_of, models, seconds, series, submodels
+from archgraph.display.runs import (
+    RoundLine,
+    better,
+    judge_of,
+    models,
+    seconds,
+    series,
+    submodels,
+)
 from archgraph.errors import RunError
 from archgraph.files import write
 
@@ -36,7 +44,7 @@ PURPOSES = {
 
 
 def curves(rounds: Sequence[RoundLine], *, title: str = "") -> Figure:
-    """Accuracy (for text: perplexity) of every model over the rounds, and the time split.
+    """Every model by the figure that judges it (accuracy, say) over the rounds; the time split.
 
     Args:
         rounds: Lines of `metrics.jsonl`.
@@ -68,8 +76,9 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     runs = {name: [line for rounds in many for line in rounds] for name, many in groups.items()}
     if not any(runs.values()):
         raise RunError("no runs to compare", expected="at least one")
-    what = figure_of([line for lines in runs.values() for line in lines])
-    worst = max if what == "perplexity" else min
+    everything = [line for lines in runs.values() for line in lines]
+    what = judge_of(everything)
+    worst = min if better(everything, what) else max
     timed = any(seconds(lines) for lines in runs.values())
     figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
     for number, (name, many) in enumerate(groups.items()):
@@ -197,12 +206,12 @@ def _scale(panel: Axes, what: str, title: str) -> None:
     if what == "accuracy":
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.set_ylim(0.0, 1.0)
-    else:
+    elif what == "perplexity":
         panel.set_yscale("log")
 
 
 def _tiers(panel: Axes, rounds: Sequence[RoundLine]) -> None:
-    what = figure_of(rounds)
+    what = judge_of(rounds)
     names = models(rounds)
     others = [name for name in names if name != "global"]
     for number, name in enumerate(others):

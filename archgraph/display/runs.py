@@ -58,10 +58,30 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     return Log(place, config, tuple(rounds))
 
 
-def figure_of(rounds: Sequence[RoundLine]) -> str:
-    """The figure by which the run's models are judged: `perplexity` for text, else `accuracy`."""
+def judge_of(rounds: Sequence[RoundLine]) -> str:
+    """The figure by which the run's models are judged: the first metric of its task.
+
+    Runs that do not say so are older: `perplexity` for text, else `accuracy`.
+    """
+    told = next((better for line in rounds if (better := _evaluation(line).get("better"))), None)
+    if told:
+        return str(next(iter(told)))
     models = (m for line in rounds for m in _evaluation(line).get("models", {}).values())
     return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
+
+
+def better(rounds: Sequence[RoundLine], figure: str) -> bool:
+    """Whether more of a figure is better.
+
+    >>> line = {"round": 1, "evaluation": {"better": {"mse": False, "r2": True}}}
+    >>> better([line], "mse"), better([line], "r2")
+    (False, True)
+    """
+    for line in rounds:
+        told = _evaluation(line).get("better", {})
+        if told.get(figure) is not None:
+            return bool(told[figure])
+    return figure not in ("perplexity", "loss")
 
 
 def series(rounds: Sequence[RoundLine], *path: str) -> tuple[list[int], list[float]]:
@@ -114,15 +134,15 @@ def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
 
 def tiers(log: Log) -> Table:
     """A row per model: its last test on all data and on its clients' own, and its best one."""
-    figure = figure_of(log.rounds)
-    best_of = min if figure == "perplexity" else max
+    figure = judge_of(log.rounds)
+    best_of = max if better(log.rounds, figure) else min
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     last = next((line for line in reversed(log.rounds) if _evaluation(line)), {})
     worst = _evaluation(last).get("worst", {}).get("name")
     for name in models(log.rounds):
         numbers, values = series(log.rounds, "models", name, figure)
-        _, own = series(log.rounds, "models", name, "local", "accuracy")
+        _, own = series(log.rounds, "models", name, "local", figure)
         if not values:
             continue
         best = best_of(values)
@@ -132,7 +152,7 @@ def tiers(log: Log) -> Table:
             (
                 name,
                 shown(figure, values[-1]),
-                f"{100 * own[-1]:.2f} %" if own else "–",
+                shown(figure, own[-1]) if own else "–",
                 f"{shown(figure, best)} in round {numbers[values.index(best)]}",
                 "worst" if name == worst and len(models(log.rounds)) > 1 else "",
             )

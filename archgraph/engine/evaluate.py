@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,19 +20,19 @@ from archgraph.engine.testing import Answers, answers
 from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
     GLOBAL,
-    CrossEntropy,
     Evaluated,
+    LearningTask,
     Model,
     Outcome,
     State,
+    TaskLoss,
     Train,
     module_of,
     seeded,
 )
+from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
-
-_LARGEST_EXPONENT = 700.0  # of a float
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +47,16 @@ class Evaluator:
         """Figures of each model, and of all together.
 
         Returns:
-            ``models``: of each ``accuracy`` and ``loss`` (of next words ``perplexity`` too) on all
-            test data (of a model that every client has in its own way: the mean over its clients),
-            and ``local``, the mean over its clients of the accuracy on test examples of the
-            client's own classes (``masked``: with the logits of its absent classes set to 0;
-            ``matched``: on as much of each class as in its training data, see
-            :meth:`Answers.matched`).
+            ``better``: for each figure whether more is better; first the one that judges.
+            ``models``: of each the task's metrics and ``loss`` on all test data (of a model that
+            every client has in its own way: the mean over its clients), and ``local``: where each
+            example has one class, the mean over its clients of these on test examples of the
+            client's own classes (``masked``: the accuracy with the logits of its absent classes
+            set to 0; ``matched``: on as much of each class as in its training data, see
+            :meth:`Answers.matched`); else, of personal models, on all test data.
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
-            ``worst``: the tier with the least accuracy (of next words the largest perplexity).
+            ``worst``: the tier with the worst figure of the one that judges.
         """
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
@@ -71,17 +71,22 @@ class Evaluator:
                 tested = first if first is not None and known else self._tested(model)
                 first = first or tested
                 plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
-            figures[name] = self._perplexing(plain)
+            metrics = self._learning.metrics
+            figures[name] = dict(derived(plain, metrics))
             if clients[name]:
-                figures[name]["local"] = _mean(clients[name].values())
-        return _together(figures, clients)
+                figures[name]["local"] = derived(_mean(clients[name].values()), metrics)
+        return _together(figures, clients, self._learning)
+
+    @property
+    def _learning(self) -> LearningTask:
+        return self.experiment.world.learning
 
     def _tuned(self, model: Evaluated) -> Evaluated:
         """The model with what its clients do before a test."""
         passes = self.experiment.evaluate.fine_tune
         if not passes or model.program is not None:
             return model
-        train = Train(CrossEntropy(predict=model.predict), epochs=passes)
+        train = Train(TaskLoss(predict=model.predict), epochs=passes)
         return dataclasses.replace(model, program=train)
 
     def _tested(self, model: Evaluated) -> _Tested:
@@ -154,7 +159,7 @@ class Evaluator:
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
         """Clients by the classes that they own; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
-        if self.experiment.data.classified:
+        if self._learning.per_example:
             for client in clients:
                 present = tuple(n > 0 for n in self.experiment.world.clients[client].histogram)
                 owners.setdefault(present, []).append(client)
@@ -172,6 +177,7 @@ class Evaluator:
         return answers(
             module,
             setup.data.test,
+            learning=self._learning,
             predict=model.predict,
             masks=[torch.tensor(m) for m in masks],
             batch=setup.evaluate.batch,
@@ -202,12 +208,6 @@ class Evaluator:
             return returned(Outcome, outcome, model.program).state
         return state
 
-    def _perplexing(self, figures: dict[str, float]) -> dict[str, Json]:
-        """The figures, with perplexity where the targets are tokens."""
-        if self.experiment.data.classified:
-            return dict(figures)
-        return {**figures, "perplexity": math.exp(min(figures["loss"], _LARGEST_EXPONENT))}
-
 
 @dataclass(frozen=True, eq=False)
 class _Tested:
@@ -235,7 +235,9 @@ def _mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _together(
-    figures: dict[str, dict[str, Json]], clients: Mapping[str, Mapping[int, dict[str, float]]]
+    figures: dict[str, dict[str, Json]],
+    clients: Mapping[str, Mapping[int, dict[str, float]]],
+    learning: LearningTask,
 ) -> dict[str, Json]:
     """Global, local and worst-tier figures from those of each model."""
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
@@ -246,14 +248,14 @@ def _together(
     personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
     whole = {name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()}
 
-    def badness(name: str) -> float:
-        return whole[name].get("perplexity", -whole[name]["accuracy"])
+    judge = learning.judge
+    worst_of = min if learning.better[judge] else max
 
-    result: dict[str, Json] = {"models": figures}
+    result: dict[str, Json] = {"better": learning.better, "models": figures}
     if whole:
         result["global"] = whole[GLOBAL] if GLOBAL in whole else _mean(whole.values())
-        worst = max(tiers, key=badness)
+        worst = worst_of(tiers, key=lambda name: whole[name][judge])
         result["worst"] = {"name": worst, **whole[worst]}
     if personal:
-        result["local"] = _mean(personal.values())
+        result["local"] = derived(_mean(personal.values()), learning.metrics)
     return result

@@ -107,5 +107,6 @@ class Experiment:
             extras=extras or {},
             values=values or {},
             device=self.world.device,
+            learning=self.world.learning,
             **more,
         ).copied()

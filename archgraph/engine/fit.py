@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
 from archgraph.engine.data import Dataset
 from archgraph.errors import RunError
-from archgraph.federation import Evaluated
+from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
+from archgraph.federation.learning import CLASSIFICATION
 from archgraph.graph.ir import (
     ArchGraph,
     Batch,
@@ -26,7 +28,9 @@ from archgraph.ops.schema import torch_dtype
 from archgraph.rewrite.insert import fresh
 
 
-def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:
+def matched(
+    family: Family, data: Dataset, learning: LearningTask = CLASSIFICATION
+) -> tuple[Family, Dataset]:
     """The family with models that all take the same inputs, and the data with these.
 
     Of the inputs that the data offers by name those stay that some model asks for. Every model then
@@ -44,7 +48,7 @@ def matched(family: Family, data: Dataset) -> tuple[Family, Dataset]:
     for graph in graphs:
         if graph not in made:
             made[graph] = fitted(graph, data)
-            fits(made[graph], data)
+            fits(made[graph], data, learning)
     members = tuple(
         dataclasses.replace(member, graph=made.get(member.graph, member.graph))
         for member in family.clients
@@ -102,8 +106,8 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
 
 
-def fits(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model takes the data's examples and knows its words and classes.
+def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATION) -> None:
+    """Check that a model takes the data's examples, knows its words, and gives what is learned.
 
     Raises:
         RunError: Says what the model takes or gives, and what the data is.
@@ -128,7 +132,7 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
             "the model takes another kind of input",
             where=where,
             found=inputs[0].dtype,
-            expected="integers for text, floating point numbers for images",
+            expected="integers for text, floating point numbers otherwise",
         )
     for name, node in zip(data.inputs[1:], inputs[1:], strict=True):
         if node.dtype != "int64":
@@ -139,42 +143,42 @@ def fits(graph: ArchGraph, data: Dataset) -> None:
                 expected="int64",
             )
     output = _logits(graph.outputs)
-    if output is not None:
-        logits = graph.node[output.name]
-        if not logits.shape or logits.shape[-1] != data.classes:
-            raise RunError(
-                "the model does not know these classes",
-                where=where,
-                found=f"output {logits.type}",
-                expected=f"{data.classes} logits in the last axis ({data.name})",
-            )
+    if output is not None and isinstance(learning.predict, Logits) and not learning.predict.output:
+        _shaped(graph.node[output.name].shape[1:], data, learning, where)
     if data.integral:
         _knows_words(graph, data)
 
 
-def answers(model: Evaluated, data: Dataset) -> None:
-    """Check that a model's outputs have logits, one vector for each target of an example.
+def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
+    """Check that a model's outputs have predictions, one for each target of an example.
 
     Raises:
-        RunError: Says what the model gives, and what the data asks for.
+        RunError: Says what the model gives, and what the task asks for.
     """
-    where = model.name
     try:
-        logits = model.predict(_outputs(model.graph, model.graph.outputs))
+        outputs = _outputs(model.graph, model.graph.outputs)
+        predictions = (model.predict or learning.predict)(outputs)
     except RunError as error:
-        raise error.within(where) from error
-    rank = data.train.targets.dim() + 1
-    if logits.dim() != rank or logits.shape[-1] != data.classes:
-        form = "example" if data.classified else "example and position"
-        raise RunError(
-            "the model's logits have another form",
-            where=where,
-            found=f"[batch, {', '.join(map(str, logits.shape[1:]))}]",
-            expected=f"a vector of {data.classes} for each {form} ({data.name})",
-            hint="flatten, or pool, in front of the classifier"
-            if data.classified and logits.dim() > rank
-            else None,
-        )
+        raise error.within(model.name) from error
+    _shaped(predictions.shape[1:], data, learning, model.name)
+
+
+def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, where: str) -> None:
+    """Check the shape of what a model says of an example."""
+    targets, classes = data.train.targets, data.classes or 0
+    wanted = learning.shapes(tuple(targets.shape[1:]), classes)
+    if not wanted or tuple(shape) in wanted:
+        return
+    last = learning.class_axis == -1 and learning.form == "classes"
+    flat = last and len(shape) > len(wanted[0])
+    words = " or ".join(f"[{', '.join(('batch', *map(str, one)))}]" for one in wanted)
+    raise RunError(
+        f"the model's output does not fit {learning.name}",
+        where=where,
+        found=f"[{', '.join(('batch', *map(str, shape)))}]",
+        expected=f"{words}: {learning.says(classes)} ({data.name})",
+        hint="flatten, or pool, in front of the classifier" if flat else None,
+    )
 
 
 def _outputs(graph: ArchGraph, value: Value) -> object:

@@ -56,8 +56,9 @@ class Bars:
 
     def round_done(self, evaluation: Mapping[str, Json]) -> None:
         """A round is done, with its evaluation if there was one."""
-        figures = evaluation.get(GLOBAL, {})
-        note = f"accuracy {figures['accuracy']:.2%}" if "accuracy" in figures else ""
+        judge = next(iter(evaluation.get("better", ())), "accuracy")
+        value = evaluation.get(GLOBAL, {}).get(judge)
+        note = "" if value is None else f"{judge} {measured(judge, value)}"
         self._update(ROUNDS, advance=1, note=note)
 
     def _update(self, bar: TaskID, **changes: Any) -> None:
@@ -104,7 +105,7 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
     """A row per tier: size, clients, and how its model did on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
-    text = any("perplexity" in figures for figures in models.values())
+    judge = next(iter(evaluation.get("better", ())), "accuracy")
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     rows = []
     for name, figures in models.items():
@@ -116,12 +117,12 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
                 str(len(world.clients) if name == GLOBAL else members or "-"),
                 "-" if size is None else count(size.parameters),
                 "-" if size is None else count(size.macs),
-                _perplexity(figures) if text else f"{figures['accuracy']:.2%}",
-                f"{figures['local']['accuracy']:.2%}" if figures.get("local") else "-",
+                measured(judge, figures.get(judge)),
+                measured(judge, (figures.get("local") or {}).get(judge)),
             )
         )
     worst = evaluation.get("worst", {}).get("name")
-    columns = ("clients", "parameters", "MACs", "perplexity" if text else "accuracy", "local")
+    columns = ("clients", "parameters", "MACs", judge, "local")
     return Table(
         title,
         ("model", *columns),
@@ -194,6 +195,12 @@ def _rounds(numbers: Iterable[int]) -> str:
     return f"round{'s' * (len(set(numbers)) > 1)} {', '.join(texts)}"
 
 
-def _perplexity(figures: Mapping[str, Json]) -> str:
-    value = figures.get("perplexity")
-    return "-" if value is None else f"{value:.1f}"
+def measured(name: str, value: float | None) -> str:
+    """A figure in a table: an accuracy in per cent, anything else as a number.
+
+    >>> measured("accuracy", 0.5), measured("mse", 0.5), measured("r2", None)
+    ('50.00%', '0.5', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"

@@ -1,20 +1,16 @@
-"""What a model says to test examples, and how much of it is right."""
+"""What a model says to test examples, and what that is worth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from archgraph.engine.data import Split
-from archgraph.engine.data.values import IGNORED
-from archgraph.federation import (
-    Logits,
-    Predict,
-    mask_absent,
-)
+from archgraph.federation import LearningTask, Metric, Predict, mask_absent
+from archgraph.federation.learning import CLASSIFICATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,28 +18,26 @@ class Answers:
     """What a model said to each test example.
 
     Attributes:
-        loss: Sum of the cross-entropy over the example's targets, float64 ``[example]``.
-        right: Number of targets that were predicted, int64 ``[example]``.
-        targets: Number of targets, 1 for images, the window's length for text, ``[example]``.
+        metrics: What was measured.
+        rows: Of each metric what it makes of each example, ``[example, ...]``.
+        targets: Number of targets, 1 for a class, the window's length for text, ``[example]``.
     """
 
-    loss: Tensor
-    right: Tensor
+    metrics: Sequence[Metric]
+    rows: Mapping[str, Tensor]
     targets: Tensor
 
     def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """Accuracy and mean loss over the chosen examples.
+        """The figures of the chosen examples.
 
         Example:
-            >>> answers = Answers(torch.ones(2), torch.tensor([1, 0]), torch.tensor([1, 1]))
-            >>> answers.summary()
-            {'accuracy': 0.5, 'loss': 1.0}
+            >>> from archgraph.federation.metrics import METRICS
+            >>> hits = {"accuracy": torch.tensor([1, 0])}
+            >>> Answers([METRICS["accuracy", "classes"]], hits, torch.ones(2)).summary()
+            {'accuracy': 0.5}
         """
-        count = max(int(self.targets[chosen].sum()), 1)
-        return {
-            "accuracy": int(self.right[chosen].sum()) / count,
-            "loss": float(self.loss[chosen].sum()) / count,
-        }
+        count = int(self.targets[chosen].sum())
+        return {m.name: m.value(self.rows[m.name][chosen], count) for m in self.metrics}
 
     def matched(self, targets: Tensor, shares: Sequence[float]) -> float:
         """Accuracy to be expected of test examples with these shares of the classes.
@@ -57,12 +51,12 @@ class Answers:
             shares: Of each class, up to a common factor (numbers of examples, say), ``[class]``.
 
         Example:
-            >>> answers = Answers(torch.zeros(3), torch.tensor([1, 0, 1]), torch.ones(3))
-            >>> answers.matched(torch.tensor([0, 0, 1]), (3, 1, 4))
+            >>> hits = {"accuracy": torch.tensor([1, 0, 1])}
+            >>> Answers([], hits, torch.ones(3)).matched(torch.tensor([0, 0, 1]), (3, 1, 4))
             0.625
         """
         count = torch.bincount(targets, minlength=len(shares))
-        right = torch.bincount(targets, self.right.double(), len(shares))
+        right = torch.bincount(targets, self.rows["accuracy"].double(), len(shares))
         mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
         whole = float(mixture.sum())
         return float(mixture @ (right / count.clamp(min=1))) / whole if whole else 0.0
@@ -72,6 +66,7 @@ def answers(
     module: nn.Module,
     data: Split,
     *,
+    learning: LearningTask = CLASSIFICATION,
     predict: Predict | None = None,
     masks: Sequence[Tensor] = (),
     batch: int = 500,
@@ -82,44 +77,33 @@ def answers(
     Args:
         module: On ``device``.
         data: Test examples.
-        predict: From outputs to logits ``[batch, ..., classes]``; None: the only output.
+        learning: What was learned.
+        predict: From outputs to predictions; None: the task's output.
         masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
         batch: Examples at a time.
         device: Where the module is.
     """
-    predict = predict or Logits()
     module.eval()
+    metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]
     variants: list[Tensor | None] = [None, *masks]
-    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in variants]
+    parts: list[list[dict[str, Tensor]]] = [[] for _ in variants]
     with torch.inference_mode():
         for start in range(0, len(data), batch):
             inputs, targets = data.examples(slice(start, start + batch))
             wanted = targets.to(device)
-            logits = predict(module(*(x.to(device) for x in inputs)))
-            whole: tuple[Tensor, Tensor] | None = None
+            outputs = module(*(x.to(device) for x in inputs))
+            said = learning.predictions(outputs, predict)
+            whole: dict[str, Tensor] = {}
             for present, part in zip(variants, parts, strict=True):
                 # A mask that hides nothing changes nothing.
-                if whole is None or (present is not None and not bool(present.all())):
-                    shown = logits if present is None else mask_absent(logits, present)
-                    part.append(_compare(shown, wanted))
+                if not whole or (present is not None and not bool(present.all())):
+                    shown = said if present is None else mask_absent(said, present)
+                    part.append({m.name: m.rows(shown, wanted).cpu() for m in metrics})
                     whole = whole or part[-1]
                 else:
                     part.append(whole)
-    counts = (data.targets != IGNORED).reshape(len(data), -1).sum(1)
+    counts = learning.counts(data.targets)
     return [
-        Answers(torch.cat([loss for loss, _ in part]), torch.cat([hit for _, hit in part]), counts)
+        Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]) for m in metrics}, counts)
         for part in parts
     ]
-
-
-def _compare(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and number of right predictions of each example, on the CPU."""
-    loss = nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]),
-        targets.reshape(-1),
-        reduction="none",
-        ignore_index=IGNORED,
-    )
-    hits = logits.argmax(-1) == targets
-    count = len(targets)
-    return loss.double().reshape(count, -1).sum(1).cpu(), hits.reshape(count, -1).sum(1).cpu()

@@ -141,6 +141,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
 
     spec = load_experiment(path)
     unseen = "python" in spec.strategy and needs_consent(spec.strategy_name, Strategy)
+    objective = spec.task.function if spec.task is not None else None
     if not unseen:
         with spec.locating("strategy"):
             configure(spec.strategy_name, spec.strategy_options)
@@ -150,14 +151,15 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
-    if not unseen and imagined is not None and resolved is not None:
+    closed = [spec.strategy_name] if unseen else []
+    closed += [spec.data.python] if isinstance(spec.data, PythonData) and hidden else []
+    closed += [objective] if objective is not None and needs_consent(objective, object) else []
+    if not closed and imagined is not None and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
         begun(prepare(spec, imagined=imagined, family=resolved))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
-    names = [spec.strategy_name] if unseen else []
-    names += [spec.data.python] if isinstance(spec.data, PythonData) and hidden else []
-    return "; ".join((text, *(f"{name} {UNSEEN}" for name in names)))
+    return "; ".join((text, *(f"{name} {UNSEEN}" for name in closed)))
 
 
 def _family(spec: FamilySpec, place: Path, made: Resolutions) -> tuple[str, Family | None]:

@@ -19,10 +19,12 @@ from archgraph.engine.fit import answers, matched
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.task import check_strategy, learning_task
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
     Evaluated,
+    LearningTask,
     ServerState,
     State,
     Tier,
@@ -104,7 +106,10 @@ def prepare(
         named = named.model_copy(update={"root": path})
     with located, allowed(python):
         found = imagined or (dataset_of(data) if data is not None else read_data(named))
-    family, found = matched(family, found)
+    with allowed(python), spec.locating("task"):
+        learning = learning_task(spec.task, found)
+    check_strategy(strategy, spec.strategy_name, learning)
+    family, found = matched(family, found, learning)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
     if spec.aggregate is not None and spec.aggregate.krum is not None:
@@ -122,7 +127,7 @@ def prepare(
             shares = allot(found.train.targets, tiers=kinds, seed=spec.seed, **scheme)
     spec = spec.model_copy(update={"data": named})
     return Experiment(
-        world=_world(spec, family, found, shares, device),
+        world=_world(spec, family, found, shares, learning, device),
         strategy=strategy,
         data=found,
         shares=shares,
@@ -177,17 +182,17 @@ def begun(experiment: Experiment) -> ServerState:
 
 
 def testable(experiment: Experiment, state: ServerState) -> None:
-    """Check that models answer with logits, and that what is said about tests is read.
+    """Check that models answer what is asked, and that what is said about tests is read.
 
     Raises:
-        RunError: If a model has no logits of the data's form, or an option of ``evaluate`` changes
+        RunError: If a model's outputs do not fit the task, or an option of ``evaluate`` changes
             the test of no model.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
     recomputed = tuned = False
     models = strategy.evaluated(experiment.world, state)
     for model in each_returned(Evaluated, models, strategy, "evaluated"):
-        answers(model, experiment.data)
+        answers(model, experiment.data, experiment.world.learning)
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
     if asked.statistics is not None and not recomputed:
@@ -213,6 +218,7 @@ def _world(
     family: Family,
     data: Dataset,
     shares: tuple[np.ndarray, ...],
+    learning: LearningTask,
     device: str,
 ) -> World:
     members = [member for member in family.clients for _ in range(member.count)]
@@ -236,6 +242,7 @@ def _world(
         seed=spec.seed,
         device=device,
         aggregate=spec.aggregate,
+        learning=learning,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.norms import NormName, NormPolicy
-from archgraph.federation.objectives import CrossEntropy
+from archgraph.federation.objectives import TaskLoss
 from archgraph.federation.robust import robust_means
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
@@ -43,7 +43,7 @@ def part(
         state: Holds the global weights.
         client: To whom.
         tier: What it is to train; None: the tier that the family gives it.
-        program: What it is to do; None: training on the cross-entropy.
+        program: What it is to do; None: training on the loss of the experiment's task.
         mask_absent: That without a program: set the logits of classes that the client lacks to 0.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         weights: The model's weights; None: the tier's part of the global ones.
@@ -56,7 +56,7 @@ def part(
         client=client,
         graph=tier.graph,
         state=weights,
-        program=program or Train(CrossEntropy(mask_absent=mask_absent)),
+        program=program or Train(TaskLoss(mask_absent=mask_absent)),
         kept=policy.kept(tier.graph),
         skip=policy.left_out(tier.graph),
         transfer=tier.transfer,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
 from archgraph.errors import SpecError
-from archgraph.federation.objectives import Logits, Predict
+from archgraph.federation.outputs import Predict
 from archgraph.federation.state import ServerState
 from archgraph.federation.tasks import Program, Result, Task
 from archgraph.federation.world import World
@@ -32,7 +32,7 @@ class Evaluated:
         clients: Whose local test data it is tested on, beside the global test data.
         statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
             over training data first.
-        predict: From outputs to logits (a mean over exits, say).
+        predict: From outputs to predictions (a mean over exits, say); None: the task's output.
         kept: Overlay each client's kept entries (personal layers) before testing on its data.
         program: Run on each client's training data before testing on its data (fine-tuning).
         states: Weights of a client's own version by its id, made when asked for; ``state`` then is
@@ -44,7 +44,7 @@ class Evaluated:
     state: State
     clients: tuple[int, ...] = ()
     statistics: Literal["stored", "recompute"] = "stored"
-    predict: Predict = field(default_factory=Logits)
+    predict: Predict | None = None
     kept: bool = False
     program: Program | None = None
     states: Callable[[int], State] | None = None
@@ -130,6 +130,10 @@ class Strategy(ABC):
             for words, holds in field_.metadata.get("range", ()) if value is not None else ():
                 if not holds(value):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)
+
+    unlearnable: ClassVar[Mapping[str, str]] = {}
+    """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
+    experiment whose task has such targets is refused."""
 
     @abstractmethod
     def init(self, world: World) -> ServerState:

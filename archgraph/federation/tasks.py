@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
 from archgraph.plain import Json
@@ -23,7 +24,7 @@ class Examples(NamedTuple):
 
     Attributes:
         inputs: Arguments of the model in its order; batch axis first.
-        targets: Classes ``[batch]`` or ``[batch, position]``; ``-100`` counts for nothing.
+        targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
     """
 
@@ -41,7 +42,7 @@ class ClientData(Protocol):
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Examples per class (words per vocabulary entry)."""
+        """Targets per class, label or word; empty where there are no classes."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """One pass in an order drawn from the generator; None: in the order of the data.
@@ -88,6 +89,7 @@ class Work:
         values: Plain values that the server sent.
         device: Where to compute.
         progress: Called after every step.
+        learning: What is learned.
     """
 
     client: int
@@ -104,6 +106,7 @@ class Work:
     values: Mapping[str, Json] = field(default_factory=dict)
     device: str = "cpu"
     progress: Progress = silent
+    learning: LearningTask = CLASSIFICATION
 
     def copied(self) -> Work:
         """The same work with tensors and values of its own: a program may write in place."""

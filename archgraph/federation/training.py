@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archgraph import eager
 from archgraph.errors import RejectedUpdate
-from archgraph.federation.objectives import CrossEntropy, Objective, Penalty
+from archgraph.federation.objectives import Objective, Penalty, TaskLoss
 from archgraph.federation.shard import Shard
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
@@ -131,7 +131,7 @@ class Train:
         epochs: Passes over the data, where they are not those of the experiment (fine-tuning).
     """
 
-    objective: Objective = field(default_factory=CrossEntropy)
+    objective: Objective = field(default_factory=TaskLoss)
     penalty: Penalty | None = None
     epochs: int | None = None
 

@@ -13,6 +13,7 @@ import torch
 
 from archgraph.analysis.cost import cost
 from archgraph.errors import RunError
+from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import nearest
 from archgraph.language.aggregate import AggregateSpec
@@ -103,6 +104,7 @@ class World:
         device: Where server-side computation runs.
         aggregate: What limits the part of single clients in a mean; None: nothing.
         means: What takes the place of means, where they are private; None: nothing.
+        learning: What is learned.
     """
 
     graph: ArchGraph
@@ -115,6 +117,7 @@ class World:
     device: str = "cpu"
     aggregate: AggregateSpec | None = None
     means: Means | None = None
+    learning: LearningTask = CLASSIFICATION
 
     def tier(self, name: str) -> Tier:
         """Tier by name.

@@ -74,7 +74,8 @@ class Document:
         try:
             yield
         except ArchGraphError as error:
-            inside = tuple((error.where or "").split("."))
+            parts = (error.where or "").split(".")
+            inside: Place = tuple(int(part) if part.isdecimal() else part for part in parts)
             if inside[: len(place)] == place:
                 error.where = self.where(inside)
             else:

@@ -17,6 +17,7 @@ from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
+from archgraph.language.task import TaskChoice
 from archgraph.plain import Json
 
 
@@ -137,6 +138,10 @@ class ExperimentSpec(FromFile):
     name: str = Field(description="name of the run and of its folder")
     family: str | FamilySpec = Field(description="a file, or a family in place")
     data: Data = Field(default=DataSpec(), description="which data, and who owns what of it")
+    task: TaskChoice | None = Field(
+        default=None,
+        description="what is learned; left out: the class of each example, or the next token",
+    )
     strategy: StrategyChoice = Field(
         description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "
         "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"

@@ -58,6 +58,7 @@ from archgraph.language.model import (
 )
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.steps import STEPS, StepOptions
+from archgraph.language.task import TaskSpec
 from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
 
@@ -82,6 +83,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "dirichlet": DirichletSpec,
         "equal_dirichlet": EqualDirichletSpec,
         "classes": ClassesSpec,
+        "task": TaskSpec,
         "local": LocalOptions,
         "aggregate": AggregateSpec,
         "privacy": PrivacySpec,

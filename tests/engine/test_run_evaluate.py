@@ -25,6 +25,7 @@ from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import Evaluated, LocalOptions, Outcome, Shard, Train, Work, cut, seeded
+from archgraph.federation.metrics import METRICS
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
@@ -133,6 +134,11 @@ def test_recalibration_of_a_graph_without_statistics_is_nothing(digits):
     assert recalibrated(graph, state, digits.train) is state
 
 
+def hits(right: torch.Tensor) -> Answers:
+    """What is right of examples with one target each."""
+    return Answers([METRICS["accuracy", "classes"]], {"accuracy": right}, torch.ones(len(right)))
+
+
 def drawn(found: Answers, targets: torch.Tensor, per_class: dict[int, int]) -> float:
     """Mean accuracy over all test sets with so many examples of each class."""
     examples = {c: (targets == c).nonzero().flatten().tolist() for c in per_class}
@@ -146,7 +152,7 @@ def test_matched_accuracy_is_the_mean_over_all_test_sets_of_that_mixture():
     generator = torch.Generator().manual_seed(0)
     targets = torch.tensor([0] * 4 + [1] * 5 + [2] * 3)
     right = torch.randint(2, (12,), generator=generator)
-    found = Answers(torch.zeros(12), right, torch.ones(12))
+    found = hits(right)
     for shares in ((2, 1, 1), (1, 3, 0), (0, 0, 1)):
         expected = drawn(found, targets, dict(enumerate(shares)))
         assert found.matched(targets, shares) == pytest.approx(expected, abs=1e-12)
@@ -156,13 +162,13 @@ def test_matched_accuracy_is_the_mean_over_all_test_sets_of_that_mixture():
 
 def test_matched_accuracy_of_the_test_datas_own_mixture_is_the_accuracy():
     targets = torch.tensor([0, 0, 1, 2, 2, 2])
-    found = Answers(torch.zeros(6), torch.tensor([1, 0, 1, 0, 0, 1]), torch.ones(6))
+    found = hits(torch.tensor([1, 0, 1, 0, 0, 1]))
     counts = torch.bincount(targets).tolist()
     assert found.matched(targets, counts) == pytest.approx(3 / 6, abs=1e-12)
 
 
 def test_classes_without_test_examples_do_not_count_for_the_mixture():
-    found = Answers(torch.zeros(3), torch.tensor([1, 0, 1]), torch.ones(3))
+    found = hits(torch.tensor([1, 0, 1]))
     targets = torch.tensor([0, 0, 2])
     assert found.matched(targets, (1, 98, 1, 0)) == pytest.approx((1 / 2 + 1) / 2, abs=1e-12)
     assert found.matched(targets, (0, 1, 0, 0)) == 0.0
@@ -507,8 +513,7 @@ def test_kept_entries_of_another_shape_are_not_laid_over():
 
 
 def test_answers_of_nothing_divide_by_nothing():
-    empty = Answers(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0))
-    assert empty.summary() == {"accuracy": 0.0, "loss": 0.0}
+    assert hits(torch.zeros(0, dtype=torch.long)).summary() == {"accuracy": 0.0}
 
 
 def test_bars_are_silent_without_a_terminal(capfd):

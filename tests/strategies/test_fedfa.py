@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import CrossEntropy, Outcome, Result, Task, Train
+from archgraph.federation import Outcome, Result, Task, TaskLoss, Train
 from archgraph.strategies.fedfa import (
     SAMPLE,
     STEEPEST,
@@ -352,7 +352,7 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
     task = next(iter(strategy.survey(world, strategy.init(world))))
     work = tiny.work_of(task, data)
     work = tiny.replace(work, local=work.local.model_copy(update={"batch": 4}))
-    found = ZiCo(CrossEntropy())(work).metrics["zico/all"]
+    found = ZiCo(TaskLoss())(work).metrics["zico/all"]
     weight = tiny.state["1.weight"].clone().requires_grad_()
     gradients = []
     from archgraph.federation import seeded
@@ -376,4 +376,4 @@ def test_options_outside_their_range_are_refused():
 def test_objective_masks_by_default(lab):
     world = lab.uniform(1)
     task = FedFA().send(world, FedFA().init(world), 0, 1)
-    assert task.program == Train(CrossEntropy(mask_absent=True))
+    assert task.program == Train(TaskLoss(mask_absent=True))

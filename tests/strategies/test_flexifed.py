@@ -21,11 +21,11 @@ from archgraph.engine.loop import Loop
 from archgraph.engine.partition import allot
 from archgraph.federation import (
     Client,
-    CrossEntropy,
     LocalOptions,
     Outcome,
     ServerState,
     Task,
+    TaskLoss,
     Tier,
     Train,
     World,
@@ -422,7 +422,7 @@ def test_one_name_for_what_other_papers_compare_with():
     assert found == FlexiFed(norm="static", mask_absent=True)
     world = world_of({"ana": traced("ana")}, ["ana"])
     task = found.send(world, found.init(world), 0, 1)
-    assert task.program == Train(CrossEntropy(mask_absent=True))
+    assert task.program == Train(TaskLoss(mask_absent=True))
     assert found.needs_global is False
 
 

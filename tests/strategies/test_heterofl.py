@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation import Client, CrossEntropy, Tier, Train
+from archgraph.federation import Client, TaskLoss, Tier, Train
 from archgraph.strategies.heterofl import HeteroFL, rate_of
 
 
@@ -201,7 +201,7 @@ def test_rows_come_from_owners_of_the_label_only(lab, tiers):
 def test_objective_masks_by_default(lab):
     world = lab.uniform(1)
     task = HeteroFL().send(world, HeteroFL().init(world), 0, 1)
-    assert task.program == Train(CrossEntropy(mask_absent=True))
+    assert task.program == Train(TaskLoss(mask_absent=True))
 
 
 # ---------------------------------------------------------------- dynamic mode

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation import (
-    CrossEntropy,
     Examples,
     LocalOptions,
     Logits,
@@ -28,6 +27,7 @@ from archgraph.federation import (
     Outcome,
     ServerState,
     Task,
+    TaskLoss,
     Train,
     Work,
     configure,
@@ -106,7 +106,7 @@ def test_masked_cross_entropy_closed_form(tiny):
     """Absent logits count as 0 in the sum and receive no gradient."""
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]], requires_grad=True)
     work = holder(tiny, (1, 0, 1, 0, 0))
-    loss = CrossEntropy(mask_absent=True)(logits, examples(torch.tensor([2])), work)
+    loss = TaskLoss(mask_absent=True)(logits, examples(torch.tensor([2])), work)
     expected = math.log(math.e**1 + math.e**3 + 3) - 3
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -117,14 +117,14 @@ def test_masked_cross_entropy_closed_form(tiny):
 def test_masking_nothing_is_plain_cross_entropy(tiny):
     logits, targets = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     work = holder(tiny, (1, 1, 1, 1, 1))
-    plain = CrossEntropy()(logits, examples(targets), work)
-    assert torch.equal(CrossEntropy(mask_absent=True)(logits, examples(targets), work), plain)
+    plain = TaskLoss()(logits, examples(targets), work)
+    assert torch.equal(TaskLoss(mask_absent=True)(logits, examples(targets), work), plain)
     assert torch.equal(nn.functional.cross_entropy(logits, targets), plain)
 
 
 def test_text_targets_count_position_by_position(tiny):
     logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, 1, -100], [2, 3, 4]])
-    loss = CrossEntropy()(logits, examples(targets), holder(tiny, (1,) * 5))
+    loss = TaskLoss()(logits, examples(targets), holder(tiny, (1,) * 5))
     expected = nn.functional.cross_entropy(logits.transpose(1, 2), targets)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
 
@@ -298,7 +298,7 @@ def test_gradients_can_be_revised_before_the_step(tiny):
         named["1.bias"].grad.zero_()
 
     def loss(batch: Examples) -> Tensor:
-        return CrossEntropy()(module(*batch.inputs), batch, work)
+        return TaskLoss()(module(*batch.inputs), batch, work)
 
     descend(work, parameters, loss, revise=hold_the_bias)
     after = state_of(module)
@@ -409,5 +409,5 @@ def test_integers_pass_for_floats_but_nothing_else_is_bent():
 def test_strategies_and_programs_pickle(name):
     strategy = configure(name)
     assert pickle.loads(pickle.dumps(strategy)) == strategy
-    objective: Objective = CrossEntropy(mask_absent=True)
+    objective: Objective = TaskLoss(mask_absent=True)
     assert pickle.loads(pickle.dumps(Train(objective))) == Train(objective)

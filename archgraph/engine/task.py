@@ -1,0 +1,151 @@
+"""The task of an experiment: the row that it names, with its own loss and metrics, and its data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archgraph.engine.data import Dataset
+from archgraph.errors import RunError, SpecError
+from archgraph.federation import TASKS, LearningTask, Logits, Strategy
+from archgraph.federation.learning import DEFAULTS, any_shape
+from archgraph.federation.metrics import METRICS, AnyMetric
+from archgraph.hints import unknown
+from archgraph.language.python import imported
+from archgraph.language.task import TaskSpec
+
+
+def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
+    """What is learned from the data.
+
+    Args:
+        spec: What the experiment says; None: what the type of the targets says.
+        data: The data.
+
+    Raises:
+        RunError: If the data has other targets than the task learns.
+        SpecError: If the objective cannot be imported, or a metric is unknown or of another task.
+    """
+    targets = data.train.targets
+    if spec is None:
+        return next(TASKS[name] for name in DEFAULTS if _learns(TASKS[name], targets))
+    task = _ANY if spec.kind is None else TASKS[spec.kind]
+    if not _learns(task, targets):
+        assert task.targets is not None
+        others = [name for name in DEFAULTS if _learns(TASKS[name], targets)]
+        raise RunError(
+            f"{task.name} does not learn such targets",
+            where="task",
+            found=f"targets {_named(targets)} ({data.name})",
+            expected=f"{_named(task.targets.dtype)}, {task.targets.words}",
+            hint=f"write task: {' or '.join(others)}",
+        )
+    if spec.function is not None:
+        task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function)))
+    if spec.output is not None:
+        task = dataclasses.replace(task, predict=Logits(spec.output))
+    return _measured(task, tuple(_metrics(spec, task)))
+
+
+def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
+    """Check that a strategy can learn a task.
+
+    Raises:
+        RunError: If not; says why.
+    """
+    reason = strategy.unlearnable.get(task.form)
+    if reason is not None:
+        able = [one.name for one in TASKS.values() if one.form not in strategy.unlearnable]
+        raise RunError(
+            f"cannot learn this task: {reason}",
+            where=f"strategy {name}",
+            found=task.name,
+            expected=" or ".join(able),
+        )
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss of the user's.
+
+    Attributes:
+        function: Of predictions and targets of a batch: their mean loss, one for each example, or
+            one for each target.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """As the user's function says; the mean of it where one number is asked for.
+
+        Raises:
+            RunError: If it is not a loss of this batch.
+        """
+        value = self.function(predictions, targets)
+        sizes = ((), (1,), targets.shape[:1], targets.shape)
+        if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise RunError(
+                "does not return a loss",
+                where=f"task.objective: {name}",
+                found=tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__,
+                expected=f"a tensor: one number, or one for each of {len(targets)} examples",
+            )
+        return value.mean() if reduction == "mean" else value
+
+
+_ANY = LearningTask(
+    "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
+)
+
+
+def _learns(task: LearningTask, targets: Tensor) -> bool:
+    return task.targets is None or task.targets.of(targets)
+
+
+def _named(targets: Tensor | torch.dtype) -> str:
+    if isinstance(targets, torch.dtype):
+        return str(targets).removeprefix("torch.")
+    axes = ["example", *map(str, targets.shape[1:])]
+    return f"{_named(targets.dtype)} [{', '.join(axes)}]"
+
+
+def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    found = imported(name, object, "task.objective")
+    if not callable(found):
+        raise SpecError("is not callable", where="task.objective", found=type(found).__name__)
+    return found
+
+
+def _metrics(spec: TaskSpec, task: LearningTask) -> Iterable[AnyMetric]:
+    """The metrics that are asked for."""
+    for place, choice in enumerate(spec.metrics):
+        name, _ = (choice, {}) if isinstance(choice, str) else next(iter(choice.items()))
+        where = f"task.metrics.{place}"
+        if name == "loss":
+            continue
+        forms = [form for known, form in METRICS if known == name]
+        if (name, task.form) in METRICS:
+            yield METRICS[name, task.form]
+        elif forms:
+            raise SpecError(
+                f"is not a metric of {task.name}",
+                where=where,
+                found=name,
+                expected=", ".join(known for known, form in METRICS if form == task.form),
+            )
+        else:
+            names = [known for known, form in METRICS if form == task.form]
+            raise SpecError("unknown metric", where=where, **unknown(name, names))
+
+
+def _measured(task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
+    """The task with metrics that are asked for before its own."""
+    names = {metric.name for metric in asked}
+    own = tuple(metric for metric in task.metrics if metric.name not in names)
+    judge = asked[0].name if asked else task.judge
+    return dataclasses.replace(task, metrics=(*asked, *own), judge=judge)

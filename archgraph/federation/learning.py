@@ -1,0 +1,223 @@
+"""What is learned: each task with its loss, its metrics and the form of its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from archgraph.federation.metrics import (
+    IGNORED,
+    METRICS,
+    AnyMetric,
+    Form,
+    Metric,
+    binary_cross_entropy,
+    cross_entropy,
+    mean,
+    squared_error,
+)
+from archgraph.federation.outputs import Logits, Predict
+
+Shape = tuple[int, ...]
+
+
+class Loss(Protocol):
+    """A loss of predictions and targets."""
+
+    def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """The mean over all targets; ``none``: one value for each target."""
+
+
+class TargetType(NamedTuple):
+    """The targets that a task learns.
+
+    Attributes:
+        dtype: Their type.
+        least: Axes that they have at least, the examples' among them.
+        most: Axes that they have at most.
+        words: All this in words.
+    """
+
+    dtype: torch.dtype
+    least: int
+    most: float
+    words: str
+
+    def of(self, targets: Tensor) -> bool:
+        """Whether targets are of this type."""
+        return targets.dtype == self.dtype and self.least <= targets.dim() <= self.most
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """What models learn from data, and how it is measured.
+
+    Attributes:
+        name: Its name in a file.
+        targets: What targets it learns; None: any.
+        form: What a target is.
+        loss: What training minimises.
+        metrics: What tests measure beside the loss.
+        judge: The figure by which models are compared: the first that was asked for.
+        shapes: From the shape of an example's target and the number of classes to the shapes that
+            an example's prediction may have.
+        class_axis: Where outputs have their classes; predictions have them last.
+        per_example: Whether each example has one class.
+        predict: Which output of the model is meant.
+    """
+
+    name: str
+    targets: TargetType | None
+    form: Form
+    loss: Loss
+    metrics: tuple[AnyMetric, ...]
+    judge: str
+    shapes: Callable[[Shape, int], tuple[Shape, ...]]
+    class_axis: int = -1
+    per_example: bool = False
+    predict: Predict = field(default_factory=Logits)
+
+    @property
+    def classed(self) -> bool:
+        """Whether targets are classes or labels, of which a client may lack some."""
+        return self.form in ("classes", "labels")
+
+    @property
+    def better(self) -> dict[str, bool | None]:
+        """Whether more is better, by the name of each figure; that of the judge comes first.
+
+        >>> TASKS["regression"].better
+        {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
+        """
+        found = {metric.name: metric.higher_is_better for metric in self.measured}
+        return {self.judge: found[self.judge], **found}
+
+    @property
+    def measured(self) -> tuple[AnyMetric, ...]:
+        """The metrics, and the loss."""
+
+        def rows(predictions: Tensor, targets: Tensor) -> Tensor:
+            return self.losses(predictions, targets)
+
+        return (*self.metrics, Metric("loss", False, rows, mean))
+
+    def says(self, classes: int) -> str:
+        """What a prediction is, in words."""
+        words = {"classes": f"a logit for each of {classes} classes", "values": "numbers"}
+        return words.get(self.form, f"a logit for each of {classes} labels")
+
+    def predictions(self, outputs: Any, predict: Predict | None = None) -> Tensor:
+        """What a model says: ``[batch, ..., classes]``, or in the shape of the targets."""
+        said = (predict or self.predict)(outputs)
+        return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """How many targets of each example count, ``[example]``.
+
+        >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
+        tensor([2])
+        """
+        if self.form == "any":
+            return torch.ones(len(targets), dtype=torch.int64)
+        flat = targets.reshape(len(targets), -1)
+        counted = (
+            flat != IGNORED if self.form == "classes" else torch.ones_like(flat, dtype=torch.bool)
+        )
+        return counted.sum(1)
+
+    def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the loss over the targets of each example, float64 ``[example]``."""
+        values = self.loss(predictions, targets, "none").double()
+        examples, counts = len(targets), self.counts(targets).to(values.device)
+        if values.numel() == targets.numel() and values.dim():
+            return values.reshape(examples, -1).sum(1)
+        # One value for the batch, or for each example: a mean over its targets.
+        return values.reshape(-1).expand(examples) * counts
+
+
+def _classes_last(target: Shape, classes: int) -> tuple[Shape, ...]:
+    return ((*target, classes),)
+
+
+def _classes_first(target: Shape, classes: int) -> tuple[Shape, ...]:
+    return ((classes, *target),)
+
+
+def _alike(target: Shape, classes: int) -> tuple[Shape, ...]:
+    return (target,) if target else ((1,), ())
+
+
+def any_shape(target: Shape, classes: int) -> tuple[Shape, ...]:
+    """No rule."""
+    return ()
+
+
+def _metrics(form: Form, *names: str) -> tuple[AnyMetric, ...]:
+    return tuple(METRICS[name, form] for name in names)
+
+
+_INTEGERS, _FLAGS, _NUMBERS = torch.int64, torch.bool, torch.float32
+
+CLASSIFICATION = LearningTask(
+    "classification",
+    TargetType(_INTEGERS, 1, 1, "one class for each example"),
+    "classes",
+    cross_entropy,
+    _metrics("classes", "accuracy"),
+    judge="accuracy",
+    shapes=_classes_last,
+    per_example=True,
+)
+
+TASKS: Mapping[str, LearningTask] = {
+    row.name: row
+    for row in (
+        CLASSIFICATION,
+        LearningTask(
+            "multilabel",
+            TargetType(_FLAGS, 2, 2, "yes or no for each label of an example"),
+            "labels",
+            binary_cross_entropy,
+            _metrics("labels", "f1", "accuracy"),
+            judge="f1",
+            shapes=_alike,
+        ),
+        LearningTask(
+            "regression",
+            TargetType(_NUMBERS, 1, math.inf, "numbers"),
+            "values",
+            squared_error,
+            _metrics("values", "mse", "rmse", "mae", "r2"),
+            judge="mse",
+            shapes=_alike,
+        ),
+        LearningTask(
+            "segmentation",
+            TargetType(_INTEGERS, 2, math.inf, "a class for each pixel"),
+            "classes",
+            cross_entropy,
+            _metrics("classes", "iou", "accuracy"),
+            judge="iou",
+            shapes=_classes_first,
+            class_axis=1,
+        ),
+        LearningTask(
+            "next_token",
+            TargetType(_INTEGERS, 2, 2, "a token for each position"),
+            "classes",
+            cross_entropy,
+            _metrics("classes", "accuracy", "perplexity"),
+            judge="perplexity",
+            shapes=_classes_last,
+        ),
+    )
+}
+"""The tasks by name."""
+
+DEFAULTS = ("classification", "next_token", "segmentation", "multilabel", "regression")
+"""The tasks in the order in which one is chosen that learns the targets of the data."""

@@ -1,0 +1,216 @@
+"""What tests measure: figures of predictions and targets, and whether more of them is better.
+
+A metric makes a few numbers of each example; its value is computed from those of all examples
+together, so that it is that of the whole set and not a mean over batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Form = Literal["classes", "labels", "values", "any"]
+"""What a target is: one of the classes, a 0 or 1 for each label, a number; or not known."""
+
+IGNORED = -100
+"""A class that counts for nothing."""
+
+_LARGEST_EXPONENT = 700.0  # of a float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of predictions.
+
+    Attributes:
+        name: Its name in records.
+        higher_is_better: Whether more is better; None: neither.
+        rows: From predictions and targets of a batch to numbers ``[example]`` or
+            ``[example, number]``.
+        value: From the rows of examples, and how many targets these have, to the figure.
+        forms: What targets it is made for.
+    """
+
+    name: str
+    higher_is_better: bool | None
+    rows: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[[Tensor, int], float]
+    forms: frozenset[Form] = frozenset({"classes", "labels", "values"})
+
+
+@dataclass(frozen=True)
+class DerivedMetric:
+    """A figure that is computed from another one.
+
+    Attributes:
+        name: Its name in records.
+        higher_is_better: Whether more is better.
+        source: The other figure.
+        convert: From that one's value to its own.
+        forms: What targets it is made for.
+    """
+
+    name: str
+    higher_is_better: bool
+    source: str
+    convert: Callable[[float], float]
+    forms: frozenset[Form]
+
+
+AnyMetric = Metric | DerivedMetric
+
+
+def derived(figures: Mapping[str, float], metrics: tuple[AnyMetric, ...]) -> dict[str, float]:
+    """The figures with those that are computed from them.
+
+    >>> derived({"loss": 0.0}, (METRICS["perplexity", "classes"],))
+    {'loss': 0.0, 'perplexity': 1.0}
+    """
+    more = {
+        metric.name: metric.convert(figures[metric.source])
+        for metric in metrics
+        if isinstance(metric, DerivedMetric) and metric.source in figures
+    }
+    return {**figures, **more}
+
+
+def _per_example(numbers: Tensor) -> Tensor:
+    return numbers.reshape(len(numbers), -1).sum(1)
+
+
+def mean(rows: Tensor, count: int) -> float:
+    """Sum of the rows, divided by the number of targets."""
+    total = rows.sum()
+    return (float(total) if rows.is_floating_point() else int(total)) / max(count, 1)
+
+
+def _hits(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _per_example(predictions.argmax(-1) == targets)
+
+
+def _label_hits(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _per_example((predictions > 0) == (targets > 0.5))
+
+
+def _overlaps(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Per example: targets of each class that were hit, then those predicted or true."""
+    classes, examples = predictions.shape[-1], len(targets)
+    said, true = predictions.argmax(-1).flatten(1), targets.flatten(1)
+    kept = true != IGNORED
+    offset = torch.arange(examples, device=true.device)[:, None] * classes
+
+    def counted(values: Tensor, where: Tensor) -> Tensor:
+        at = (values + offset)[where]
+        return torch.bincount(at, minlength=examples * classes).view(examples, classes)
+
+    hit = counted(true, kept & (said == true))
+    either = counted(true, kept) + counted(said, kept) - hit
+    return torch.cat([hit, either], 1)
+
+
+def _mean_iou(rows: Tensor, count: int) -> float:
+    """Over the classes that were predicted or true somewhere."""
+    hit, either = rows.double().sum(0).chunk(2)
+    seen = either > 0
+    return float((hit[seen] / either[seen]).mean()) if bool(seen.any()) else 0.0
+
+
+def _decisions(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Per example: labels rightly found, wrongly found, missed."""
+    said, true = predictions > 0, targets > 0.5
+    parts = (said & true, said & ~true, ~said & true)
+    return torch.stack([_per_example(part) for part in parts], 1)
+
+
+def _f1(rows: Tensor, count: int) -> float:
+    """Of all labels together (micro): 2·found / (2·found + wrong + missed)."""
+    found, wrong, missed = rows.double().sum(0).tolist() if len(rows) else (0.0,) * 3
+    return 2 * found / max(2 * found + wrong + missed, 1.0)
+
+
+def aligned(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Predictions in the shape of their targets: ``[batch, 1]`` are as good as ``[batch]``."""
+    if predictions.dim() == targets.dim() + 1 and predictions.shape[-1] == 1:
+        return predictions.squeeze(-1)
+    return predictions
+
+
+def _squares(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _per_example((aligned(predictions, targets).double() - targets).square())
+
+
+def _distances(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _per_example((aligned(predictions, targets).double() - targets).abs())
+
+
+def _pairs(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Per example: its predictions, then its targets."""
+    rows = [x.double().reshape(len(x), -1) for x in (aligned(predictions, targets), targets)]
+    return torch.cat(rows, 1)
+
+
+def _r2(rows: Tensor, count: int) -> float:
+    """1 - residual / total sum of squares, the mean over outputs; 0 where targets are constant."""
+    if not len(rows):
+        return 0.0
+    said, true = rows.chunk(2, 1)
+    residual = (said - true).square().sum(0)
+    total = (true - true.mean(0)).square().sum(0)
+    varied = total > 0
+    scores = torch.where(varied, 1 - residual / torch.where(varied, total, 1.0), 0.0)
+    return float(scores.mean())
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, _LARGEST_EXPONENT))
+
+
+_CLASSES: frozenset[Form] = frozenset({"classes"})
+_LABELS: frozenset[Form] = frozenset({"labels"})
+_VALUES: frozenset[Form] = frozenset({"values"})
+
+_ROWS: tuple[AnyMetric, ...] = (
+    Metric("accuracy", True, _hits, mean, _CLASSES),
+    Metric("iou", True, _overlaps, _mean_iou, _CLASSES),
+    DerivedMetric("perplexity", False, "loss", _perplexity, _CLASSES),
+    Metric("accuracy", True, _label_hits, mean, _LABELS),
+    Metric("f1", True, _decisions, _f1, _LABELS),
+    Metric("mse", False, _squares, mean, _VALUES),
+    DerivedMetric("rmse", False, "mse", math.sqrt, _VALUES),
+    Metric("mae", False, _distances, mean, _VALUES),
+    Metric("r2", True, _pairs, _r2, _VALUES),
+)
+
+METRICS: Mapping[tuple[str, Form], AnyMetric] = {
+    (metric.name, form): metric for metric in _ROWS for form in metric.forms
+}
+"""Metrics that need no further package, by name and what targets are."""
+
+
+def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Of logits ``[batch, ..., classes]`` and classes ``[batch, ...]``."""
+    return nn.functional.cross_entropy(
+        predictions.reshape(-1, predictions.shape[-1]),
+        targets.reshape(-1),
+        reduction=reduction,
+        ignore_index=IGNORED,
+    )
+
+
+def binary_cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Of logits and 0 or 1 for each label, both ``[batch, label]``."""
+    return nn.functional.binary_cross_entropy_with_logits(
+        predictions, targets.to(predictions.dtype), reduction=reduction
+    )
+
+
+def squared_error(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Of numbers ``[batch, ...]``."""
+    return nn.functional.mse_loss(
+        aligned(predictions, targets), targets.to(predictions.dtype), reduction=reduction
+    )

@@ -1,0 +1,82 @@
+"""What is learned from the data, as an experiment says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.fields import Base, Mistake
+from archgraph.plain import Json
+
+Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
+PYTHON = "python:"
+
+
+def _one_option(value: Any) -> Any:
+    """A metric: its name, or its name with options."""
+    if isinstance(value, dict) and (
+        len(value) != 1 or not isinstance(next(iter(value.values())), dict | None)
+    ):
+        raise Mistake(
+            "must be one metric with its options",
+            found=", ".join(map(str, value)) or "nothing",
+            expected="a name, or a name with options, e.g. {f1: {average: macro}}",
+        )
+    return value
+
+
+MetricChoice = Annotated[
+    str | dict[str, dict[str, Json] | None], pydantic.BeforeValidator(_one_option)
+]
+
+
+class TaskSpec(Base):
+    """What is learned: outputs, loss and metrics."""
+
+    kind: Kind | None = Field(
+        default=None,
+        description="`classification`: one class for each example. `multilabel`: 0 or 1 for each "
+        "label. `regression`: numbers. `segmentation`: a class for each pixel. `next_token`: the "
+        "next token at each position. Left out: nothing is known of the outputs but `objective`",
+    )
+    objective: Annotated[str, Field(pattern=r"^python:[^:]+:[^:]+$")] | None = Field(
+        default=None,
+        description="a loss of your own instead of the task's, `python:package.module:function`: "
+        "of predictions and targets of a batch, their mean loss or one for each example",
+    )
+    metrics: tuple[MetricChoice, ...] = Field(
+        default=(),
+        description="what tests measure, e.g. [r2, {f1: {average: macro}}]: names of the task's "
+        "own, or of torchmetrics with options; models are compared by the first",
+    )
+    output: str | int | None = Field(
+        default=None,
+        description="which output of the model is meant, by key or position; left out: the only "
+        "one, or the one called logits",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _something(self) -> TaskSpec:
+        if self.kind is None and self.objective is None:
+            raise Mistake(
+                "does not say what is learned",
+                expected="kind, or objective",
+                hint="write kind: regression, say",
+            )
+        return self
+
+    @property
+    def function(self) -> str | None:
+        """The objective as ``package.module:function``."""
+        return None if self.objective is None else self.objective.removeprefix(PYTHON)
+
+
+def _short(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+TaskChoice = Annotated[
+    TaskSpec, pydantic.BeforeValidator(_short, json_schema_input_type=Kind | TaskSpec)
+]
