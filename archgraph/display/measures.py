@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archgraph.display.runs import RoundLine, better, judge_of, seconds, submodels
+from archgraph.display.runs import RoundLine, better, judge, seconds, submodels
 from archgraph.fields import GLOBAL
 
 Test = Mapping[str, Any]  # the evaluation of a round
@@ -48,7 +48,7 @@ def figures_of(tests: Sequence[Test]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for test in tests:
         line = {"evaluation": test}
-        named = (judge_of([line]), "accuracy")
+        named = (judge([line]), "accuracy")
         models = submodels(line)
         found |= {n: better([line], n) for n in named if any(n in row for row in models)}
     return dict(sorted(found.items(), key=lambda item: item[0] != "accuracy"))

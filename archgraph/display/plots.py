@@ -13,7 +13,7 @@ from archgraph.display import colours
 from archgraph.display.runs import (
     RoundLine,
     better,
-    judge_of,
+    judge,
     models,
     seconds,
     series,
@@ -77,7 +77,7 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     if not any(runs.values()):
         raise RunError("no runs to compare", expected="at least one")
     everything = [line for lines in runs.values() for line in lines]
-    what = judge_of(everything)
+    what = judge(everything)
     worst = min if better(everything, what) else max
     timed = any(seconds(lines) for lines in runs.values())
     figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
@@ -211,7 +211,7 @@ def _scale(panel: Axes, what: str, title: str) -> None:
 
 
 def _tiers(panel: Axes, rounds: Sequence[RoundLine]) -> None:
-    what = judge_of(rounds)
+    what = judge(rounds)
     names = models(rounds)
     others = [name for name in names if name != "global"]
     for number, name in enumerate(others):

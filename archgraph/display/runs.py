@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from archgraph.engine.lines import parsed
+from archgraph.engine.progress import judge_of
 from archgraph.errors import RunError
 from archgraph.tables import Table
 
@@ -58,16 +59,9 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
     return Log(place, config, tuple(rounds))
 
 
-def judge_of(rounds: Sequence[RoundLine]) -> str:
-    """The figure by which the run's models are judged: the first metric of its task.
-
-    Runs that do not say so are older: `perplexity` for text, else `accuracy`.
-    """
-    told = next((better for line in rounds if (better := _evaluation(line).get("better"))), None)
-    if told:
-        return str(next(iter(told)))
-    models = (m for line in rounds for m in _evaluation(line).get("models", {}).values())
-    return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
+def judge(rounds: Sequence[RoundLine]) -> str:
+    """The figure by which the run's models are judged."""
+    return judge_of(next(filter(None, map(_evaluation, rounds)), {}))
 
 
 def better(rounds: Sequence[RoundLine], figure: str) -> bool:
@@ -134,7 +128,7 @@ def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
 
 def tiers(log: Log) -> Table:
     """A row per model: its last test on all data and on its clients' own, and its best one."""
-    figure = judge_of(log.rounds)
+    figure = judge(log.rounds)
     best_of = max if better(log.rounds, figure) else min
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()

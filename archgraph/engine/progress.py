@@ -56,7 +56,7 @@ class Bars:
 
     def round_done(self, evaluation: Mapping[str, Json]) -> None:
         """A round is done, with its evaluation if there was one."""
-        judge = next(iter(evaluation.get("better", ())), "accuracy")
+        judge = judge_of(evaluation)
         value = evaluation.get(GLOBAL, {}).get(judge)
         note = "" if value is None else f"{judge} {measured(judge, value)}"
         self._update(ROUNDS, advance=1, note=note)
@@ -105,7 +105,7 @@ def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
     """A row per tier: size, clients, and how its model did on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
-    judge = next(iter(evaluation.get("better", ())), "accuracy")
+    judge = judge_of(evaluation)
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     rows = []
     for name, figures in models.items():
@@ -193,6 +193,17 @@ def _rounds(numbers: Iterable[int]) -> str:
             runs.append([number])
     texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return f"round{'s' * (len(set(numbers)) > 1)} {', '.join(texts)}"
+
+
+def judge_of(evaluation: Mapping[str, Json]) -> str:
+    """The figure by which models are judged: the first metric of the task.
+
+    Evaluations that do not say so are older: perplexity for text, else accuracy.
+    """
+    if evaluation.get("better"):
+        return str(next(iter(evaluation["better"])))
+    models = evaluation.get("models", {}).values()
+    return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
 
 
 def measured(name: str, value: float | None) -> str:

@@ -512,13 +512,13 @@ sections:
         (
             FLAT.replace("out: 10", "out: 7"),
             "",
-            "does not know these classes; found output float32",
+            "output does not fit classification; found [batch, 7]; expected [batch, 10]",
         ),
         (
             FLAT.replace("global_avg_pool, flatten, {linear: {out: 10, as: b}}", "{linear: 10}"),
             "",
-            "the model's logits have another form; found [batch, 4, 8, 10]; expected a vector of "
-            "10 for each example (digits); flatten, or pool, in front of the classifier",
+            "the model's output does not fit classification; found [batch, 4, 8, 10]; expected "
+            "[batch, 10]: a logit for each of 10 classes (digits); flatten, or pool, in front",
         ),
         (FLAT + "outputs: [a, b]\n", "", "no logits among the outputs of the model; found 0, 1"),
         (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
@@ -538,7 +538,7 @@ sections:
         (
             WORDS.replace("count: 10", "count: 33278"),
             "digits -> wikitext2",
-            "does not know these classes; found output float32[batch, 64, 10]; expected 33278",
+            "does not fit next_token; found [batch, 64, 10]; expected [batch, 64, 33278]",
         ),
     ],
 )

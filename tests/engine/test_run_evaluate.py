@@ -24,8 +24,18 @@ from archgraph.engine.partition import local_test_indices
 from archgraph.engine.progress import Bars, bars, table
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.testing import Answers, answers
-from archgraph.federation import Evaluated, LocalOptions, Outcome, Shard, Train, Work, cut, seeded
-from archgraph.federation.metrics import METRICS
+from archgraph.federation import (
+    TASKS,
+    Evaluated,
+    LocalOptions,
+    Outcome,
+    Shard,
+    Train,
+    Work,
+    cut,
+    seeded,
+)
+from archgraph.federation.metrics import METRICS, Metric
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
@@ -44,9 +54,9 @@ def test_answers_in_closed_form():
     (found,) = answers(Says(), Split(logits, torch.tensor([0, 1, 1])), batch=2)
     low, high = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
     torch.testing.assert_close(
-        found.loss, torch.tensor([low, low, high], dtype=torch.float64), rtol=1e-6, atol=0
+        found.rows["loss"], torch.tensor([low, low, high], dtype=torch.float64), rtol=1e-6, atol=0
     )
-    assert found.right.tolist() == [1, 1, 0]
+    assert found.rows["accuracy"].tolist() == [1, 1, 0]
     assert found.summary()["accuracy"] == 2 / 3
     assert found.summary([2]) == {"accuracy": 0.0, "loss": pytest.approx(high, rel=1e-6)}
 
@@ -57,8 +67,8 @@ def test_answers_do_not_depend_on_the_batch_size():
         torch.randn(23, 5, generator=generator), torch.randint(5, (23,), generator=generator)
     )
     one, other = (answers(Says(), data, batch=b)[0] for b in (1, 23))
-    assert torch.equal(one.right, other.right)
-    torch.testing.assert_close(one.loss, other.loss, rtol=1e-6, atol=1e-7)
+    assert torch.equal(one.rows["accuracy"], other.rows["accuracy"])
+    torch.testing.assert_close(one.rows["loss"], other.rows["loss"], rtol=1e-6, atol=1e-7)
 
 
 def test_uniform_words_have_the_vocabulary_as_perplexity():
@@ -74,9 +84,9 @@ def test_mask_sets_absent_logits_to_zero():
     logits = torch.tensor([[1.0, 5.0, 2.0], [-1.0, 5.0, -2.0]])
     present = torch.tensor([True, False, True])
     plain, masked = answers(Says(), Split(logits, torch.tensor([2, 0])), masks=[present])
-    assert plain.right.tolist() == [0, 0]
+    assert plain.rows["accuracy"].tolist() == [0, 0]
     # The second example has only negative logits left, so that the absent class's 0 is largest.
-    assert masked.right.tolist() == [1, 0]
+    assert masked.rows["accuracy"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d])
@@ -136,7 +146,9 @@ def test_recalibration_of_a_graph_without_statistics_is_nothing(digits):
 
 def hits(right: torch.Tensor) -> Answers:
     """What is right of examples with one target each."""
-    return Answers([METRICS["accuracy", "classes"]], {"accuracy": right}, torch.ones(len(right)))
+    accuracy = METRICS["accuracy", "classes"]
+    assert isinstance(accuracy, Metric)
+    return Answers([accuracy], {"accuracy": right}, torch.ones(len(right)))
 
 
 def drawn(found: Answers, targets: torch.Tensor, per_class: dict[int, int]) -> float:
@@ -282,7 +294,7 @@ def test_text_has_perplexity_and_local_figures_only_where_models_are_personal(wo
     split = Split(words, (words + 1).remainder(10))
     text = Dataset("count", "text", 10, (6,), split, split, tuple("abcdefghij"))
     knows = torch.eye(10).roll(1, dims=1) * 20
-    small = world(clients=2)
+    small = dataclasses.replace(world(clients=2), learning=TASKS["next_token"])
     found = evaluator(small, text)(
         [
             Evaluated("global", graph, {"0.weight": torch.zeros(10, 10)}, (0, 1)),

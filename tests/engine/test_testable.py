@@ -50,7 +50,7 @@ def start(experiment, mean, request):
 
 def test_models_without_logits_are_refused_after_a_survey_too(start) -> None:
     start()
-    with pytest.raises(RunError, match=r"logits have another form; found \[batch, 10, 1\]"):
+    with pytest.raises(RunError, match=r"does not fit classification; found \[batch, 10, 1\]"):
         start(change={"predict": lambda outputs: outputs[..., None]})
 
 
