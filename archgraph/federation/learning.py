@@ -14,8 +14,8 @@ from archgraph.federation.metrics import (
     IGNORED,
     METRICS,
     AnyMetric,
-    Form,
     Metric,
+    TargetForm,
     binary_cross_entropy,
     cross_entropy,
     mean,
@@ -73,7 +73,7 @@ class LearningTask:
 
     name: str
     targets: TargetType | None
-    form: Form
+    form: TargetForm
     loss: Loss
     metrics: tuple[AnyMetric, ...]
     judge: str
@@ -157,7 +157,7 @@ def any_shape(target: Shape, classes: int) -> tuple[Shape, ...]:
     return ()
 
 
-def _metrics(form: Form, *names: str) -> tuple[AnyMetric, ...]:
+def _metrics(form: TargetForm, *names: str) -> tuple[AnyMetric, ...]:
     return tuple(METRICS[name, form] for name in names)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Form = Literal["classes", "labels", "values", "any"]
+TargetForm = Literal["classes", "labels", "values", "any"]
 """What a target is: one of the classes, a 0 or 1 for each label, a number; or not known."""
 
 IGNORED = -100
@@ -40,7 +40,7 @@ class Metric:
     higher_is_better: bool | None
     rows: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor, int], float]
-    forms: frozenset[Form] = frozenset({"classes", "labels", "values"})
+    forms: frozenset[TargetForm] = frozenset({"classes", "labels", "values"})
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DerivedMetric:
     higher_is_better: bool
     source: str
     convert: Callable[[float], float]
-    forms: frozenset[Form]
+    forms: frozenset[TargetForm]
 
 
 AnyMetric = Metric | DerivedMetric
@@ -170,9 +170,9 @@ def _perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 
-_CLASSES: frozenset[Form] = frozenset({"classes"})
-_LABELS: frozenset[Form] = frozenset({"labels"})
-_VALUES: frozenset[Form] = frozenset({"values"})
+_CLASSES: frozenset[TargetForm] = frozenset({"classes"})
+_LABELS: frozenset[TargetForm] = frozenset({"labels"})
+_VALUES: frozenset[TargetForm] = frozenset({"values"})
 
 _ROWS: tuple[AnyMetric, ...] = (
     Metric("accuracy", True, _hits, mean, _CLASSES),
@@ -186,7 +186,7 @@ _ROWS: tuple[AnyMetric, ...] = (
     Metric("r2", True, _pairs, _r2, _VALUES),
 )
 
-METRICS: Mapping[tuple[str, Form], AnyMetric] = {
+METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
     (metric.name, form): metric for metric in _ROWS for form in metric.forms
 }
 """Metrics that need no further package, by name and what targets are."""
