@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from archgraph.federation.contribution import Contribution
-from archgraph.federation.robust import robust_means
+from archgraph.federation.robust_means import robust_means
 from archgraph.federation.state import ServerState
 from archgraph.language.aggregate import (
     AggregateSpec,

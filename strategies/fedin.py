@@ -346,16 +346,15 @@ def cut(graph: ag.ArchGraph, after: str | None = None, before: str | None = None
         raise ag.RewriteError(
             "nothing between the cuts can be trained", found=f"after {after}, before {before}"
         )
-    batch = {node.shape[:1] for node in graph.nodes if node.op == "input"}
     features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier))):
         for place, name in enumerate(crossing):
             node = graph.node.get(name)
-            if node is None or node.shape[:1] not in batch or len(node.types) != 1:
+            if node is None or len(node.types) != 1:
                 raise ag.RewriteError(
-                    "a value that crosses the cut does not have one row per example",
+                    "a value that crosses the cut is not a tensor",
                     where=f"%{name}",
-                    found="not a tensor" if node is None else str(node.type),
+                    found="a parameter" if node is None else str(node.type),
                     hint="cut at another block",
                 )
             shape = tuple(size for size in node.shape[1:] if isinstance(size, int))

@@ -20,7 +20,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import each_returned, returned
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, ServerState, Task, World, seeded
-from archgraph.federation.private import Census, PrivateMeans
+from archgraph.federation.private_means import Census, PrivateMeans
 from archgraph.language.privacy import PrivacySpec
 from archgraph.ops.table import statistics
 from archgraph.plain import Json
@@ -38,7 +38,8 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
 
     Raises:
         RunError: If the strategy asks clients before the first round, takes more from them than
-            what it averages, or weighs or maps it by their data; or the accountant is missing.
+            what it averages, or weighs or maps it by their data; or there is noise to account for,
+            and the accountant is missing.
     """
     strategy, world = experiment.strategy, experiment.world
     name = f"strategy {type(strategy).__name__}"
@@ -56,7 +57,8 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
         census(experiment, begun, 1)
     except ArchGraphError as error:
         raise error.within(name, kind=RunError) from error
-    if importlib.util.find_spec("dp_accounting") is None:
+    noise = experiment.privacy.noise if experiment.privacy else 0
+    if noise and importlib.util.find_spec("dp_accounting") is None:
         raise RunError(
             "cannot account for privacy",
             where="privacy",

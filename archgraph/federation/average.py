@@ -15,7 +15,7 @@ from archgraph.errors import RunError
 from archgraph.federation.contribution import Contribution, EntrySizes
 from archgraph.federation.norms import NormName, NormPolicy
 from archgraph.federation.objectives import TaskLoss
-from archgraph.federation.robust import robust_means
+from archgraph.federation.robust_means import robust_means
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
 from archgraph.federation.tasks import Model, Program, Result, Task, Weights
@@ -84,7 +84,7 @@ def covered_mean(
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
     stays with clients (``Result.skip``) is left out. One update is in memory at a time. What the
-    experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust`.
+    experiment's ``aggregate`` says takes the place of the mean; see :mod:`.robust_means`.
 
     Args:
         world: Who takes part.

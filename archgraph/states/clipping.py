@@ -43,11 +43,11 @@ def change(sent: State, state: State, skip: Collection[str] = ()) -> UpdateSize:
         >>> size.norm, size.rms
         (4.0, 2.0)
     """
-    squares, values = 0.0, 0
+    norms, values = [], 0
     for _, before, after in _changed(sent, state, skip):
-        squares += float(torch.linalg.vector_norm(after - before)) ** 2
+        norms.append(float(torch.linalg.vector_norm(after - before)))
         values += after.numel()
-    return UpdateSize(math.sqrt(squares), values)
+    return UpdateSize(math.hypot(*norms), values)  # squares could overflow
 
 
 @torch.no_grad()

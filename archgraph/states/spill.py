@@ -44,7 +44,7 @@ class Spill:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="archgraph-")
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, self._file.close)  # one that is collected while open warns
 
     def put(self, state: State) -> StoredState:
         """Write tensors of any devices.

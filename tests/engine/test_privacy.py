@@ -28,7 +28,7 @@ from archgraph.federation import (
     covered_mean,
     group_means,
 )
-from archgraph.federation.private import Census, PrivateMeans
+from archgraph.federation.private_means import Census, PrivateMeans
 from archgraph.language import ExperimentSpec
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.yaml import parse_document
@@ -275,6 +275,8 @@ def test_without_the_accountant_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"privacy: .* pip install 'archgraph\[privacy\]'"):
         execute(setup())
+    silent = execute(setup("privacy: {clip: 1.0, noise: 0, delta: 0.01}"), progress=False)
+    assert silent.privacy["epsilon"] is None  # infinite, without an accountant
 
 
 # -- what it spends -------------------------------------------------------------------------------

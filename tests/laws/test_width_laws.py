@@ -160,6 +160,14 @@ def test_constants_are_masked_like_weights():
     assert (state["a.bias"] > 0.5).tolist() == [True, False, True, False]
 
 
+def test_arguments_that_are_not_tensors_stay_as_they_are():
+    graph = ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph
+    fixed = graph.replace(inputs=(*graph.inputs, ("scale", 2.0), ("flags", (True, None))))
+    made = laws.random_inputs(fixed)
+    assert made["input"].shape == (2, 3)
+    assert (made["scale"], made["flags"]) == (2.0, (True, None))
+
+
 def test_random_weights_keep_the_size_of_what_they_multiply():
     graph = ag.trace(nn.Linear(600, 50), torch.zeros(2, 600), train=False).graph
     assert laws.random_state(graph)["weight"].std().item() == pytest.approx(

@@ -88,6 +88,19 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
     assert len(ag.align(other, whole).blocks) == len(ag.structure(other).blocks)
 
 
+def test_a_section_without_any_counterpart_is_listed_once() -> None:
+    def net(depth: int) -> ArchGraph:
+        blocks = (nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(depth))
+        return ag.trace(
+            nn.Sequential(nn.Linear(3, 6), nn.Sequential(*blocks), nn.Linear(6, 2)),
+            torch.zeros(2, 3),
+        ).graph
+
+    assert [(u.part, u.side) for u in ag.align(net(2), net(0)).unmatched] == [("1", "client")]
+    assert [(u.part, u.side) for u in ag.align(net(0), net(2)).unmatched] == [("1", "whole")]
+    assert [(u.part, u.side) for u in ag.align(net(0), net(1)).unmatched] == [("1.0.0", "whole")]
+
+
 def test_reasons_name_what_is_there() -> None:
     def net(groups: int) -> ArchGraph:
         norm = nn.GroupNorm(groups, 8)

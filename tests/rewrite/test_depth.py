@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import pytest
 import torch
@@ -231,6 +231,103 @@ def test_a_parameter_beside_the_layers_is_copied_under_a_new_name(net, block, na
     count = len(ag.structure(graph).section(section).blocks)
     deep = ag.graft(graph, {section: count + 1}, verify=True).graph
     assert {p.name for p in deep.params} - {p.name for p in graph.params} == {*names}
+
+
+class Across(nn.Module):
+    """A residual block that is no module: its layers lie beside those of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.act, self.fc = nn.ReLU(), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.fc(x + self.b(self.act(self.a(x))))
+
+
+class Inner(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.fc(x).relu()
+
+
+class Other(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.other(x)
+
+
+def inner() -> nn.Module:
+    return Inner(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+
+
+@pytest.mark.parametrize(
+    ("net", "section", "new", "scopes"),
+    [
+        # A module without parameters that lies beside the layers keeps its name.
+        (Across, "a", "a_2.weight a_2.bias b_2.weight b_2.bias", "a_2 act b_2"),
+        # Layers that are numbered inside a block keep their numbers, that of the block changes.
+        (
+            lambda: nn.Sequential(nn.Linear(3, 6), nn.Sequential(inner(), inner())),
+            "1",
+            "1.2.0.weight 1.2.0.bias 1.2.2.weight 1.2.2.bias",
+            "1.2.0 1.2.1 1.2.2",
+        ),
+        # A number under which something else lies is left free.
+        (
+            lambda: nn.Sequential(nn.Linear(3, 6), nn.Sequential(Own(), Other())),
+            "1",
+            "1.2.fc.weight 1.2.fc.bias",
+            "1.2.fc 1.2",
+        ),
+    ],
+    ids=["across", "numbered", "taken"],
+)
+def test_a_copy_is_named_after_its_block(net, section, new, scopes):
+    graph = graph_of(net(), torch.zeros(2, 3))
+    depth = len(structure(graph).section(section).blocks)
+    deep = ag.graft(graph, {section: depth + 1}).graph
+    assert set(deep.state_names) - set(graph.state_names) == set(new.split())
+    kinds = ("aten.linear", "aten.relu")
+    before, after = (Counter(n.scope for n in g.nodes if n.op in kinds) for g in (graph, deep))
+    assert set(after - before) == set(scopes.split())
+
+
+class Learned(nn.Module):
+    """A residual block with a layer that runs in training only."""
+
+    def __init__(self, tied: bool = False, how=torch.add) -> None:
+        super().__init__()
+        self.layer, self.noise, self.how = nn.Linear(6, 6), nn.Linear(6, 6), how
+        if tied:
+            self.noise = self.layer
+
+    def forward(self, x):
+        y = self.layer(x).relu()
+        return x + self.how(y, self.noise(x)) if self.training else x + y
+
+
+def test_what_only_training_does_is_lined_up_as_well():
+    def net(depth: int, **options):
+        blocks = nn.Sequential(*(Learned(**options) for _ in range(depth)))
+        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+        return ag.trace(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
+
+    assert ag.graft(net(2), {"blocks": 3}, like=net(3)).graph == net(3)
+    with pytest.raises(RewriteError, match=r"bodies differ; found aten\.add.* aten\.mul"):
+        ag.graft(net(2), {"blocks": 3}, like=net(3, how=torch.mul))
 
 
 def test_graft_lines_up_with_another_graph():

@@ -254,6 +254,25 @@ def test_rotated_packed_queries_widen():
     assert any("head_dim" in axis for axis in reasons)
 
 
+class HalfTied(nn.Module):
+    """Queries and keys with one weight and a bias each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 8)
+        self.k.weight, self.out = self.q.weight, nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+
+
+def test_a_weight_of_two_layers_is_not_divided_for_one():
+    graph = ag.trace(HalfTied(), torch.zeros(2, 5, 6)).graph
+    assert {axis: why.count("shares its weight") for axis, why in refusals(graph).items()} == {
+        "q.out": 2
+    }
+
+
 class Watched(Packed):
     """Packed queries and keys whose largest entries are added to the scores they make."""
 

@@ -56,6 +56,12 @@ def test_what_is_left_out_neither_counts_nor_moves():
     assert whole.values == 12 + 5 + 2 + 4
 
 
+def test_a_size_whose_square_overflows_is_measured():
+    sent = {name: torch.zeros(1, dtype=torch.float64) for name in "ab"}
+    after = {"a": sent["a"] + 3e200, "b": sent["b"] + 4e200}
+    assert change(sent, after).norm == pytest.approx(5e200)
+
+
 def test_a_size_beyond_single_precision_is_measured_and_clipped():
     sent, after = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3e38, 3e38])}
     size = change(sent, after)

@@ -890,6 +890,21 @@ def test_a_single_section_is_cut_behind_its_first_block():
     assert FedIN().init(world_of(nets, ["2", "4"])).group("shared")
 
 
+def test_what_the_classifier_takes_beside_features_is_not_one():
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.middle = nn.Linear(3, 6), nn.Linear(6, 6)
+            self.fc = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.middle(self.stem(x).relu()).relu()) * x.mean(1, keepdim=True)
+
+    split = cut(ag.trace(Gated(), torch.zeros(2, 3)).graph, "stem", "fc")
+    assert [name for name, _ in split.parts[2].inputs] == ["relu_1", "x"]
+    assert list(split.features) == ["in/0", "out/0"]
+
+
 def test_other_feature_shapes_are_refused():
     tiers = {"fine": traced(Flat(3)), "coarse": traced(Flat(3, stride=2))}
     with pytest.raises(ag.RunError, match=r"tier coarse: the classifier differs .*4, 4.*8, 8"):

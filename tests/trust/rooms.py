@@ -30,7 +30,7 @@ STATES = ("merge", "transfer", "dimension_map", "coverage", "entry", "updates")
 AVERAGING = ("average", "contribution")
 AVERAGED = ("laws", "fedavg", "heterofl", "fedfa", "allsmall", "standalone", "strategy")
 POOLED = ("pool", "robust", "clipping", "spill")
-LIMITED = ("robust", "private")
+LIMITED = ("robust_means", "private_means")
 ENGINE = ("record", "checkpoint", "proof")
 ROOMS = {
     "states": Room(

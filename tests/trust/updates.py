@@ -1,11 +1,12 @@
-"""Updates with a fault, as ``Merger.add`` gets them from clients."""
+"""Updates with a fault, as means, robust rules and private means get them from clients."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import random
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ import numpy as np
 import torch
 
 import archgraph as ag
+from archgraph.federation import GLOBAL, ServerState, State, robust_means
+from archgraph.federation.contribution import Contribution
+from archgraph.federation.private_means import Census, PrivateMeans
+from archgraph.language.aggregate import KrumOptions
 from archgraph.states import Merger, Transfer, check_update
+from archgraph.states.pool import Pool
 from tests.language.fuzzing import Stage
 from tests.trust.folders import MODEL
 
@@ -61,13 +67,83 @@ CHANGES: tuple[Change, ...] = (
 NAMES: tuple[Any, ...] = ("", "x", "head.0", "\ud800", "x" * 10_000, 3, None, ("a",), b"x", NAN)
 
 
-def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
-    """Merge mutated updates beside a valid one; what is accepted has a finite mean."""
-    graph, state, transfers = valid_update()
+Add = Callable[..., None]
+Way = tuple[Add, Callable[[], Mapping[str, torch.Tensor]]]
+
+
+def _merging(graph: ag.ArchGraph, state: State) -> Way:
+    """The covered mean."""
     merger = Merger(graph, state)
-    merger.add(transfers[0], state)
-    for _ in range(rng.choice((1, 1, 3))):
-        transfer = rng.choice(transfers)
+
+    def add(client: int, *update: Any, **options: Any) -> None:
+        merger.add(*update, **options)
+
+    return add, lambda: merger.result()[0]
+
+
+def _pooling(use: Callable[[Pool], Mapping[str, torch.Tensor]]) -> Callable[..., Way]:
+    """What a rule makes of all updates of a round."""
+
+    def way(graph: ag.ArchGraph, state: State) -> Way:
+        pool = Pool(graph, state, slab=64)
+        return pool.add, lambda: use(pool)
+
+    return way
+
+
+def _krum(pool: Pool) -> Mapping[str, torch.Tensor]:
+    """The mean of the updates that are nearest to their neighbours."""
+    clients = sorted({update.client for update in pool.updates})
+    chosen = robust_means.chosen(KrumOptions(malicious=0.2, keep=2), [pool], clients)
+    return robust_means.merged(pool, valid_update()[1], chosen, {})
+
+
+def _private(graph: ag.ArchGraph, state: State) -> Way:
+    """Clipped sums with noise; every client's part was known before the round."""
+    server, census = ServerState().with_group(GLOBAL, state), Census()
+    parts = [Contribution(n, GLOBAL, graph, t, {}, 1.0) for n, t in enumerate(_by_client())]
+    census(server, parts)
+    added: list[Contribution] = []
+
+    def add(client: int, transfer: Transfer, update: State, weight: float, **options: Any) -> None:
+        # Checked by the engine before a mean sees them; weights are 1, and nothing is left out.
+        if large := check_update(transfer.target, update):
+            raise ag.RejectedUpdate("too large", found=large)
+        added.append(Contribution(client, GLOBAL, graph, transfer, dict(update), 1.0))
+
+    def result() -> Mapping[str, torch.Tensor]:
+        means = PrivateMeans(census, 0.5, 1.0, 1.0, torch.Generator().manual_seed(0))
+        return means(server, added).group(GLOBAL)
+
+    return add, result
+
+
+def _by_client() -> list[Transfer]:
+    """The map of each client: the first has everything, the others all or half of it."""
+    whole, half = valid_update()[2]
+    return [whole, whole, half, whole, half, whole, half]
+
+
+WAYS: tuple[Callable[..., Way], ...] = (
+    _merging,
+    _pooling(lambda pool: pool.middle(lambda count: (count - 1) // 2)),
+    _pooling(lambda pool: pool.middle(lambda count: count // 5, quorum=2)),
+    _pooling(_krum),
+    _private,
+)
+
+
+def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
+    """Average mutated updates with valid ones, in any way; what is accepted has a finite mean."""
+    graph, state, _ = valid_update()
+    place.mkdir()
+    tempfile.tempdir = str(place)  # where updates are spilled
+    add, result = rng.choice(WAYS)(graph, state)
+    transfers = _by_client()
+    for client in range(rng.choice((1, 3))):
+        add(client, transfers[client], transfers[client].pull(state), 1.0)
+    for client in range(3, 3 + rng.choice((1, 1, 3))):
+        transfer = transfers[client]
         update: Any = copy.copy(transfer.pull(state))
         options: dict[str, Any] = {}
         weight: Any = 1.0
@@ -94,12 +170,12 @@ def use_update(rng: random.Random, place: Path, stage: Stage) -> None:
         stage("add")
         try:
             check_update(transfer.target, update, optional=options.get("skip", ()))
-            merger.add(transfer, update, weight, **options)
+            add(client, transfer, update, weight, **options)
         except ag.ArchGraphError:
             if rng.random() < 0.3:
                 raise
     stage("result")
-    new, _ = merger.result()
+    new = result()
     bad = [name for name, value in new.items() if not value.isfinite().all()]
     assert not bad, f"no finite mean of {bad}"
 
