@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,13 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
-from archgraph.engine.returned import returned
+from archgraph.engine.returned import outcome_of, reason
 from archgraph.engine.testing import Answers, answers
-from archgraph.errors import RejectedUpdate
 from archgraph.federation import (
     GLOBAL,
     Evaluated,
     LearningTask,
     Model,
-    Outcome,
     State,
     TaskLoss,
     Train,
@@ -33,6 +30,7 @@ from archgraph.federation import (
 from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
+from archgraph.states import check_update
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +38,7 @@ class Evaluator:
     """Tests the models that a strategy answers for, when and how the experiment says."""
 
     experiment: Experiment
+    _untuned: list[Json] = field(default_factory=list, init=False)
 
     def __call__(
         self, models: Iterable[Evaluated], *, kept: Mapping[int, KeptByClient], round: int
@@ -57,7 +56,9 @@ class Evaluator:
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
             ``worst``: the tier with the worst figure of the one that judges.
+            ``untuned``: who could not be tuned before its test, and why, if there are such.
         """
+        self._untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
         first: _Tested | None = None
@@ -75,7 +76,8 @@ class Evaluator:
             figures[name] = dict(derived(plain, metrics))
             if clients[name]:
                 figures[name]["local"] = derived(_mean(clients[name].values()), metrics)
-        return _together(figures, clients, self._learning)
+        untuned = {"untuned": list(self._untuned)} if self._untuned else {}
+        return {**_together(figures, clients, self._learning), **untuned}
 
     @property
     def _learning(self) -> LearningTask:
@@ -189,7 +191,7 @@ class Evaluator:
     ) -> State:
         """The model as one client has it: its own version, with what it kept, then fine-tuned.
 
-        One that cannot be tuned (its gradients are not finite, say) is tested as it is.
+        One that cannot be tuned (its gradients are not finite, say) is tested as it is, and noted.
         """
         setup = self.experiment
         personal = kept.get(client, KeptByClient())
@@ -199,14 +201,34 @@ class Evaluator:
         if model.program is None:
             return state
         generator = seeded(setup.world.seed, "evaluate", model.name, round, client)
-        with isolated(generator, setup.world.device), contextlib.suppress(RejectedUpdate):
-            work = setup.work(
-                client, max(round, 1), model.graph, state, generator, keep=personal.keep
-            )
-            whole = work.local.model_copy(update={"fraction": 1.0})
-            outcome = model.program(dataclasses.replace(work, local=whole))
-            return returned(Outcome, outcome, model.program).state
-        return state
+        try:
+            with isolated(generator, setup.world.device):
+                tuned = self._run(model, client, max(round, 1), state, generator, personal.keep)
+            check_update(model.graph, tuned)
+        except KeyboardInterrupt:  # this one is the user's
+            raise
+        except BaseException as error:  # whatever the program dies of, the other tests go on
+            who: dict[str, Json] = {"client": client, "name": model.name, "reason": reason(error)}
+            self._untuned.append(who)
+            return state
+        return tuned
+
+    def _run(
+        self,
+        model: Evaluated,
+        client: int,
+        round: int,
+        state: State,
+        generator: torch.Generator,
+        keep: State,
+    ) -> State:
+        """What a model's program makes of its weights, on all of a client's data."""
+        assert model.program is not None
+        work = self.experiment.work(client, round, model.graph, state, generator, keep=keep)
+        whole = work.local.model_copy(update={"fraction": 1.0})
+        return outcome_of(
+            model.program, model.program(dataclasses.replace(work, local=whole))
+        ).state
 
 
 @dataclass(frozen=True, eq=False)

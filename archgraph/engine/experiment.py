@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ class Experiment:
         bound: How many times the round's median an update's size may be; None: any.
         text: The experiment as resolved, YAML, for the run folder.
         facts: All that decides the run's numbers, as plain values.
+        locating: Context in which errors point at the line of the file that says a key.
     """
 
     world: World
@@ -53,6 +55,7 @@ class Experiment:
     privacy: PrivacySpec | None = None
     text: str = ""
     facts: Mapping[str, Json] = field(default_factory=dict)
+    locating: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:

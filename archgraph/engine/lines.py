@@ -37,6 +37,7 @@ class _Evaluation(_Read):
     models: dict[str, _Figures] = {}
     worst: dict[str, Json] | None = None
     local: dict[str, Json] | None = None
+    untuned: list[_Report] = []
 
 
 class _Line(_Read):

@@ -152,13 +152,18 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
     first: dict[str, str] = {}
     for line in lines:
         number = line.get("round", 0)
-        for key, kind in (("rejected", "updates refused"), ("failed", "clients failed")):
-            for who in line.get(key, ()):
+        tested = line.get("evaluation", {})
+        for kind, lost in (
+            ("updates refused", line.get("rejected", ())),
+            ("clients failed", line.get("failed", ())),
+            ("tested without tuning", tested.get("untuned", ())),
+        ):
+            for who in lost:
                 name = f"client {who['client']}, {who['name']}"
                 kinds.setdefault(kind, {}).setdefault(name, []).append(number)
                 first.setdefault(kind, f"; the first: {who['reason']}")
         rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
-        rows += line.get("evaluation", {}).get("models", {}).items()
+        rows += tested.get("models", {}).items()
         for name, row in rows:
             local = {f"local {k}": v for k, v in (row.get("local") or {}).items()}
             for key in [k for k, v in {**row, **local}.items() if v is None]:

@@ -19,7 +19,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import outcome_of
+from archgraph.engine.returned import outcome_of, reason
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
@@ -29,9 +29,6 @@ from archgraph.states.spill import Spill
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds"})
-
-# Characters of a reason in the record.
-LONGEST = 1000
 
 
 class Clock:
@@ -170,12 +167,12 @@ class Turn:
             seconds = time.perf_counter() - began
             return _Arrival(task, who, outcome, self._checked(task, outcome), seconds)
         except RejectedUpdate as error:
-            self.rejected.append({**who, "reason": _said(error)})
+            self.rejected.append({**who, "reason": reason(error)})
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever a client dies of, the others go on
             self._first = self._first or error
-            self.failed.append({**who, "reason": f"{type(error).__name__}: {_said(error)}"})
+            self.failed.append({**who, "reason": reason(error)})
         finally:
             self.watch.client_done()
         return None
@@ -280,15 +277,6 @@ class Turn:
         result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
         return result
-
-
-def _said(error: BaseException) -> str:
-    """What an error says, as a line of a record: a client can have written it."""
-    try:
-        text = str(error)[:LONGEST]
-    except Exception as mute:
-        text = f"it cannot say what is wrong ({type(mute).__name__})"
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def _copied(task: Task, outcome: Outcome) -> Outcome:

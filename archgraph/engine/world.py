@@ -140,6 +140,7 @@ def prepare(
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
         facts={} if imagined else facts(spec, strategy, family, found),
+        locating=spec.locating,
     )
 
 
@@ -195,22 +196,23 @@ def testable(experiment: Experiment, state: ServerState) -> None:
         answers(model, experiment.data, experiment.world.learning)
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
-    if asked.statistics is not None and not recomputed:
-        raise RunError(
-            "changes nothing: no model is tested with running statistics that are recomputed",
-            where="evaluate.statistics",
-            found=asked.statistics,
-            expected="models with batch norm, and a strategy with `norm: static`",
-            hint="leave it out",
-        )
-    if asked.fine_tune is not None and not tuned:
-        raise RunError(
-            "changes nothing: no model is tested on its clients as it was sent to them",
-            where="evaluate.fine_tune",
-            found=asked.fine_tune,
-            expected="models with clients, and no training of the strategy's own before a test",
-            hint="leave it out",
-        )
+    with experiment.locating("evaluate"):
+        if asked.statistics is not None and not recomputed:
+            raise RunError(
+                "changes nothing: no model is tested with running statistics that are recomputed",
+                where="evaluate.statistics",
+                found=asked.statistics,
+                expected="models with batch norm, and a strategy with `norm: static`",
+                hint="leave it out",
+            )
+        if asked.fine_tune is not None and not tuned:
+            raise RunError(
+                "changes nothing: no model is tested on its clients as it was sent to them",
+                where="evaluate.fine_tune",
+                found=asked.fine_tune,
+                expected="models with clients, and no training of the strategy's own before a test",
+                hint="leave it out",
+            )
 
 
 def _world(

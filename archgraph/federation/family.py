@@ -154,7 +154,6 @@ def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
 class _Resolver:
     def __init__(self, spec: FamilySpec) -> None:
         self.spec = spec
-        self.document = spec.document
         self.read: dict[str, Document] = {}
         self.models: dict[str, tuple[ArchGraph, State | None]] = {}  # of members, by source
 
@@ -223,7 +222,7 @@ class _Resolver:
     def source(self, source: str | dict[str, Any], place: Place) -> Document:
         """A model file, or a model written in place."""
         if not isinstance(source, str):
-            return self.document.sub(place)
+            return self.spec.document_of(place).sub(place)
         if source not in self.read:
             self.read[source] = read_document(source)
         return self.read[source]
@@ -269,5 +268,6 @@ class _Resolver:
         try:
             yield
         except ArchGraphError as error:
-            error.where = ": ".join(filter(None, (self.document.where(place), error.where)))
+            where = self.spec.document_of(place).where(place)
+            error.where = ": ".join(filter(None, (where, error.where)))
             raise

@@ -49,7 +49,8 @@ class Document:
         while known and known not in self.lines:
             known = known[:-1]
         name = f": {dotted(place)}" if place else ""
-        return f"{self.file}:{self.lines.get(known, 1)}{name}"
+        line = f":{self.lines.get(known, 1)}" if self.lines else ""  # else it is no file
+        return f"{self.file}{line}{name}"
 
     def fail(
         self,
@@ -122,10 +123,9 @@ class FromFile(Base):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and dict(self) == dict(other)
 
-    @property
-    def document(self) -> Document:
-        """The file, or what it would hold."""
-        if self._document is not None:
+    def document_of(self, place: Place) -> Document:
+        """What says a place: the file, or what one would hold that says it as it is now."""
+        if self._document is not None and place[0] not in self._changed:
             return self._document
         name = type(self).__name__.removesuffix("Spec").lower()
         return Document(name, self.model_dump(by_alias=True, exclude_unset=True), {})

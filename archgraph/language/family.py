@@ -96,7 +96,7 @@ class FamilySpec(FromFile):
             if isinstance(model, str) and model != "join":
                 yield read_document(model)
             elif isinstance(model, dict):
-                yield self.document.sub(place)
+                yield self.document_of(place).sub(place)
 
     @pydantic.model_validator(mode="after")
     def _global(self) -> FamilySpec:

@@ -690,11 +690,17 @@ def test_what_stands_in_for_text_has_its_form(data_root, name, options):
     ]
 
 
+def test_what_stands_in_has_as_many_windows_as_have_a_next_word():
+    """The last word only follows: 245,569 words are 6,636 windows of 37 with targets, not 6,637."""
+    assert len(stand_in("wikitext2", bptt=37).test) == 6636 == 245_569 // 37 - 1
+
+
 def test_what_stands_in_refuses_the_options_that_loading_refuses():
     for name, options, words in (
         ("mnli", {"vocabulary": 3}, "vocabulary too small"),
         ("mnli", {"length": 3}, "data.length"),
         ("wikitext2", {"length": 20}, "data.length: is not an option of wikitext2"),
+        ("digits", {"bptt": 5}, "data.bptt: is not an option of digits"),
         ("wikitext3", {}, "unknown data set"),
     ):
         with pytest.raises(DataError, match=words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.partition import local_test_indices
-from archgraph.engine.progress import Bars, bars, table
+from archgraph.engine.progress import Bars, bars, table, troubles
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import (
@@ -461,8 +462,49 @@ def test_a_model_that_cannot_be_tuned_is_tested_as_it_is(world, digits, net):
     tuning = EvaluateSpec(batch=100, fine_tune=3)
     wild = evaluator(small, digits, evaluate=tuning, local=LocalOptions(lr=3e38))
     models = [Evaluated("m", net, small.state, (0, 1))]
-    tuned, plain = (t(models, kept={}, round=1)["models"]["m"] for t in (wild, test))
+    found = wild(models, kept={}, round=1)
+    tuned, plain = found["models"]["m"], test(models, kept={}, round=1)["models"]["m"]
     assert tuned["accuracy"] == plain["accuracy"] and tuned["local"] == plain["local"]
+    assert [(who["client"], who["name"]) for who in found["untuned"]] == [(0, "m"), (1, "m")]
+
+
+def dies(error: type[BaseException]) -> Any:
+    def program(work: Work) -> Outcome:
+        torch.set_grad_enabled(False)
+        raise error("no data")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (dies(ValueError), "ValueError: no data"),
+        (dies(SystemExit), "SystemExit: no data"),
+        (lambda work: None, "RunError: .* returned the wrong type"),
+        (lambda work: Outcome({**work.state, "5.bias": torch.ones(3)}), "5.bias: wrong shape"),
+        (lambda work: Outcome({**work.state, "5.bias": torch.ones(10) / 0}), "5.bias: not finite"),
+    ],
+    ids=["error", "exit", "nothing", "shape", "infinite"],
+)
+def test_a_program_before_a_test_is_isolated_like_a_clients(world, digits, net, program, why):
+    """It harms neither the test nor the process; the figures and the run's troubles say so."""
+    small = world(clients=2)
+    models = [Evaluated("m", net, small.state, (0, 1), program=program)]
+    found = evaluator(small, digits)(models, kept={}, round=1)
+    plain = evaluator(small, digits)(
+        [dataclasses.replace(models[0], program=None)], kept={}, round=1
+    )
+    assert found["local"] == plain["local"] and "untuned" not in plain
+    assert torch.is_grad_enabled()
+    (line,) = troubles([{"round": 1, "evaluation": found}])
+    assert re.match(rf"tested without tuning: client 0, m .*; the first: {why}", line)
+
+
+def test_an_interrupt_before_a_test_is_the_users(world, digits, net):
+    model = Evaluated("m", net, world(clients=2).state, (0, 1), program=dies(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        evaluator(world(clients=2), digits)([model], kept={}, round=1)
 
 
 @pytest.mark.parametrize("statistics", ["stored", "recompute"])

@@ -70,17 +70,32 @@ def test_fine_tuning_that_no_model_gets_is_refused(start) -> None:
         start(tuned, change={"clients": ()})
 
 
+def test_what_changes_no_test_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "archgraph: 1\ninputs: {x: [1, 8, 8]}\n"
+        "sections: [{name: s, steps: [flatten, linear: 10]}]\n"
+    )
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "archgraph: 1\nname: e\nfamily: {model: m.yaml, clients: [{name: a}]}\n"
+        "data: {dataset: digits, limit: 20}\nstrategy: {fedavg: {}}\n"
+        "rounds: 1\nevaluate:\n  every: 1\n  statistics: 50\n"
+    )
+    with pytest.raises(RunError, match=r"e\.yaml:9: evaluate\.statistics: changes nothing"):
+        begun(prepare(file))
+
+
 def test_before_a_survey_no_model_is_asked_for(experiment, mean) -> None:
     strategy = mean(asked=answering)
     object.__setattr__(strategy, "evaluated", None)  # it is frozen
-    begun(experiment(strategy))
+    assert begun(experiment(strategy)).group("global")
 
 
 def test_a_survey_is_not_run_to_find_out(experiment, mean) -> None:
     def never(work: Work) -> Outcome:
         raise AssertionError
 
-    begun(experiment(mean(asked=never)))
+    assert begun(experiment(mean(asked=never))).group("global")
 
 
 def test_keys_that_programs_do_not_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from archgraph.engine import prepare
-from archgraph.errors import SpecError
-from archgraph.language import load_experiment
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.federation.family import resolve
+from archgraph.language import load_experiment, load_family
+from archgraph.language.family import MemberSpec
 from archgraph.language.yaml import parse_document, read_document
 
 
@@ -153,3 +155,28 @@ def test_what_was_changed_after_reading_is_no_lines_fault(tmp_path: Path) -> Non
     kept = spec.model_copy(update={"rounds": 2})
     with pytest.raises(SpecError, match=r"e\.yaml:5: strategy"):
         prepare(kept)
+
+
+def test_a_family_that_was_changed_is_what_it_says_now(tmp_path):
+    """Neither its old lines nor its old values count."""
+    (tmp_path / "m.yaml").write_text(
+        "archgraph: 1\ninputs: {x: [1, 8, 8]}\n"
+        "sections: [{name: s, steps: [flatten, linear: 16, relu, linear: 10]}]\n"
+    )
+    file = tmp_path / "f.yaml"
+    file.write_text("archgraph: 1\nmodel: m.yaml\nclients:\n  - {name: a, take: {nothing: 0.5}}\n")
+    spec = load_family(file)
+    with pytest.raises(ArchGraphError, match=r"^.*f\.yaml:4: clients\[0\]\.take: "):
+        resolve(spec)
+    wrong = spec.model_copy(
+        update={"clients": (MemberSpec.model_validate({"name": "b", "take": {"none": 0.5}}),)}
+    )
+    with pytest.raises(ArchGraphError, match=r"^family: clients\[0\]\.take: "):
+        resolve(wrong)
+    inline = {
+        "archgraph": 1,
+        "inputs": {"x": (1, 8, 8)},
+        "sections": ({"name": "s", "steps": ("flatten", {"linear": 10})},),
+    }
+    other = spec.model_copy(update={"model": inline, "clients": (MemberSpec(name="b"),)})
+    assert [p.shape for p in resolve(other).graph.params] == [(10, 64), (10,)]

@@ -298,7 +298,8 @@ def test_a_transposed_convolution_does_not_sum_over_its_groups():
     )
     graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
     for axis in ag.axes(graph).free:
-        ag.widen(graph, {axis.name: 2.0}, verify=True)
+        wide = ag.widen(graph, {axis.name: 2.0})
+        assert same_function(graph, wide) <= 1e-10
 
 
 class Products(nn.Module):

@@ -682,13 +682,15 @@ def test_names_that_are_not_text_are_unknown_entries():
 def test_trusting_spares_only_the_look_at_the_values():
     with pytest.raises(RejectedUpdate, match="wrong shape"):
         Merger(SLOTS, random(SLOTS, 0)).add(FULL, broken("shape"), trusted=True)
-    check_update(SLOTS, broken("nan"), finite=False)
+    assert check_update(SLOTS, broken("nan"), finite=False) == {}
 
 
 def test_values_whose_sum_overflows_are_finite():
     slots = (Slot("w", (4,), "float32"),)
-    check_update(slots, {"w": torch.full((4,), 3e38)})
-    check_update((Slot("w", (4,), "float16"),), {"w": torch.full((4,), 6e4).half()})
+    largest = check_update(slots, {"w": torch.full((4,), 3e38)})
+    assert largest == {"w": pytest.approx(3e38)}
+    half = (Slot("w", (4,), "float16"),)
+    assert check_update(half, {"w": torch.full((4,), 6e4).half()}) == {}
 
 
 def test_a_foreign_transfer_is_refused():
