@@ -96,7 +96,7 @@ class TraceError(ArchGraphError):
 
 
 class TraceWarning(UserWarning):
-    """A graph does something otherwise than the model that it was captured from."""
+    """A captured graph differs from its model in gradients, training or later calls."""
 
 
 class SpecError(ArchGraphError):

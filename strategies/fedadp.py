@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -38,6 +38,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation import (
+    Contribution,
     Evaluated,
     Json,
     Model,
@@ -51,6 +52,7 @@ from archgraph.federation import (
     Weights,
     World,
     by_tier,
+    group_means,
     part,
     seeded,
 )
@@ -80,6 +82,7 @@ class FedADP(Strategy):
         'averaged'
     """
 
+    averages: ClassVar[bool] = True
     narrow: Mode = "paper"
     redraw: bool = False
     approximate: bool = False
@@ -136,6 +139,8 @@ class FedADP(Strategy):
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
+        if world.one_by_one:
+            return self._each_grown(world, state, results, drawn)
         merged, coverage = self.merged(world, state.group("global"), results, drawn)
         if not coverage:
             return state
@@ -171,6 +176,26 @@ class FedADP(Strategy):
                 trusted=True,
             )
         return merger.result()
+
+    def _each_grown(
+        self, world: World, state: ServerState, results: Iterable[Result], drawn: int
+    ) -> ServerState:
+        """The mean where every client's model counts by itself, grown to the global one."""
+        old, identity = state.group("global"), ag.Transfer.identity(world.graph)
+        left_out = NormPolicy(self.norm).left_out(world.graph)
+        arrived = False
+
+        def contributions() -> Iterator[Contribution]:
+            nonlocal arrived
+            for result in results:
+                arrived = True
+                fit = self.fit(world, world.tier_of(result.client), drawn)
+                grown = fit.grown({**fit.blank, **result.state}, old)
+                one = Contribution.of(result, world.graph, self.weights)
+                yield one._replace(transfer=identity, state=grown, skip=left_out)
+
+        state = group_means(world, state, contributions())
+        return state.with_values(drawn=drawn) if arrived else state
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
         """The global model, and each architecture's on the data of the clients that run it."""

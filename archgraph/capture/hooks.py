@@ -86,7 +86,7 @@ def registering(notes: list[Note]) -> Iterator[None]:
         saving.__enter__ = entered  # type: ignore[method-assign]  # taken back below
         yield
     finally:
-        saving.__enter__ = enter  # type: ignore[method-assign]
+        saving.__enter__ = enter  # type: ignore[method-assign]  # as it was
         for holder, name, before in old:
             setattr(holder, name, before)
     notes += [error for key, shapes in saved.items() if (error := other_saved(*key, shapes))]

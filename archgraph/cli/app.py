@@ -62,7 +62,7 @@ class Commands(TyperGroup):
             raise typer.Exit(BAD_INPUT) from None
 
 
-class _Told(logging.Handler):
+class NotePrinter(logging.Handler):
     """Prints each note about a model once, beside what a command prints."""
 
     def __init__(self) -> None:
@@ -70,6 +70,7 @@ class _Told(logging.Handler):
         self._said: set[object] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a note that was not printed yet."""
         file, note = record.args if isinstance(record.args, tuple) else ("", "")
         key = (Path(str(file)).absolute(), note)  # a family names its model otherwise than we do
         if key not in self._said:
@@ -81,17 +82,17 @@ class _Told(logging.Handler):
 
 @contextlib.contextmanager
 def _notes() -> Iterator[None]:
-    """Print what graphs do otherwise than their models, in place of Python's warnings."""
-    log, told = logging.getLogger("archgraph.notes"), _Told()
+    """Print where graphs differ from their models, in place of Python's warnings."""
+    log, printer = logging.getLogger("archgraph.notes"), NotePrinter()
     level = log.level
-    log.addHandler(told)
+    log.addHandler(printer)
     log.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TraceWarning)
             yield
     finally:
-        log.removeHandler(told)
+        log.removeHandler(printer)
         log.setLevel(level)
 
 

@@ -42,7 +42,10 @@ def trace(
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option(help="Refuse what the graph would do otherwise than the module, or note it."),
+        typer.Option(
+            help="Refuse a module whose gradients, training or later calls the graph would not "
+            "follow; --no-strict notes the difference instead."
+        ),
     ] = True,
     output: OutputFile = None,
     weights: Annotated[

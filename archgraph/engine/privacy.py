@@ -43,12 +43,6 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
     """
     strategy, world = experiment.strategy, experiment.world
     name = f"strategy {type(strategy).__name__}"
-    if not strategy.averages:
-        raise RunError(
-            "privacy needs a strategy that averages by `covered_mean` or `group_means`",
-            where=name,
-            hint="a strategy of your own that averages by them alone says `averages = True`",
-        )
     if next(iter(each_returned(Task, strategy.survey(world, first), strategy, "survey")), None):
         raise RunError("asks clients before the first round, which is not private", where=name)
     clients = tuple(client.id for client in world.clients)

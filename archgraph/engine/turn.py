@@ -68,7 +68,7 @@ class Clock:
 
 
 class _Arrival(NamedTuple):
-    """What a client did, fit to be seen by the server."""
+    """The work of a client after all checks of a single update."""
 
     task: Task
     who: dict[str, Json]
@@ -79,11 +79,11 @@ class _Arrival(NamedTuple):
 
     @property
     def change(self) -> UpdateSize:
-        """The size of what is merged of it."""
+        """The size of the change in what is merged."""
         return change(self.task.state, self.result.state, self.result.skip)
 
     def times(self, factor: float) -> _Arrival:
-        """With an update that is scaled."""
+        """This arrival with its update scaled by a factor."""
         if factor == 1:
             return self
         result = self.result
@@ -91,13 +91,13 @@ class _Arrival(NamedTuple):
         return self._replace(result=dataclasses.replace(result, state=state), clipped=factor)
 
     def spilled(self, spill: Spill) -> Callable[[], _Arrival]:
-        """Write what was sent and returned to disk; called, the result is this arrival again."""
+        """Write the tensors to disk, and return a function that reads this arrival back."""
         sent, back = spill.put(self.task.state), spill.put(self.outcome.state)
         names, bare = tuple(self.result.state), self._having({}, {}, ())
         return lambda: bare._having(spill.get(sent), spill.get(back), names)
 
     def _having(self, sent: State, state: State, returned: Iterable[str]) -> _Arrival:
-        """With other tensors, of which these are returned."""
+        """This arrival with other tensors; the result has those of some names."""
         result = dataclasses.replace(self.result, state={name: state[name] for name in returned})
         return self._replace(
             task=dataclasses.replace(self.task, state=sent),
@@ -156,7 +156,7 @@ class Turn:
             del result
 
     def _arrive(self, task: Task) -> _Arrival | None:
-        """A client's work, if it got that far and all of it is fit to be seen."""
+        """A client's work; None if the client failed or its update was refused."""
         name = task.tier or self.experiment.world.clients[task.client].name
         self.watch.client(name)
         who: dict[str, Json] = {"client": task.client, "name": name}
@@ -178,7 +178,7 @@ class Turn:
         return None
 
     def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
-        """Those whose change is not too large for `bound`, scaled down as far as `clip` says."""
+        """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
         bound, rules = self.experiment.bound, self.experiment.world.aggregate
         if rules is not None and (rules.clip is None or self.round == 0):
             rules = None
@@ -256,7 +256,7 @@ class Turn:
         return _copied(task, outcome)
 
     def _checked(self, task: Task, outcome: Outcome) -> Result:
-        """What the server sees of an outcome, if all of it is fit to be seen."""
+        """What the server sees of an outcome that passes all checks."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
         check_ranges(task.graph, sent, outcome.state, steps)

@@ -27,13 +27,14 @@ from archgraph.federation import (
     LearningTask,
     ServerState,
     State,
+    Strategy,
     Tier,
     World,
     configure,
 )
 from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, allowed, load_experiment
-from archgraph.language.aggregate import KrumOptions, part_of
+from archgraph.language.aggregate import AggregateSpec, part_of
 from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
@@ -72,50 +73,16 @@ def prepare(
         with spec.locating("strategy"):
             strategy = configure(spec.strategy_name, spec.strategy_options)
         family = family or resolve(family_of(spec))
-    if strategy.needs_global and not family.has_global:
-        raise RunError(
-            "the strategy needs a global model",
-            where=f"strategy {spec.strategy_name}",
-            found="a family without one",
-            expected="a model that contains the clients' models",
-            hint="write `model: join` in the family, or name a model file",
-        )
-    if spec.aggregate is not None and not strategy.averages:
-        raise RunError(
-            "the strategy does not average by `covered_mean` or `group_means`",
-            where=f"strategy {spec.strategy_name}",
-            found="aggregate, which limits what these take",
-            expected="an experiment without it, or another strategy",
-            hint="a strategy of your own that averages by them alone says `averages = True`",
-        )
-    ignored = sorted(spec.local.model_fields_set & strategy.unread)
-    if ignored:
-        with spec.locating("local"):
-            raise RunError(
-                "the strategy's clients do not read it",
-                where=f"local.{ignored[0]}",
-                found=getattr(spec.local, ignored[0]),
-                hint="leave it out",
-            )
-    named, located = spec.data, spec.locating("data")
-    if data is not None:
-        named, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
-    elif isinstance(named, NamedData):
-        root = data_root or named.root or os.environ.get(ROOT_VARIABLE)
-        path = None if root is None else str(Path(root).expanduser().absolute())
-        named = named.model_copy(update={"root": path})
-    with located, allowed(python):
-        found = imagined or (dataset_of(data) if data is not None else read_data(named))
+    _check_options(spec, strategy, family)
+    named, found = _data(spec, data, imagined, data_root, python)
     with allowed(python), spec.locating("task"):
         learning = learning_task(spec.task, found)
     check_strategy(strategy, spec.strategy_name, learning)
     family, found = matched(family, found, learning)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     sampled = _sampled(spec.sample, len(kinds))
-    if spec.aggregate is not None and spec.aggregate.krum is not None:
-        _enough(spec.aggregate.krum, sampled)
-    if spec.aggregate is not None and spec.aggregate.middle is not None:
-        _reachable(spec.aggregate.middle.quorum, sampled)
+    if spec.aggregate is not None:
+        _check_rules(spec.aggregate, sampled)
     if found.owners:
         with spec.locating("data"):
             shares = _owned(named, found, len(kinds))
@@ -142,6 +109,60 @@ def prepare(
         facts={} if imagined else facts(spec, strategy, family, found),
         locating=spec.locating,
     )
+
+
+def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
+    """Refuse what the strategy cannot do, or does not read."""
+    if strategy.needs_global and not family.has_global:
+        raise RunError(
+            "the strategy needs a global model",
+            where=f"strategy {spec.strategy_name}",
+            found="a family without one",
+            expected="a model that contains the clients' models",
+            hint="write `model: join` in the family, or name a model file",
+        )
+    if spec.aggregate is not None:
+        _check_averages(strategy, spec.strategy_name, "aggregate")
+    ignored = sorted(spec.local.model_fields_set & strategy.unread)
+    if ignored:
+        with spec.locating("local"):
+            raise RunError(
+                "the strategy's clients do not read it",
+                where=f"local.{ignored[0]}",
+                found=getattr(spec.local, ignored[0]),
+                hint="leave it out",
+            )
+
+
+def _check_averages(strategy: Strategy, name: str, key: str) -> None:
+    """Refuse a key that changes how updates are averaged, where the strategy does more."""
+    if not strategy.averages:
+        raise RunError(
+            "the strategy does not average by `covered_mean` or `group_means` alone",
+            where=f"strategy {name}",
+            found=f"`{key}`, which changes what these do",
+            expected="an experiment without it, or another strategy",
+            hint="a strategy of your own that averages by them alone says `averages = True`",
+        )
+
+
+def _data(
+    spec: ExperimentSpec,
+    data: object,
+    imagined: Dataset | None,
+    data_root: str | os.PathLike[str] | None,
+    python: bool,
+) -> tuple[DataSpec, Dataset]:
+    """The data of a run, and what says which they are; arguments as for :func:`prepare`."""
+    named, located = spec.data, spec.locating("data")
+    if data is not None:
+        named, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
+    elif isinstance(named, NamedData):
+        root = data_root or named.root or os.environ.get(ROOT_VARIABLE)
+        path = None if root is None else str(Path(root).expanduser().absolute())
+        named = named.model_copy(update={"root": path})
+    with located, allowed(python):
+        return named, imagined or (dataset_of(data) if data is not None else read_data(named))
 
 
 def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:
@@ -178,6 +199,7 @@ def begun(experiment: Experiment) -> ServerState:
     if next(iter(strategy.survey(world, first)), None) is None:
         testable(experiment, first)
     if experiment.privacy is not None:
+        _check_averages(strategy, type(strategy).__name__, "privacy")
         check_privacy(experiment, first)
     return first
 
@@ -275,9 +297,18 @@ def _sampled(sample: float | int, clients: int) -> int:
     return sample
 
 
-def _enough(krum: KrumOptions, clients: int) -> None:
-    """Refuse rounds that are too small for Krum's guarantee."""
-    malicious = part_of(krum.malicious, clients)
+def _check_rules(rules: AggregateSpec, clients: int) -> None:
+    """Refuse rounds that are too small for Krum's guarantee, or for a quorum."""
+    if rules.middle is not None and rules.middle.quorum > clients:
+        raise RunError(
+            "a quorum that no round reaches: nothing would ever change",
+            where="aggregate",
+            found=f"quorum {rules.middle.quorum}",
+            expected=f"at most {clients}, the clients of a round",
+        )
+    if rules.krum is None:
+        return
+    malicious = part_of(rules.krum.malicious, clients)
     if clients < 2 * malicious + 3:
         raise RunError(
             "too few clients in a round for Krum",
@@ -286,23 +317,12 @@ def _enough(krum: KrumOptions, clients: int) -> None:
             expected=f"{2 * malicious + 3} or more",
             hint="lower `malicious`, or sample more clients",
         )
-    if krum.keep > clients - malicious:
+    if rules.krum.keep > clients - malicious:
         raise RunError(
-            "Krum would keep malicious clients, too",
+            "Krum would keep malicious clients' updates, too",
             where="aggregate.krum.keep",
-            found=krum.keep,
+            found=rules.krum.keep,
             expected=f"at most {clients - malicious} of {clients}",
-        )
-
-
-def _reachable(quorum: int, clients: int) -> None:
-    """Refuse a quorum that no round reaches: nothing would ever change."""
-    if quorum > clients:
-        raise RunError(
-            "more clients than a round has",
-            where="aggregate",
-            found=f"quorum {quorum}",
-            expected=f"at most {clients}",
         )
 
 

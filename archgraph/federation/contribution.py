@@ -15,22 +15,24 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Signature, State, Transfer
 from archgraph.states.robust import Cut
 
-TINY = 1e-30  # a size below it counts as zero: nothing is divided by it
+TINY = 1e-30  # nothing is divided by a size below it
 
 
 class Contribution(NamedTuple):
     """What a client adds to the mean of a group of the server's state.
 
     Attributes:
-        client: Whose it is.
+        client: Id of the client.
         group: Name of the group.
-        whole: Architecture of the group's weights, or the signature of the group.
-        transfer: Linear map from the group to what the client has of it.
-        state: That.
-        weight: Weight of the client.
-        skip: Entries that are left out.
-        sizes: As for :func:`covered_mean`.
-        rows: As for :func:`covered_mean`.
+        whole: Architecture of the group's weights, or the group's signature.
+        transfer: Linear map from the group's state to the client's part of it.
+        state: The client's part, after training.
+        weight: Weight of the client in the mean.
+        skip: Entries of the client's part that are left out.
+        sizes: Size of some entries of the client's part, which they are divided by; see
+            :func:`covered_mean`.
+        rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
+            gives; None: all.
     """
 
     client: int
@@ -68,7 +70,7 @@ class Contribution(NamedTuple):
 
 
 class EntrySizes:
-    """The sizes of entries, as clients gave them: means over clients by global entry.
+    """Means over clients of the sizes of entries, by global entry.
 
     Example:
         >>> from archgraph.states import Slot

@@ -208,13 +208,13 @@ class PrivateMeans:
 
 
 def counted(one: Contribution) -> Transfer:
-    """The part of a contribution's map that privacy averages: trained parameters, once each."""
+    """The part of a contribution's map that counts here: the parameters that are trained."""
     fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
     return _counted(one.transfer, frozenset(one.skip), fixed)
 
 
 def sources(part: Transfer) -> frozenset[str]:
-    """Entries that a client gives something of; empty tensors are none."""
+    """Global entries that a client covers some of; empty tensors do not count."""
     shapes = part.shapes
     used = (str(entry.source) for entry in part.entries.values())
     return frozenset(name for name in used if 0 not in shapes[name])

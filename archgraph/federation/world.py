@@ -142,6 +142,13 @@ class World:
         return tuple(client.id for client in self.clients if client.name == tier)
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether means look at each client's update by itself: none may be summed first."""
+        rules = self.aggregate
+        robust = rules is not None and (rules.krum or rules.middle) is not None
+        return robust or self.means is not None
+
+    @property
     def by_size(self) -> tuple[Tier, ...]:
         """The tiers from the fewest parameters to the most; equals as in the family."""
         return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

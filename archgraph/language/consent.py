@@ -36,7 +36,9 @@ def allowed(python: bool = True) -> Iterator[None]:
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Whether nobody has consented to run what a name stands for, and it is not archgraph's own.
+    """Whether running what a name stands for needs consent that was not given.
+
+    Classes of archgraph's own need none.
 
     Args:
         name: ``package.module:path``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
     Contribution,
     Outcome,
+    Result,
     ServerState,
     Strategy,
     Train,
@@ -37,7 +39,10 @@ from archgraph.language.yaml import parse_document
 from archgraph.states import Slot, Transfer
 from archgraph.states.clipping import change
 
-AVERAGING = ("allsmall", "exclusivefl", "fedavg", "fedfa", "fedin", "flexifed", "heterofl", "nefl")
+AVERAGING = (
+    *("allsmall", "exclusivefl", "fedadp", "fedavg", "fedfa", "fedin", "flexifed", "heterofl"),
+    "nefl",
+)
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,45 @@ def test_sizes_of_entries_are_not_moved_by_one_client_either(world, rule):
     assert free.group("global")["w"].min() > 1e19
 
 
+@pytest.mark.parametrize("rule", ["median", "{krum: {malicious: 0.2, keep: 3}}"])
+def test_fedadps_models_are_compared_as_they_are_grown(rule):
+    """A fifth of the clients goes 10⁴ times as far: the rule sees it among clients of all sizes."""
+    text = SPEC.format(aggregate=rule, strategy="fedadp")
+    text = text.replace("linear: 10", "linear: 8, linear: 10")
+    clients = "{name: a, count: 3}, {name: half, take: 0.5, count: 2}"
+    text = text.replace("{name: a, count: 5}", clients)
+    setup = prepare(parse_document(text, "e.yaml").validate(ExperimentSpec))
+    strategy, world = setup.strategy, setup.world
+    state = strategy.begin(world, strategy.init(world), 1, range(5))
+
+    def results(far: float) -> Iterable[Result]:
+        for client in range(5):
+            task = strategy.send(world, state, client, 1)
+            by = far if client == 4 else 1 + client / 100
+            yield task.result(Outcome({k: v * by for k, v in task.state.items()}), 10)
+
+    free = replace(world, aggregate=None)
+    honest, robust, mean = (
+        strategy.receive(w, state, results(far), 1).group("global")
+        for w, far in ((world, 1.04), (world, 1e4), (free, 1e4))
+    )
+    for name, value in honest.items():
+        torch.testing.assert_close(robust[name], value, rtol=0.1, atol=0.02)
+    assert max(float((mean[name] - value).abs().max()) for name, value in honest.items()) > 100
+
+
+def test_fedadps_mean_is_the_same_client_by_client():
+    text = SPEC.format(aggregate="{trimmed_mean: 0.0}", strategy="fedadp")
+    text = text.replace("{fedadp: {}}", "{fedadp: {weights: uniform}}")
+    setup = prepare(parse_document(text, "e.yaml").validate(ExperimentSpec))
+    plain = replace(setup, world=replace(setup.world, aggregate=None))
+    runs = [execute(setup), execute(plain)]
+    for name, value in runs[0].server.group("global").items():
+        torch.testing.assert_close(
+            value, runs[1].server.group("global")[name], rtol=1e-5, atol=1e-7
+        )
+
+
 SPEC = """
 archgraph: 1
 name: t
@@ -280,7 +324,7 @@ def test_rounds_that_are_too_small_for_krum_are_refused():
     ("value", "reason"),
     [
         ("{krum: {malicious: 0.2, keep: 9}}", r"aggregate.krum.keep: Krum would keep malicious"),
-        ("{median: {quorum: 50}}", "aggregate: more clients than a round has; found quorum 50"),
+        ("{median: {quorum: 50}}", "aggregate: a quorum that no round reaches.*found quorum 50"),
     ],
 )
 def test_a_rule_that_would_do_nothing_is_refused(value, reason):

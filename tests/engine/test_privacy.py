@@ -88,6 +88,7 @@ def weights(run: Run) -> dict[str, Tensor]:
         ("{nefl: {weights: uniform, spread: 0}}", ALL),
         ("{flexifed: {weights: uniform}}", ALL),
         ("{heterofl: {label_rows: false}}", TIERS),
+        ("{fedadp: {weights: uniform}}", TIERS),
         ("{nefl: {weights: uniform, spread: 0}}", TIERS),
         ("{flexifed: {weights: uniform}}", TIERS),
     ],
@@ -235,8 +236,8 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
             "",
             "takes more from clients than what it averages",
         ),
-        ("{fedadp: {weights: uniform}}", "", "privacy needs a strategy that averages"),
-        ("{standalone: {}}", "", "privacy needs a strategy that averages"),
+        ("{fedadp: {}}", "", "a weight of .*; set `weights: uniform`"),
+        ("{standalone: {}}", "", "the strategy does not average .*found `privacy`"),
     ],
 )
 def test_who_cannot_keep_the_promise_is_refused_before_the_first_round(strategy, norm, reason):
