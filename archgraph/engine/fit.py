@@ -95,8 +95,9 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
         if key in named:
             inputs.append((key, named[key]))
             continue
-        shape = (Batch(), *(data.train.beside[name] if place else data.train.inputs).shape[1:])
-        node = Node(fresh(names, name), "input", (), TensorType(shape, "int64"))
+        given = data.train.beside[name] if place else data.train.inputs
+        kind = TensorType((Batch(), *given.shape[1:]), _dtype(given))
+        node = Node(fresh(names, name), "input", (), kind)
         added.append(node)
         inputs.append((name, Ref(node.name)))
     first = [graph.node[ref] for _, value in graph.inputs for ref in refs(value)]
@@ -125,6 +126,7 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
             where=where,
             found=", ".join(str(node.type) for node in inputs) or "no input",
             expected=f"{wanted} per example ({data.name})",
+            hint=_channels_last(inputs, shapes),
         )
     integral = inputs[0].dtype.startswith("int")
     if integral != data.integral:
@@ -135,18 +137,33 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
             expected="integers for text, floating point numbers otherwise",
         )
     for name, node in zip(data.inputs[1:], inputs[1:], strict=True):
-        if node.dtype != "int64":
+        if node.dtype != (expected := _dtype(data.train.beside[name])):
             raise RunError(
                 "the model takes another kind of input",
                 where=f"{where}: {name}",
                 found=node.dtype,
-                expected="int64",
+                expected=expected,
             )
     output = _logits(graph.outputs)
     if output is not None and isinstance(learning.predict, Logits) and not learning.predict.output:
         _shaped(graph.node[output.name].shape[1:], data, learning, where)
     if data.integral:
         _knows_words(graph, data)
+
+
+def _dtype(given: torch.Tensor) -> str:
+    """Type of an input as models take it."""
+    return "float32" if given.is_floating_point() else "int64"
+
+
+def _channels_last(inputs: Sequence[Node], shapes: Sequence[tuple[int, ...]]) -> str | None:
+    """What to do about images whose channels are their last axis."""
+    if len(inputs) != 1 or len(shapes[0]) != 3:
+        return None
+    height, width, channels = shapes[0]
+    if tuple(inputs[0].shape[1:]) != (channels, height, width):
+        return None
+    return "channels come first: images.permute(0, 3, 1, 2)"
 
 
 def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:

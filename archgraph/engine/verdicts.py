@@ -147,7 +147,8 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
             configure(spec.strategy_name, spec.strategy_options)
     hidden = isinstance(spec.data, PythonData) and needs_consent(spec.data.python, object)
     with spec.locating("data"):
-        imagined = None if hidden else read_data(spec.data, check=True)
+        task = None if spec.task is None else spec.task.kind
+        imagined = None if hidden else read_data(spec.data, task, check=True)
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read

@@ -161,8 +161,10 @@ def _data(
         root = data_root or named.root or os.environ.get(ROOT_VARIABLE)
         path = None if root is None else str(Path(root).expanduser().absolute())
         named = named.model_copy(update={"root": path})
+    task = None if spec.task is None else spec.task.kind
     with located, allowed(python):
-        return named, imagined or (dataset_of(data) if data is not None else read_data(named))
+        found = imagined or (dataset_of(data) if data is not None else read_data(named, task))
+    return named, found
 
 
 def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:

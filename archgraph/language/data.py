@@ -230,8 +230,9 @@ class TableData(DataSpec):
 
     table: str = Field(description="the file, .csv or .parquet; relative to this file")
     target: Target = Field(
-        description="the column to be predicted: classes if its values are text or integers, else "
-        "numbers; `{values: price}`, `{classes: grade}` or `{labels: [a, b]}` say which"
+        description="the column to be predicted: what the task learns; without a task classes if "
+        "its values are text or integers, else numbers. `{values: price}`, `{classes: grade}` or "
+        "`{labels: [a, b]}` say which"
     )
     columns: tuple[str, ...] | dict[str, Literal["number", "category"]] | None = Field(
         default=None,
@@ -263,10 +264,7 @@ class HuggingFaceData(DataSpec):
     inputs: str | dict[str, str] = Field(
         description="the column that models see; or several, by the names of the models' inputs"
     )
-    target: Target = Field(
-        description="the column to be predicted: classes if its values are text or integers, else "
-        "numbers; or said as for a table"
-    )
+    target: Target = Field(description="the column to be predicted, said as for a table")
     client: str | None = Field(
         default=None, description="the column that says whose a row is; its clients come in order"
     )
@@ -301,6 +299,22 @@ class TextData(DataSpec):
     ] = None
 
     located: ClassVar[Located] = {"text": "file", "test": "file"}
+
+
+_LEARNED = {"classification": "classes", "multilabel": "labels", "regression": "values"}
+
+
+def as_learned(data: DataSpec, task: str | None) -> DataSpec:
+    """The data with a target of which the task says what it is, where only a column is named.
+
+    >>> as_learned(TableData(table="rows.csv", target="age"), "regression").target
+    TargetSpec(values='age')
+    """
+    form, target = _LEARNED.get(task or ""), getattr(data, "target", None)
+    if form is None or not isinstance(target, str):
+        return data
+    column = (target,) if form == "labels" else target
+    return data.model_copy(update={"target": TargetSpec.model_validate({form: column})})
 
 
 DOORS: Mapping[str, type[DataSpec]] = {

@@ -279,6 +279,25 @@ def test_what_a_target_is(tmp_path, values, target, dtype):
     assert several.train.targets.shape[1:] == (1,)
 
 
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [(None, torch.int64), ("regression", torch.float32), ("classification", torch.int64)],
+    ids=["none", "regression", "classification"],
+)
+def test_a_column_is_what_the_task_learns(tmp_path, task, kind):
+    inputs, _, _ = rows()
+    write_table(tmp_path / "rows.csv", inputs, np.arange(60) % 7)
+    said = {} if task is None else {"task": task}
+    outputs = 1 if task == "regression" else 7
+    file = write_experiment(tmp_path, {"table": "rows.csv", "target": "y"}, classes=outputs, **said)
+    (verdict,) = verdicts([file])
+    assert verdict.good, verdict.error
+    run = ag.run(file, out=tmp_path / "run")
+    assert run.experiment.data.train.targets.dtype == kind
+    # What the run folder says is read in the same way.
+    assert prepare(tmp_path / "run" / "run.yaml").facts == run.experiment.facts
+
+
 def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     import pyarrow as arrow
     import pyarrow.parquet as parquet
@@ -371,6 +390,39 @@ def test_several_inputs_by_name():
     again = dataset_of((Named(None, range(4)), Named(None, range(4))))
     assert again.inputs == data.inputs
     assert torch.equal(again.train.beside["mask"], data.train.beside["mask"])
+
+
+NAMED = """\
+archgraph: 1
+name: two
+inputs: {a: [3], b: %s}
+sections:
+  - {name: head, steps: [linear: {from: b, out: 3}]}
+"""
+
+
+def test_further_inputs_may_be_numbers(tmp_path):
+    one = {"a": torch.rand(12, 3), "b": torch.rand(12, 2), "c": torch.rand(12, 4)}
+    split = one, torch.arange(12) % 3
+    file = write_experiment(tmp_path, None)
+    (tmp_path / "model.yaml").write_text(NAMED % "[2]")
+    run = ag.run(file, data=(split, split))
+    assert [(node.name, node.dtype) for node in run.experiment.world.graph.nodes[:2]] == [
+        ("a", "float32"), ("b", "float32")
+    ]  # fmt: skip
+    (tmp_path / "model.yaml").write_text(NAMED.replace("a: [3], ", "") % "[2]")
+    with pytest.raises(RunError, match=r"one input of shape \(3,\)"):
+        ag.run(file, data=(split, split))
+    (tmp_path / "model.yaml").write_text(NAMED % "{shape: [2], dtype: int64}")
+    with pytest.raises((RunError, SpecError), match="int64"):
+        ag.run(file, data=(split, split))
+
+
+def test_channels_come_first(tmp_path):
+    images = torch.from_numpy(pictures()).movedim(1, -1)
+    split = images, torch.arange(30) % 3
+    with pytest.raises(RunError, match=r"shape \(4, 5, 1\).*images\.permute\(0, 3, 1, 2\)"):
+        ag.run(write_experiment(tmp_path, None, shape=(1, 4, 5)), data=(split, split))
 
 
 def test_the_function_gets_the_same_random_numbers_every_time(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from archgraph.language.data import (
     PythonData,
     TableData,
     TextData,
+    as_learned,
 )
 
 
@@ -59,11 +60,12 @@ READERS: Mapping[type[DataSpec], Door] = {
 }
 
 
-def read_data(spec: DataSpec, *, check: bool = False) -> Dataset:
+def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
     """The data that an experiment names.
 
     Args:
         spec: What it says; files are found from anywhere.
+        task: What is learned; so a target is read as that where the file does not say what it is.
         check: Without the files of known data sets: zeros of their form stand in for them.
 
     Raises:
@@ -82,4 +84,5 @@ def read_data(spec: DataSpec, *, check: bool = False) -> Dataset:
             expected=f"one of {', '.join(DOORS)}",
             hint="in Python it may be given: ag.run(..., data=...)",
         )
+    spec = as_learned(spec, task)
     return door.check(spec) if check else door.read(spec)
