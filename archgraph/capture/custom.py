@@ -2,44 +2,106 @@
 
 An exported program has the forward of such a function, and its gradient is what that leads to.
 Where the function only computes the same gradient in another way (to save memory), nothing is
-lost; a straight-through estimator or a reversed gradient is. Both are run on random numbers. So are
-functions that pack what is saved for the gradients: it may come back as it was, or rounded.
+lost; a straight-through estimator or a reversed gradient is. Both are run on random numbers of
+several sizes and batches. So are functions that pack what is saved for the gradients: it may come
+back as it was, or rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+import itertools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from archgraph.capture.held import Held
 from archgraph.capture.places import place
+from archgraph.capture.restored import restored
 from archgraph.errors import TraceError
 
-_DRAWS = (torch.randn, torch.rand)  # numbers of both signs, and numbers that have a logarithm
+_SCALES = (1e-6, 1e-3, 1.0, 1e3, 1e6)  # of random numbers, and of what they are weighted with
+_BATCHES = (2, 16)  # other batches, as multiples of the example's
+_Draw = Callable[[tuple[int, ...]], torch.Tensor]
 
 
-def arguments_of(args: tuple[Any, ...]) -> list[Any]:
-    """Arguments of a call without the capture's stand-ins: tensors as shape and dtype."""
-    return [shape_of(a) if isinstance(a, torch.Tensor) else a for a in args]
+class Varying(int):
+    """A size of the example that goes with the batch."""
 
 
-def shape_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+def arguments_of(args: tuple[Any, ...]) -> Any:
+    """Arguments of a call without the capture's stand-ins: tensors as :class:`Shape`."""
+
+    def known(item: Any) -> Any:
+        return shape_of(item) if isinstance(item, torch.Tensor) else _size(item)
+
+    return pytree.tree_map(known, args)
+
+
+@dataclass(frozen=True)
+class Shape:
     """Shape and dtype of a stand-in, with the example's sizes."""
-    return tuple(map(_number, tensor.shape)), tensor.dtype
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    def drawn(self, draw: _Draw, times: int) -> torch.Tensor:
+        """Random numbers for a batch that is some times as large."""
+        return draw(tuple(_times(size, times) for size in self.sizes))
 
 
-def _number(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+def shape_of(tensor: torch.Tensor) -> Shape:
+    """Shape and dtype of a stand-in."""
+    return Shape(tuple(map(_size, tensor.shape)), tensor.dtype)
 
 
-def other_gradient(function: Any, given: list[Any]) -> TraceError | None:
+def _size(value: Any) -> Any:
+    return Varying(value.node.hint) if isinstance(value, torch.SymInt) else value
+
+
+def _times(value: Any, times: int) -> Any:
+    return int(value) * times if isinstance(value, Varying) else value
+
+
+def _normal(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64) * scale
+
+
+def _positive(shape: tuple[int, ...], scale: float) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float64) * scale
+
+
+def _outliers(shape: tuple[int, ...]) -> torch.Tensor:
+    return _normal(shape) * 10 ** (6 * _normal(shape).tanh())
+
+
+_DRAWS: tuple[_Draw, ...] = (
+    *(functools.partial(draw, scale=scale) for draw in (_normal, _positive) for scale in _SCALES),
+    _outliers,
+)
+
+
+def other_gradient(function: Any, given: Any) -> TraceError | None:
     """The error for a function whose gradient is not that of its forward; None where it is."""
+    kept = Held()
+    for work in (function.forward, function.backward):
+        kept.function(work, function)
+    kept.methods()
+    trials = [
+        *((draw, 1.0, 1) for draw in _DRAWS),
+        *((_normal, scale, 1) for scale in _SCALES),
+        *((_normal, 1.0, times) for times in _BATCHES),
+    ]
     try:
-        with torch.random.fork_rng(), torch.enable_grad():
+        with torch.random.fork_rng(), torch.enable_grad(), restored(torch.nn.Module(), kept):
             torch.manual_seed(0)
-            if all(_agrees(function, given, draw) for draw in _DRAWS):
-                return None
+            before = [space.prints() for space in kept.spaces]
+            if all(_agrees(function, given, *trial) for trial in trials):
+                if before == [space.prints() for space in kept.spaces]:
+                    return None
     except Exception:  # whatever the user's function raises on random numbers
         pass
     code = function.backward.__code__
@@ -52,24 +114,25 @@ def other_gradient(function: Any, given: list[Any]) -> TraceError | None:
     )
 
 
-def _agrees(function: Any, given: list[Any], draw: Any) -> bool:
+def _agrees(function: Any, given: Any, draw: _Draw, weight: float, times: int) -> bool:
     """Whether a function and its forward have one gradient on random numbers."""
 
     def drawn(item: Any) -> Any:
-        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.dtype)):
-            return item
-        if not item[1].is_floating_point:
-            return torch.zeros(item[0], dtype=item[1])
-        return draw(item[0]).to(torch.float64).requires_grad_()
+        if not isinstance(item, Shape):
+            return _times(item, times)
+        numbers = item.drawn(draw, times)
+        if item.dtype.is_floating_point:
+            return numbers.requires_grad_()
+        return torch.zeros_like(numbers, dtype=item.dtype)
 
-    args = [drawn(item) for item in given]
+    args = pytree.tree_map(drawn, given)
     inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
 
     def gradients(result: Any) -> list[torch.Tensor]:
         results = result if isinstance(result, tuple) else (result,)
         smooth = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         total = torch.stack(
-            [(r * torch.linspace(1, 2, r.numel()).view_as(r)).sum() for r in smooth]
+            [(r * weight * torch.linspace(1, 2, r.numel()).view_as(r)).sum() for r in smooth]
         )
         found = torch.autograd.grad(total.sum(), inputs, allow_unused=True)
         return [torch.zeros_like(i) if g is None else g for g, i in zip(found, inputs, strict=True)]
@@ -82,17 +145,23 @@ def _agrees(function: Any, given: list[Any], draw: Any) -> bool:
     context = () if apart else (_Context(len(args)),)
     plain = function.forward(*context, *copies())
     pairs = zip(gradients(function.apply(*copies())), gradients(plain), strict=True)
-    return all(torch.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True) for a, b in pairs)
+    return all(_close(a, b) for a, b in pairs)
 
 
-def other_saved(
-    pack: Any, unpack: Any, where: str, saved: Collection[tuple[tuple[int, ...], torch.dtype]]
-) -> TraceError | None:
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether gradients are equal up to rounding, small ones beside large ones."""
+    largest = float(expected.nan_to_num(0, 0, 0).abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * largest, equal_nan=True)
+
+
+def other_saved(pack: Any, unpack: Any, where: str, saved: Collection[Shape]) -> TraceError | None:
     """The error for hooks that give back something else than was saved; None where they do not."""
     try:
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
-            drawn = [(10 * torch.randn(shape)).to(dtype) for shape, dtype in saved]
+            trials = [(draw, 1) for draw in _DRAWS] + [(_normal, times) for times in _BATCHES]
+            pairs = itertools.product(saved, trials)
+            drawn = (shape.drawn(*trial).to(shape.dtype) for shape, trial in pairs)
             if all(torch.equal(unpack(pack(tensor.clone())), tensor) for tensor in drawn):
                 return None
     except Exception:  # whatever the user's hooks raise on random numbers

@@ -18,8 +18,9 @@ from archgraph.capture.examples import (
     tensors,
 )
 from archgraph.capture.failures import explained, first_line, is_branch
+from archgraph.capture.held import Held
 from archgraph.capture.places import place
-from archgraph.capture.restored import restored
+from archgraph.capture.restored import assigning
 from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
@@ -36,7 +37,14 @@ class Captured:
     fixed: str  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
     changed: Mapping[str, str]  # what forward assigns, each with the place of the code
-    names: Mapping[str, str]  # that its code uses, each with the place of a function
+    kept: Held  # where it can keep something, and the names that its code uses
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensors that the program computes from some inputs, in order."""
+        program = self.program
+        results = program.graph_module(*program._graph_module_flat_inputs(args, kwargs))
+        kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
+        return [r for r, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
 
 
 def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
@@ -63,9 +71,8 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             break
         noted: list[Note] = []
         changed: dict[str, str] = {}
-        names: dict[str, str] = {}
         try:
-            program = _export(model, inputs, shapes(model, inputs, dim), noted, changed, names)
+            program, kept = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -74,7 +81,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program = _export(model, inputs, shapes(model, inputs, dims), noted, changed, names)
+                program, kept = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
                 main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
@@ -90,7 +97,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, names)
+        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, kept)
     assert first is not None
     raise explained(model, first) from first
 
@@ -141,20 +148,19 @@ def _export(
     shapes: Any,
     notes: list[Note],
     changed: dict[str, str],
-    names: dict[str, str],
-) -> torch.export.ExportedProgram:
-    def once() -> torch.export.ExportedProgram:
+) -> tuple[torch.export.ExportedProgram, Held]:
+    def once() -> tuple[torch.export.ExportedProgram, Held]:
         where = place(type(model).forward)
         with (
             quiet(),
             short_ways(),
-            restored(model, changed, notes) as kept,
+            assigning(model, changed, notes) as kept,
             watched(notes, where),
         ):
-            names.update(kept.names)
-            return torch.export.export(
+            program = torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
+            return program, kept
 
     try:
         with spelt_forward(model, inputs[1]):

@@ -1,55 +1,42 @@
 """What forward can keep between calls: attributes, and what its code names beyond the module.
 
 The code of every forward is followed from name to name: methods and helper functions of the user's,
-their globals and closures, the classes and objects that they name. Each place that can hold a value
-is a :class:`Space`, which can be read, compared and put back.
+their globals and closures, the classes and objects that they name.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
-import inspect
-import pickle
-import sys
 import threading
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from archgraph.capture import spaces
 from archgraph.capture.places import is_users, place
+from archgraph.capture.prints import (
+    CACHE,
+    CONTAINERS,
+    DEPTH,
+    FUNCTIONS,
+    STILL,
+    bound,
+    contents,
+    file,
+    hidden,
+    inner,
+    is_own,
+)
+from archgraph.capture.spaces import Space
 
-ABSENT = object()
-# Attributes of every module, and a recurrent layer's lists of its own parameters.
-TABLES = frozenset({*vars(torch.nn.Module()), "_flat_weights", "_flat_weight_refs"})
-CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-_MANY = 100  # values of a container that are looked at
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CACHE = functools._lru_cache_wrapper
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, _CACHE)
-_OPAQUE = (torch.Tensor, type, types.ModuleType, types.BuiltinFunctionType)
-
-
-@dataclass(frozen=True)
-class Space:
-    """Named values that forward may replace: attributes, globals, or variables of a closure."""
-
-    prefix: str
-    where: Callable[[str], str]  # the code that may write a value
-    read: Callable[[], dict[str, Any]]
-    write: Callable[[str, Any], None]  # ABSENT removes it
-
-    def name(self, key: str) -> str:
-        """What a value is called in messages."""
-        return f"{self.prefix}{key}"
-
-    def prints(self) -> dict[str, Any]:
-        """Something for each value that is equal as long as the value is as it was."""
-        return {key: fingerprint(value) for key, value in self.read().items()}
+_EVERYTHING = frozenset({"globals", "exec", "eval"})  # with these, code can reach all its globals
+_UNNAMED = {f"__{n}__" for n in ("call", "getitem", "setitem", "iter", "next", "enter", "exit")}
+_LATE = frozenset({"modules"})  # of Python's own: what an import changes
 
 
 @dataclass
@@ -61,6 +48,7 @@ class Held:
     names: dict[str, str] = field(default_factory=dict)  # each with the place of a function
     _globals: dict[int, set[str]] = field(default_factory=dict)
     _seen: dict[Any, Any] = field(default_factory=dict)
+    _kinds: set[type] = field(default_factory=set)  # of objects
 
     def new(self, value: Any, owner: Any = None) -> bool:
         """Whether a value comes up for the first time; it is kept, so that its id stays its own."""
@@ -71,125 +59,140 @@ class Held:
         return True
 
     def module(self, module: torch.nn.Module) -> None:
-        """A module: its attributes, its code, its hooks."""
+        """A module: its attributes, its code, its hooks, attributes of its parameters."""
         if not self.new(module):
             return
         kind, own = type(module), vars(module)
         without = kind.forward is torch.nn.Module.forward
-        self.attributes(
-            own, kind.__name__, _file(kind) if without else place(kind.forward), own.keys
-        )
+        where = file(kind) if without else place(kind.forward)
+        self.spaces.append(spaces.table(own, kind.__name__, lambda _: where, own.keys))
         self.function(kind.forward, kind)
         hooks = module._forward_hooks, module._forward_pre_hooks
         for value in [*own.values(), *(h for table in hooks for h in table.values())]:
             self.value(value, kind)
+        for tensors in (module._parameters, module._buffers):
+            self.spaces += (spaces.of_tensor(tensors, name, self.names) for name in tensors)
 
-    def value(self, value: Any, owner: type | None = None, depth: int = 2) -> None:
-        """Something that forward can reach: a function, a container, an object of the user's."""
-        if isinstance(value, _FUNCTIONS):
-            self.function(value, owner)
+    def value(
+        self, value: Any, owner: type | None = None, depth: int = DEPTH, code: bool = True
+    ) -> None:
+        """Something that forward can reach: a function (``code``), a container, an object."""
+        if isinstance(value, STILL):
+            return
+        if isinstance(value, torch.nn.Module):
+            self.module(value)
         elif isinstance(value, type):
             self.kind(value)
-        elif isinstance(value, _OPAQUE + _PLAIN):
-            return
-        elif isinstance(value, (dict, list, tuple, deque)):
-            items = contents(value)
-            for item in items if depth and len(items) < _MANY else ():
-                self.value(item, owner, depth - 1)
-        elif isinstance(value, torch.nn.Module):
-            self.module(value)
+        elif isinstance(value, FUNCTIONS) or bound(value):
+            if code:
+                self.function(value, owner)
+            for name in ("__self__", "args", "keywords") if self.new(value) else ():
+                self.value(getattr(value, name, None), owner, depth - 1, code)
+        elif isinstance(value, CONTAINERS):
+            for item in contents(value) if depth and self.new(value, owner) else ():
+                self.value(item, owner, depth - 1, code)
         elif self.new(value):
             self.object(value, depth)
 
     def object(self, value: Any, depth: int) -> None:
-        """An object: attributes and slots of the user's, or what a thread or a context holds."""
+        """An object: attributes and slots, or what a thread or a context holds."""
         kind = type(value)
-        where = _file(kind)
         if isinstance(value, ContextVar):
-            self.spaces.append(_variable(value))
-        elif isinstance(value, threading.local):
-            self.attributes(value.__dict__, kind.__name__, "<thread>", value.__dict__.keys)
-        elif _own(kind):
+            self.space(spaces.of_context(value), depth)
+            return
+        where, own = file(kind), inner(value)
+        if isinstance(value, threading.local):
+            where, own = "<thread>", value.__dict__
+        if own is not None:
+            self.space(spaces.table(own, kind.__name__, lambda _: where, own.keys), depth)
+        if is_own(kind):
             self.kind(kind)
-            if hasattr(value, "__dict__"):
-                self.attributes(vars(value), kind.__name__, where, vars(value).keys)
-                self.value([*vars(value).values()], depth=depth)
-            slots = [s for k in kind.__mro__ for s in _slots(k)]
-            if slots:
-                self.spaces.append(_slotted(value, slots, where))
+            self._kinds |= set(filter(is_own, kind.__mro__))
+            self.space(spaces.of_slots(value, where), depth)
+
+    def space(self, space: Space, depth: int = DEPTH, code: bool = True) -> None:
+        """A space and what its values lead to."""
+        self.spaces.append(space)
+        for value in space.read().values() if depth else ():
+            self.value(value, depth=depth - 1, code=code)
 
     def kind(self, kind: type) -> None:
-        """A class of the user's: what it holds besides functions."""
-        if not _own(kind) or not self.new(kind):
-            return
+        """A class of the user's: what it holds besides functions (tables of them are long)."""
+        if is_own(kind) and self.new(kind):
+            self.space(spaces.of_class(kind, file(kind)), code=False)
 
-        def read() -> dict[str, Any]:
-            return {k: v for k, v in vars(kind).items() if _is_data(k, v)}
-
-        def write(key: str, value: Any) -> None:
-            if value is ABSENT:
-                delattr(kind, key)
-            else:
-                setattr(kind, key, value)
-
-        where = _file(kind)
-        self.spaces.append(Space(f"{kind.__name__}.", lambda _: where, read, write))
+    def methods(self) -> None:
+        """Methods of the objects that code can reach, where it names them."""
+        named: set[Any] = set()
+        while (
+            fresh := {
+                (kind, name)
+                for kind in self._kinds
+                for name in vars(kind).keys() & (self.names.keys() | _UNNAMED)
+            }
+            - named
+        ):
+            named |= fresh
+            for kind, name in fresh:
+                method = vars(kind)[name]
+                self.function(getattr(method, "fget", None) or method, None)
 
     def function(self, function: Any, owner: type | None) -> None:
         """A function of the user's: its globals and its closure, and what they lead to."""
-        if isinstance(function, _CACHE) and self.new(function):
+        if isinstance(function, CACHE) and self.new(function):
             self.caches.append(function)
         function = _innermost(function)
         code = getattr(function, "__code__", None)
         if code is None or not is_users(code.co_filename) or not self.new(function, owner):
             return
-        names, where = frozenset(_names(code)), place(function)
+        names, where = _names(code), place(function)
         for name in names:
             self.names.setdefault(name, where)
-        self.scope(function.__globals__, names)
-        self.attributes(vars(function), function.__name__, where, vars(function).keys)
+        self.scope(function.__globals__, _globals(code), names)
+        own = vars(function)
+        self.space(spaces.table(own, function.__name__, lambda _: where, own.keys))
         if function.__defaults__:
-            self.spaces.append(_defaults(function, where))
+            self.space(spaces.of_defaults(function, where))
         if function.__closure__:
             cells = dict(zip(code.co_freevars, function.__closure__, strict=True))
-            self.spaces.append(_closure(cells, where))
-            for value in _bound(cells).values():
+            closure = spaces.of_closure(cells, where)
+            self.spaces.append(closure)
+            for value in closure.read().values():
                 self.value(value, owner)
-        for kind in filter(_own, owner.__mro__ if owner is not None else ()):
+        for kind in filter(is_own, owner.__mro__ if owner is not None else ()):
             self.kind(kind)
             for name in names & vars(kind).keys():
                 method = vars(kind)[name]
                 self.value(getattr(method, "fget", None) or method, owner)
 
-    def scope(self, scope: dict[str, Any], names: frozenset[str]) -> None:
-        """What some code names of a module's globals, unless the module is torch's or Python's."""
+    def scope(self, scope: dict[str, Any], wanted: frozenset[str], names: frozenset[str]) -> None:
+        """What some code names of a module's globals, and of the modules among them."""
+        if names & _EVERYTHING and is_users(scope.get("__file__") or "<"):
+            wanted = frozenset(name for name in scope if not name.startswith("__")) | names
+            for name in wanted:
+                self.names.setdefault(name, scope.get("__file__") or "<unknown>")
         known = self._globals.setdefault(id(scope), set())
         if not known:
-            self.attributes(scope, "", "", lambda: known & scope.keys())
-        for name in (names - known) & scope.keys():
+            self.spaces.append(
+                spaces.table(scope, "", self.names.__getitem__, lambda: known & scope.keys())
+            )
+        fresh = wanted - known - _LATE
+        known |= fresh
+        for name in fresh & scope.keys():
             value = scope[name]
-            if not isinstance(value, types.ModuleType):
-                self.value(value)
-            elif is_users(getattr(value, "__file__", None) or "<"):
-                self.scope(vars(value), names & vars(value).keys())
-        known |= names
-
-    def attributes(
-        self, own: dict[str, Any], prefix: str, where: str, names: Callable[[], Any]
-    ) -> None:
-        """A space that is a dictionary, or some names of it."""
-
-        def read() -> dict[str, Any]:
-            return {k: own[k] for k in list(names()) if k not in TABLES}
-
-        def write(key: str, value: Any) -> None:
-            if value is ABSENT:
-                own.pop(key, None)
+            if isinstance(value, types.ModuleType):
+                self.scope(vars(value), names, names)
             else:
-                own[key] = value
+                self.value(value)
 
-        prefix = f"{prefix}." if prefix else ""
-        self.spaces.append(Space(prefix, lambda key: where or self.names[key], read, write))
+    def hidden(self) -> dict[str, str]:
+        """Values that code names and that nothing shows, each with the place of the code."""
+        return {
+            space.name(key): self.names[key]
+            for space in self.spaces
+            for key, value in space.read().items()
+            if key in self.names and hidden(value)
+        }
 
 
 def held(model: torch.nn.Module) -> Held:
@@ -197,152 +200,37 @@ def held(model: torch.nn.Module) -> Held:
     found = Held()
     for module in model.modules():
         found.module(module)
-    return found
-
-
-def fingerprint(value: Any, depth: int = 3) -> Any:
-    """Something that is equal as long as a value is as it was; tensors are not compared."""
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value) if isinstance(value, float | complex) else value
-    if depth and isinstance(value, CONTAINERS):
-        return [fingerprint(item, depth - 1) for item in contents(value)]
-    if not opaque(value):
-        return Same(value)
-    try:
-        return Same(value), pickle.dumps(value)  # an array, a generator of random numbers
-    except Exception:  # whatever its class raises
-        # nothing tells where an iterator stands
-        return object() if isinstance(value, Iterator) else Same(value)
-
-
-def opaque(value: Any) -> bool:
-    """Whether a value can change inside in a way that neither attributes nor contents show."""
-    if isinstance(value, (torch.nn.Module, *_OPAQUE, *_FUNCTIONS, *_PLAIN, *CONTAINERS)):
-        return False
-    return not _own(type(value))
-
-
-def contents(container: Any) -> list[Any]:
-    """What a container holds, of a dictionary keys and values, past what a subclass makes of it."""
-    for base in (OrderedDict, dict):
-        if isinstance(container, base):
-            return [part for item in base.items(container) for part in item]
-    bases: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
-    return list(next(base.__iter__(container) for base in bases if isinstance(container, base)))
-
-
-class Same:
-    """A value that equals nothing but itself."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]  # only ever an item of a list
-
-
-def _defaults(function: Any, where: str) -> Space:
-    """A space that is the default values of a function's arguments."""
-    code = function.__code__
-    count = len(function.__defaults__)
-    names = code.co_varnames[code.co_argcount - count : code.co_argcount]
-
-    def read() -> dict[str, Any]:
-        return dict(zip(names, function.__defaults__, strict=True))
-
-    def write(key: str, value: Any) -> None:
-        function.__defaults__ = tuple((read() | {key: value}).values())
-
-    return Space(f"{function.__name__}.", lambda _: where, read, write)
-
-
-def _variable(variable: ContextVar[Any]) -> Space:
-    """A space that is a context variable."""
-
-    def read() -> dict[str, Any]:
-        value = variable.get(ABSENT)
-        return {} if value is ABSENT else {variable.name: value}
-
-    def write(key: str, value: Any) -> None:
-        if value is not ABSENT:
-            variable.set(value)
-
-    return Space("", lambda _: "<context>", read, write)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _slotted(value: Any, slots: list[str], where: str) -> Space:
-    """A space that is the slots of an object."""
-
-    def read() -> dict[str, Any]:
-        return {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
-
-    def write(key: str, new: Any) -> None:
-        if new is ABSENT:
-            delattr(value, key)
-        else:
-            setattr(value, key, new)
-
-    return Space(f"{type(value).__name__}.", lambda _: where, read, write)
-
-
-def _closure(cells: dict[str, Any], where: str) -> Space:
-    """A space that is the variables of a closure."""
-
-    def write(key: str, value: Any) -> None:
-        if value is not ABSENT:
-            cells[key].cell_contents = value
-
-    return Space("", lambda _: where, lambda: _bound(cells), write)
-
-
-def _bound(cells: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, cell in cells.items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
+    found.methods()
     return found
 
 
 def _innermost(function: Any) -> Any:
     """The function inside a method, a partial function or a decorator."""
-    while isinstance(function, _FUNCTIONS):
-        inner = getattr(function, "__func__", None) or getattr(function, "func", None)
-        inner = inner or getattr(function, "__wrapped__", None)
-        if inner is None:
+    while isinstance(function, FUNCTIONS):
+        inside = getattr(function, "__func__", None) or getattr(function, "func", None)
+        inside = inside or getattr(function, "__wrapped__", None)
+        if inside is None:
             break
-        function = inner
+        function = inside
     return function
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Globals and attributes that some code names, that of the functions inside it included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+@functools.lru_cache(maxsize=1 << 12)
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Globals and attributes that some code names, and texts that can be names."""
+    texts = (c for c in code.co_consts if isinstance(c, str) and c.isidentifier())
+    return frozenset((*code.co_names, *texts)).union(*map(_names, _parts(code)))
 
 
-def _own(kind: type) -> bool:
-    """Whether a class is the user's: part of neither torch, Python nor numpy."""
-    return is_users(_file(kind)) and not kind.__module__.startswith("numpy")
+@functools.lru_cache(maxsize=1 << 12)
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """Globals that some code names."""
+    found = (
+        i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME"))
+    )
+    return frozenset(found).union(*map(_globals, _parts(code)))
 
 
-def _file(kind: type) -> str:
-    """The file that a class is written in."""
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
-
-
-def _is_data(key: str, value: Any) -> bool:
-    """Whether an attribute of a class is a value, not part of how the class works."""
-    if key.startswith("__") or inspect.isroutine(value) or hasattr(type(value), "__get__"):
-        return False
-    return not isinstance(value, type)
+def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of the functions inside of a function."""
+    return (c for c in code.co_consts if isinstance(c, types.CodeType))

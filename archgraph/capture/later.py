@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from archgraph.capture.counting import Asked, counted, growing
+from archgraph.capture.cells import Cell, Trial, cells
 from archgraph.capture.examples import tensors
 from archgraph.capture.export import Captured
-from archgraph.capture.held import CONTAINERS, Held, Space, contents, fingerprint, opaque
 from archgraph.capture.restored import restored
+from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
 
-_FIXED = (str, bytes, tuple)  # containers that are replaced when they grow
 _CAPTURING = (
     "is_exporting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_tracing",
     "is_scripting", "is_fx_tracing", "FakeTensor", "type", "__class__", "stack", "_getframe",
@@ -46,8 +43,9 @@ def assignments(model: torch.nn.Module, captured: Captured) -> list[Note]:
         matters = calls.safely(calls.change, unknown=True)
         for name, place in captured.changed.items():
             notes.append(_matters(name, place) if matters else _same(name, place))
+    notes += [_unknown(name, place) for name, place in captured.kept.hidden().items()]
     for names, differs, message, hint in _ASKED:
-        where = next((captured.names[n] for n in names if n in captured.names), None)
+        where = next((captured.kept.names[n] for n in names if n in captured.kept.names), None)
         if where and calls.safely(functools.partial(differs, calls), unknown=False):
             notes.append(TraceError(message, where=where, hint=hint))
     return notes
@@ -65,6 +63,14 @@ def _matters(name: str, place: str) -> TraceError:
     )
 
 
+def _unknown(name: str, place: str) -> TraceError:
+    return TraceError(
+        f"forward uses {name}, and nothing shows whether a call changes it",
+        where=place,
+        hint="keep numbers, tensors or containers instead, or trace with strict=False",
+    )
+
+
 @dataclass(frozen=True)
 class _Calls:
     """Calls of a model on its example inputs, each from the same buffers and random numbers."""
@@ -76,8 +82,7 @@ class _Calls:
         """The outcome of a check that calls the model; ``unknown`` where the model cannot run."""
         if any(tensor.is_meta for tensor in self.held()):
             return unknown
-        with torch.no_grad(), torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), torch.random.fork_rng(), quiet():
             try:
                 return check()
             except Exception:  # whatever the user's forward raises
@@ -107,74 +112,58 @@ class _Calls:
                     if not torch.equal(tensor, before):
                         tensor.copy_(before)
 
-    def first(self) -> list[torch.Tensor]:
+    @functools.cached_property
+    def usual(self) -> list[torch.Tensor]:
+        """The results of a first call."""
+        return self.first()
+
+    def first(self, module: Any = None) -> list[torch.Tensor]:
         """The results of a first call, of which nothing stays."""
-        with restored(self.model, {}, []):
-            return self.call()
+        with restored(self.model, self.captured.kept):
+            return self.call(module=module)
 
     def change(self) -> bool:
         """Whether a later call computes something else than the first one, buffers apart."""
-        first = self.first()
-        with restored(self.model, {}, []) as kept:
+        first = self.usual
+        with restored(self.model, self.captured.kept) as kept:
             changed = self.captured.changed
-            if self.reads(_changed(kept, changed)):
+            if self.reads(cells(kept, changed)):
                 return True
             self.call(_another)
             if not all(_equal(first, self.call()) for _ in range(_CALLS)):
                 return True
-            return self.acts(first, [*_changed(kept, changed)], "len" in kept.names)
+            return self.acts(first, list(cells(kept, changed)), "len" in kept.names)
 
-    def reads(self, cells: Iterable[_Cell]) -> bool:
+    def reads(self, places: Iterable[Cell]) -> bool:
         """Whether forward computes with a tensor that it replaces."""
         used = {_memory(c) for c in self.captured.program.constants.values() if torch.is_tensor(c)}
-        return any(_memory(v) in used for c in cells if isinstance(v := c.read(), torch.Tensor))
+        return any(_memory(v) in used for c in places if isinstance(v := c.read(), torch.Tensor))
 
-    def acts(self, first: list[torch.Tensor], cells: list[_Cell], asks: bool) -> bool:
-        """Whether a counter acts after more calls, or the length of what grows.
-
-        ``asks``: whether the code asks for lengths at all. Nothing tells how much of an iterator, a
-        generator or an array is read: one that each call changes counts as one that acts.
-        """
-        asked = Asked()
-        cells = [inside for cell in cells for inside in _inside(cell)]
-        before = [cell.read() for cell in cells]
-        for cell in cells:
-            cell.write(growing(counted(cell.read(), asked), asked))
-        prints = [fingerprint(value) if opaque(value) else None for value in before]
-        sizes = [_size(cell.read()) for cell in cells]
-        asked.length = False
-        if not _equal(first, self.call()):
+    def acts(self, first: list[torch.Tensor], places: list[Cell], asks: bool) -> bool:
+        """Whether a value acts after more calls; ``asks``: whether the code asks for lengths."""
+        trials = [Trial(inside) for cell in places for inside in cell.inside()]
+        if not _equal(first, self.call()) or any(trial.acts(asks) for trial in trials):
             return True
-        noted, moves = asked.length, []
-        for cell, start, size, mark in zip(cells, before, sizes, prints, strict=True):
-            now = cell.read()
-            if mark is not None and fingerprint(now) != mark:
-                return True
-            if size != _size(now) and (asks if isinstance(start, _FIXED) else noted):
-                return True
-            if _moves(start, now):
-                moves.append((cell, start, now - start))
-        return any(self.acts_at(first, *move, asked) for move in moves)
+        return any(self.acts_at(first, trial) for trial in trials if trial.step)
 
-    def acts_at(
-        self, first: list[torch.Tensor], cell: _Cell, start: float, step: float, asked: Asked
-    ) -> bool:
+    def acts_at(self, first: list[torch.Tensor], trial: Trial) -> bool:
         """Whether a call computes something else at some value of a counter."""
-        ahead = {probe for probe in asked.probes(step) if (probe - start) * step >= 0}
+        start, step = trial.start, trial.step
+        ahead = {probe for probe in trial.asked.probes(step) if (probe - start) * step >= 0}
         if len(ahead) > _PROBES:
             return True
         for probe in sorted(ahead | _far(start, step)):
-            cell.write(type(start)(probe))
+            trial.cell.write(type(start)(probe))
             if not _equal(first, self.call()):
                 return True
-        cell.write(start)
+        trial.cell.write(start)
         return False
 
     def otherwise(self, switch: Callable[[], Any]) -> bool:
         """Whether the model computes something else under some switch."""
-        first = self.first()
+        usual = self.usual
         with switch():
-            return not _equal(first, self.first(), loosely=True)
+            return not _equal(usual, self.first(), loosely=True)
 
     def gradients(self) -> bool:
         """Whether a call changes the gradients that parameters have, or goes by them."""
@@ -196,9 +185,13 @@ class _Calls:
 
     def program(self) -> bool:
         """Whether the captured program computes something else than the model."""
-        with restored(self.model, {}, []):
-            captured = self.call(module=self.captured.program.module())
-        return not _equal(self.first(), captured, loosely=True)
+        return not _equal(self.usual, self.first(self.captured.run), loosely=True)
+
+    def autocast(self) -> bool:
+        """Whether the captured program computes something else under autocast than the model."""
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = self.first(self.captured.run), self.first()
+        return not _equal(found, expected, loosely=True, eps=torch.finfo(torch.bfloat16).eps)
 
 
 # Names in the code, what to try where it has one of them, and what is then the matter.
@@ -222,59 +215,18 @@ _ASKED: tuple[tuple[tuple[str, ...], Callable[[_Calls], bool], str, str], ...] =
         "let it go by self.training, or trace with strict=False",
     ),
     (
+        ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype"),
+        lambda calls: calls.autocast(),
+        "forward asks whether autocast is on, and computes something else than its graph then",
+        "choose the precision by an argument, or trace with strict=False",
+    ),
+    (
         ("grad", "zero_grad"),
         lambda calls: calls.gradients(),
         "forward changes the gradients of parameters or goes by them, and a graph does not",
         "keep them out of forward, or trace with strict=False",
     ),
 )
-
-
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """A place that holds a value."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], None]
-
-
-def _item(space: Space, key: str) -> Any:
-    return space.read().get(key)
-
-
-def _changed(kept: Held, changed: Mapping[str, str]) -> Iterator[_Cell]:
-    """The places of what forward changes."""
-    for space in kept.spaces:
-        for key in space.read():
-            if space.name(key) in changed:
-                yield _Cell(
-                    functools.partial(_item, space, key), functools.partial(space.write, key)
-                )
-
-
-def _inside(cell: _Cell, depth: int = 2) -> Iterator[_Cell]:
-    """A place and the places inside of what it holds."""
-    yield cell
-    value = cell.read()
-    keys = range(len(value)) if type(value) is list else value if type(value) in _DICTS else ()
-    for key in list(keys) if depth else ():
-
-        def read(key: Any = key) -> Any:
-            return cell.read()[key]
-
-        def write(value: Any, key: Any = key) -> None:
-            cell.read()[key] = value
-
-        yield from _inside(_Cell(read, write), depth - 1)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    return len(contents(value)) if isinstance(value, CONTAINERS) else 0
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -287,24 +239,21 @@ def _grade(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor 
         parameter.grad = gradient
 
 
-def _moves(before: Any, after: Any) -> bool:
-    """Whether a value is a number that a call has changed."""
-    return type(before) in (int, float) and isinstance(after, (int, float)) and after != before
-
-
 def _far(start: float, step: float) -> set[float]:
     """Values of a counter many calls ahead; those of an integer are all ones after one more."""
     origin = 0 if isinstance(start, int) else start
     return {origin + step * (2**k - 2) for k in (4, 7, 10, 13, 17, 20)}
 
 
-def _equal(first: list[torch.Tensor], second: list[torch.Tensor], loosely: bool = False) -> bool:
+def _equal(
+    first: list[torch.Tensor], second: list[torch.Tensor], loosely: bool = False, eps: float = 0
+) -> bool:
     """Whether the results of two calls are equal: to the bit, or up to the choice of a kernel."""
     if [t.shape for t in first] != [t.shape for t in second]:
         return False
     for a, b in zip(first, second, strict=True):
         exact = not (loosely and a.is_floating_point())
-        bound = 0.0 if exact else torch.finfo(a.dtype).eps ** 0.5
+        bound = 0.0 if exact else max(torch.finfo(a.dtype).eps, eps) ** 0.5
         if not torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True):
             return False
     return True

@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, deque
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from archgraph.capture.held import ABSENT, TABLES, Held, Same, contents, held
+from archgraph.capture.held import Held, held
 from archgraph.capture.places import place
+from archgraph.capture.prints import CONTAINERS, Same, base, contents, is_buffer, is_foreign
+from archgraph.capture.spaces import ABSENT, TABLES
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
 
-_DEPTH = 3  # containers in containers
-
 
 @contextlib.contextmanager
-def restored(model: torch.nn.Module, changed: dict[str, str], notes: list[Note]) -> Iterator[Held]:
-    """Take back what forward assigns: after a capture these are stand-ins, not tensors.
+def assigning(model: torch.nn.Module, changed: dict[str, str], notes: list[Note]) -> Iterator[Held]:
+    """Note what forward assigns, and take it back: after a capture these are stand-ins.
 
     The names of what it has changed are put into ``changed``, each with the place of the code; what
     it does to its own parameters and modules is an error in ``notes``.
     """
-    kept = held(model)
+    start: list[Any] = []
+    with restored(model) as kept:
+
+        def enter(*_: Any) -> None:
+            start[:] = [[space.prints() for space in kept.spaces], _parts(model)]
+
+        def leave(*_: Any) -> None:  # right after forward: export takes numbers back by itself
+            prints, parts = start
+            for space, before in zip(kept.spaces, prints, strict=True):
+                for key, after in space.prints().items():
+                    if key not in before or after != before[key]:
+                        changed[space.name(key)] = space.where(key)
+            notes.extend(_replaced(model, parts))
+
+        hooks = (
+            model.register_forward_pre_hook(enter, prepend=True),
+            model.register_forward_hook(leave),
+        )
+        try:
+            yield kept
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@contextlib.contextmanager
+def restored(model: torch.nn.Module, kept: Held | None = None) -> Iterator[Held]:
+    """Take back what forward assigns; ``kept``: the places of an earlier look."""
+    kept = held(model) if kept is None else kept
     values = [(space, space.read()) for space in kept.spaces]
     tables = [vars(m)[table] for m in model.modules() for table in TABLES if table in vars(m)]
-    insides = [*_insides(tables), *(i for _, own in values for i in _insides(own.values()))]
+    insides = [*_insides([*tables, *(value for _, own in values for value in own.values())])]
     sizes = [cache.cache_info().currsize for cache in kept.caches]
-    start: list[Any] = []
-
-    def enter(*_: Any) -> None:
-        start[:] = [[space.prints() for space in kept.spaces], _parts(model)]
-
-    def leave(*_: Any) -> None:  # right after forward: export takes numbers back by itself
-        prints, parts = start
-        for space, before in zip(kept.spaces, prints, strict=True):
-            for key, after in space.prints().items():
-                if key not in before or after != before[key]:
-                    changed[space.name(key)] = space.where(key)
-        notes.extend(_replaced(model, parts))
-
-    hooks = (
-        model.register_forward_pre_hook(enter, prepend=True),
-        model.register_forward_hook(leave),
-    )
     try:
         yield kept
     finally:
-        for hook in hooks:
-            hook.remove()
         for space, before in values:
             now = space.read()
             for key in now.keys() | before.keys():
@@ -92,31 +101,35 @@ def _replaced(model: torch.nn.Module, before: dict[str, Any]) -> Iterator[TraceE
             )
 
 
-def _insides(values: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
-    """Containers among some values and in them, each with what it holds."""
-    for value in values:
-        if isinstance(value, np.ndarray):
-            yield value, value.copy()
-        elif isinstance(value, (dict, list, set, deque)):
+def _insides(values: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Containers and buffers among some values and in them, each with what it holds."""
+    seen: set[int] = set()
+    while values:
+        value = values.pop()
+        if isinstance(value, CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))
             held = contents(value)
             yield value, held
-            if depth:
-                yield from _insides(held, depth - 1)
+            values += held
+        elif is_buffer(value):
+            yield value, bytes(value) if is_foreign(value) else copy.copy(value)
 
 
 def _refill(value: Any, before: Any) -> None:
     """Give a container its contents back, past what a subclass forbids."""
-    if isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            value[...] = before
+    if is_foreign(value):
+        memoryview(value).cast("B")[:] = before
         return
-    now = contents(value)
+    if is_buffer(value):
+        if getattr(getattr(value, "flags", None), "writeable", True):
+            value[... if isinstance(value, np.ndarray) else slice(None)] = before
+        return
+    now, kind = contents(value), base(value)
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
         return
-    base: Any = next(b for b in (OrderedDict, dict, list, set, deque) if isinstance(value, b))
-    base.clear(value)
-    if issubclass(base, dict):
+    kind.clear(value)
+    if issubclass(kind, dict):
         for key, item in zip(before[::2], before[1::2], strict=True):
-            base.__setitem__(value, key, item)
+            kind.__setitem__(value, key, item)
     else:
-        (base.update if base is set else base.extend)(value, before)
+        (kind.update if kind is set else kind.extend)(value, before)

@@ -16,7 +16,7 @@ import logging
 import random
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -116,66 +116,94 @@ def watched(notes: list[Note], place: str) -> Iterator[None]:
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
     and inference mode, which export would drop or take apart, become what they compute.
     """
-    function = torch.autograd.Function
-    apply, filter_frames = function.__dict__["apply"], TracerBase._filter_traceback_frames
+    functions = _Functions(notes)
     inference = torch.inference_mode
-    enter, leave = inference.__enter__, inference.__exit__
-    seen: dict[Any, list[Any]] = {}
-    wanted: list[bool] = []
+    replaced = (
+        (torch.autograd.Function, "apply", classmethod(functions.apply)),
+        (TracerBase, "_filter_traceback_frames", functions.frames),
+        (inference, "__enter__", _enter_inference),
+        (inference, "__exit__", _leave_inference),
+    )
+    with _replaced(replaced), registering(notes), _drawing(notes, place):
+        yield
+    seen = functions.seen.items()
+    notes += [error for cls, given in seen if (error := other_gradient(cls, given))]
 
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+
+@contextlib.contextmanager
+def _replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of classes with other values, for a while."""
+    before = [(holder, name, vars(holder)[name]) for holder, name, _ in attributes]
+    for holder, name, new in attributes:
+        setattr(holder, name, new)
+    try:
+        yield
+    finally:
+        for holder, name, old in before:
+            setattr(holder, name, old)
+
+
+class _Functions:
+    """Functions with a gradient of their own that forward applies, each with its arguments."""
+
+    def __init__(self, notes: list[Note]) -> None:
+        self.notes = notes
+        self.seen: dict[Any, Any] = {}
+        self._apply = vars(torch.autograd.Function)["apply"].__func__
+        self._graded: list[bool] = []  # of the functions that are running
+
+    def apply(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Instead of ``Function.apply``."""
         if cls is checkpoint.CheckpointFunction:
             run, _, *rest = args
             if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in rest):
-                notes.append(
-                    TraceError(
-                        "a checkpoint that re-enters lets no gradient through to parameters, since "
-                        "none of its inputs needs one",
-                        where=running(),
-                        hint="give use_reentrant=False, or trace with strict=False",
-                    )
-                )
+                self.notes.append(_ungraded_checkpoint())
             return run(*rest)
         if not cls.__module__.startswith("torch."):
-            seen.setdefault(cls, arguments_of(args))
-        wanted.append(torch.is_grad_enabled())  # a function's forward runs without gradients
+            self.seen.setdefault(cls, arguments_of(args))
+        self._graded.append(torch.is_grad_enabled())  # its forward runs without gradients
         try:
-            return apply.__func__(cls, *args, **kwargs)
+            return self._apply(cls, *args, **kwargs)
         finally:
-            wanted.pop()
+            self._graded.pop()
 
-    def frames(self: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+    def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
+        """Instead of a tracer's filter: the user's frames, and whether gradients are recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
-        graded = torch.is_grad_enabled() or (wanted and wanted[-1])
+        graded = torch.is_grad_enabled() or (self._graded and self._graded[-1])
         marks = [] if graded else [NO_GRAD]
         return traceback.StackSummary.from_list(
             [*(f for f in stack[start:] if is_users(f.filename)), *marks]
         )
 
-    def entered(self: Any) -> None:
-        self.held = torch.is_grad_enabled()
-        if self.mode:
-            torch.set_grad_enabled(False)
 
-    def left(self: Any, *_: Any) -> None:
-        torch.set_grad_enabled(self.held)
+def _ungraded_checkpoint() -> TraceError:
+    return TraceError(
+        "a checkpoint that re-enters lets no gradient through to parameters, since none of its "
+        "inputs needs one",
+        where=running(),
+        hint="give use_reentrant=False, or trace with strict=False",
+    )
 
+
+def _enter_inference(self: Any) -> None:
+    self.held = torch.is_grad_enabled()
+    if self.mode:
+        torch.set_grad_enabled(False)
+
+
+def _leave_inference(self: Any, *_: Any) -> None:
+    torch.set_grad_enabled(self.held)
+
+
+@contextlib.contextmanager
+def _drawing(notes: list[Note], place: str) -> Iterator[None]:
+    """Note what forward does to random numbers outside a graph, and take it back."""
     drawn = torch.get_rng_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    replaced: list[tuple[Any, str, Any, Any]] = [
-        (function, "apply", apply, classmethod(applied)),
-        (TracerBase, "_filter_traceback_frames", filter_frames, frames),
-        (inference, "__enter__", enter, entered),
-        (inference, "__exit__", leave, left),
-    ]
-    for holder, name, _, new in replaced:
-        setattr(holder, name, new)
     try:
-        with registering(notes):
-            yield
+        yield
     finally:
-        for holder, name, old, _ in replaced:
-            setattr(holder, name, old)
         if not torch.equal(drawn, torch.get_rng_state()):
             notes.append(
                 TraceError(
@@ -197,4 +225,3 @@ def watched(notes: list[Note], place: str) -> Iterator[None]:
             )
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
-    notes += [error for cls, given in seen.items() if (error := other_gradient(cls, given))]

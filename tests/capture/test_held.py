@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import warnings
@@ -14,8 +15,9 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.capture.counting import Asked, counted, growing
-from archgraph.capture.held import fingerprint, held
+from archgraph.capture.counting import Asked, counted, growing, plain
+from archgraph.capture.held import held
+from archgraph.capture.prints import fingerprint
 from tests.capture.hostile.table import Net, X
 
 TOTAL = 0
@@ -159,13 +161,38 @@ def test_a_counter_is_tried_where_it_could_act(asks, acts):
     assert any(asks(value) for value in asked.probes(1) if value > 1)
 
 
-def test_numbers_and_containers_that_note_what_is_asked_stay_what_they_are():
+def test_numbers_that_note_what_is_asked_stand_for_themselves():
     asked = Asked()
-    number, history = counted(2, asked), growing([1], asked)
-    assert isinstance(number, int) and number + 1 == 3 and {2: "a"}[number] == "a"
-    assert torch.ones(2).mul(number).tolist() == [2, 2]
+    number = counted(2, asked)
+    assert isinstance(number, int) and number + 1 == 3 and -number == -2 and f"{number}" == "2"
+    assert ["a", "b", "c"][number] == "c" and (torch.ones(2) * number).tolist() == [2, 2]
+    assert number and not asked.otherwise and 0 in asked.limits
+    assert plain(number) == 2 and plain("a") == "a" and counted(True, asked) is True
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda n: n in {2, 3},
+        lambda n: {2: "a"}.get(n),
+        int,
+        float,
+        lambda n: np.isin(n, [2]),
+        lambda n: n.bit_length(),
+    ],
+)
+def test_a_number_that_is_looked_up_notes_that(look_up):
+    asked = Asked()
+    with contextlib.suppress(AttributeError):
+        look_up(counted(2, asked))
+    assert asked.otherwise
+
+
+def test_containers_that_note_what_is_asked_stay_what_they_are():
+    asked = Asked()
+    history = growing([1], asked)
     assert isinstance(history, list) and history and not asked.length
     history.append(2)
     assert list(history) == [1, 2] and len(history) == 2 and asked.length
     assert growing(collections.deque([1], 3), asked).maxlen == 3
-    assert counted(True, asked) is True and growing((1,), asked) == (1,)
+    assert growing((1,), asked) == (1,)

@@ -17,6 +17,7 @@ from archgraph.errors import GraphError, TraceError
 from tests.capture.faithful import tensors
 from tests.capture.hostile import (  # noqa: F401  # each enters its modules into the table
     ahead,
+    elsewhere,
     gradients,
     hooks,
     kept,

@@ -260,3 +260,90 @@ def _(x):
 @body(refused=r"operator outside ATen")
 def operator_of_ones_own(net, x):
     return net.head(_triple(net.layer(x)))
+
+
+class Passing(torch.autograd.Function):
+    """Returns its argument; subclasses have gradients of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.batch = x.shape[0]
+        return x.clone()
+
+
+class ClippedByValue(Passing):
+    """A large gradient is clipped."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.clamp(-10, 10)
+
+
+class ClippedByNorm(Passing):
+    """A gradient with a large norm is scaled."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * min(1.0, 50.0 / float(gradient.norm()))
+
+
+class ByBatch(Passing):
+    """The gradient of a large batch is another one."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * (2.0 if ctx.batch > 8 else 1.0)
+
+
+class Counted(Passing):
+    """No gradient after some calls."""
+
+    calls = 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        Counted.calls += 1
+        return gradient * (0.0 if Counted.calls > 500 else 1.0)
+
+
+class ClampedStraight(torch.autograd.Function):
+    """A clamp, whose gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-6, 6)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient
+
+
+@body(refused=r"hostile/\w+\.py:\d+: ClippedByValue has a gradient of its own")
+def gradient_clipped_by_value(net, x):
+    return net.head(ClippedByValue.apply(net.layer(x)))
+
+
+@body(refused=r"hostile/\w+\.py:\d+: ClippedByNorm has a gradient of its own")
+def gradient_clipped_by_norm(net, x):
+    return net.head(ClippedByNorm.apply(net.layer(x)))
+
+
+@body(refused=r"hostile/\w+\.py:\d+: ByBatch has a gradient of its own")
+def gradient_by_the_size_of_the_batch(net, x):
+    return net.head(ByBatch.apply(net.layer(x)))
+
+
+@body(refused=r"hostile/\w+\.py:\d+: Counted has a gradient of its own")
+def gradient_that_ends_after_some_calls(net, x):
+    return net.head(Counted.apply(net.layer(x)))
+
+
+@body(refused=r"hostile/\w+\.py:\d+: ClampedStraight has a gradient of its own")
+def clamp_with_a_straight_gradient(net, x):
+    return net.head(ClampedStraight.apply(net.layer(x)))
+
+
+@body(refused=r"hostile/\w+\.py:\d+: changes what is saved for the gradients")
+def saved_tensors_clamped(net, x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clamp(-60, 60), lambda t: t):
+        return net.head(net.layer(x).relu().square())
