@@ -16,13 +16,13 @@ _FIXED = (str, bytes, tuple)  # containers that are replaced when they grow
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeldCell:
     """A place that holds a value."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
-    def inside(self) -> Iterator[Cell]:
+    def inside(self) -> Iterator[HeldCell]:
         """This place and those inside of what it holds, each container once."""
         waiting, seen = [self], set()
         while waiting:
@@ -39,22 +39,22 @@ class Cell:
                 waiting += [_item(cell, kind, index) for index in range(kind.__len__(value))]
 
 
-def _item(holder: Cell, kind: Any, key: Any) -> Cell:
+def _item(holder: HeldCell, kind: Any, key: Any) -> HeldCell:
     """The place of an item; that of a tuple stays as it is."""
 
     def write(value: Any) -> None:
         if hasattr(kind, "__setitem__"):
             kind.__setitem__(holder.read(), key, value)
 
-    return Cell(lambda: kind.__getitem__(holder.read(), key), write)
+    return HeldCell(lambda: kind.__getitem__(holder.read(), key), write)
 
 
-def cells(kept: Held, changed: Mapping[str, str]) -> Iterator[Cell]:
+def cells(kept: Held, changed: Mapping[str, str]) -> Iterator[HeldCell]:
     """The places of what forward changes."""
     for space in kept.spaces:
         for key in space.read():
             if space.name(key) in changed:
-                yield Cell(
+                yield HeldCell(
                     functools.partial(_value, space, key), functools.partial(space.write, key)
                 )
 
@@ -73,7 +73,7 @@ class Trial:
         step: How far a number has moved.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: HeldCell) -> None:
         self.cell, self.start, self.asked = cell, cell.read(), Asked()
         self.step: float = 0
         self._before = essence(self.start)

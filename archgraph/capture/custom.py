@@ -33,7 +33,7 @@ class Varying(int):
 
 
 def arguments_of(args: tuple[Any, ...]) -> Any:
-    """Arguments of a call without the capture's stand-ins: tensors as :class:`Shape`."""
+    """Arguments of a call without the capture's stand-ins: tensors as :class:`StandIn`."""
 
     def known(item: Any) -> Any:
         return shape_of(item) if isinstance(item, torch.Tensor) else _size(item)
@@ -42,8 +42,8 @@ def arguments_of(args: tuple[Any, ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Shape and dtype of a stand-in, with the example's sizes."""
+class StandIn:
+    """StandIn and dtype of a stand-in, with the example's sizes."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -53,9 +53,9 @@ class Shape:
         return draw(tuple(_times(size, times) for size in self.sizes))
 
 
-def shape_of(tensor: torch.Tensor) -> Shape:
-    """Shape and dtype of a stand-in."""
-    return Shape(tuple(map(_size, tensor.shape)), tensor.dtype)
+def shape_of(tensor: torch.Tensor) -> StandIn:
+    """StandIn and dtype of a stand-in."""
+    return StandIn(tuple(map(_size, tensor.shape)), tensor.dtype)
 
 
 def _size(value: Any) -> Any:
@@ -118,7 +118,7 @@ def _agrees(function: Any, given: Any, draw: _Draw, weight: float, times: int) -
     """Whether a function and its forward have one gradient on random numbers."""
 
     def drawn(item: Any) -> Any:
-        if not isinstance(item, Shape):
+        if not isinstance(item, StandIn):
             return _times(item, times)
         numbers = item.drawn(draw, times)
         if item.dtype.is_floating_point:
@@ -154,7 +154,9 @@ def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * largest, equal_nan=True)
 
 
-def other_saved(pack: Any, unpack: Any, where: str, saved: Collection[Shape]) -> TraceError | None:
+def other_saved(
+    pack: Any, unpack: Any, where: str, saved: Collection[StandIn]
+) -> TraceError | None:
     """The error for hooks that give back something else than was saved; None where they do not."""
     try:
         with torch.random.fork_rng(), torch.no_grad():

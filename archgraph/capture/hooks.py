@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from archgraph.capture.custom import Shape, other_saved, shape_of
+from archgraph.capture.custom import StandIn, other_saved, shape_of
 from archgraph.capture.places import is_users, place, running
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
@@ -71,7 +71,7 @@ def registering(notes: list[Note]) -> Iterator[None]:
     saving = torch.autograd.graph.saved_tensors_hooks
     old = [(holder, name, vars(holder)[name]) for holder, name, _ in _REGISTER]
     enter = saving.__enter__
-    saved: dict[tuple[Any, Any, str], set[Shape]] = {}
+    saved: dict[tuple[Any, Any, str], set[StandIn]] = {}
 
     def entered(self: Any) -> None:
         pack, unpack = self.pack_hook, self.unpack_hook
@@ -106,7 +106,7 @@ def _noting(holder: Any, name: str, what: str, notes: list[Note]) -> Any:
     return staticmethod(noted) if isinstance(vars(holder)[name], staticmethod) else noted
 
 
-def _recorded(shapes: set[Shape], tensor: torch.Tensor) -> torch.Tensor:
+def _recorded(shapes: set[StandIn], tensor: torch.Tensor) -> torch.Tensor:
     shapes.add(shape_of(tensor))
     return tensor
 

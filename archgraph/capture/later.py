@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from archgraph.capture.cells import Cell, Trial, cells
+from archgraph.capture.cells import HeldCell, Trial, cells
 from archgraph.capture.examples import tensors
 from archgraph.capture.export import Captured
 from archgraph.capture.restored import restored
@@ -134,12 +134,12 @@ class _Calls:
                 return True
             return self.acts(first, list(cells(kept, changed)), "len" in kept.names)
 
-    def reads(self, places: Iterable[Cell]) -> bool:
+    def reads(self, places: Iterable[HeldCell]) -> bool:
         """Whether forward computes with a tensor that it replaces."""
         used = {_memory(c) for c in self.captured.program.constants.values() if torch.is_tensor(c)}
         return any(_memory(v) in used for c in places if isinstance(v := c.read(), torch.Tensor))
 
-    def acts(self, first: list[torch.Tensor], places: list[Cell], asks: bool) -> bool:
+    def acts(self, first: list[torch.Tensor], places: list[HeldCell], asks: bool) -> bool:
         """Whether a value acts after more calls; ``asks``: whether the code asks for lengths."""
         trials = [Trial(inside) for cell in places for inside in cell.inside()]
         if not _equal(first, self.call()) or any(trial.acts(asks) for trial in trials):
