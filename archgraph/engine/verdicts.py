@@ -135,6 +135,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
+    from archgraph.engine.data import Dataset
     from archgraph.engine.data.doors import read_data
     from archgraph.federation import Strategy, configure
     from archgraph.language.data import PythonData
@@ -145,7 +146,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     if not unseen:
         with spec.locating("strategy"):
             configure(spec.strategy_name, spec.strategy_options)
-    hidden = isinstance(spec.data, PythonData) and needs_consent(spec.data.python, object)
+    hidden = isinstance(spec.data, PythonData) and needs_consent(spec.data.python, Dataset)
     with spec.locating("data"):
         task = None if spec.task is None else spec.task.kind
         imagined = None if hidden else read_data(spec.data, task, check=True)

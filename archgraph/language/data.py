@@ -225,6 +225,9 @@ class FolderData(DataSpec):
     located: ClassVar[Located] = {"folder": "folder"}
 
 
+ColumnKind: TypeAlias = Literal["number", "category"]
+
+
 class TableData(DataSpec):
     """Rows of a table: CSV, or Parquet."""
 
@@ -234,7 +237,7 @@ class TableData(DataSpec):
         "its values are text or integers, else numbers. `{values: price}`, `{classes: grade}` or "
         "`{labels: [a, b]}` say which"
     )
-    columns: tuple[str, ...] | dict[str, Literal["number", "category"]] | None = Field(
+    columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
         description="the columns that models see, or what each of them is; left out: all others. "
         "A category becomes a column of 0 and 1 for each of its values",

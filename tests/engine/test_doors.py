@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 import archgraph as ag
-from archgraph.engine import Dataset, Split, dataset_of, prepare
+from archgraph.engine import Dataset, Split, dataset_of, load_dataset, prepare
 from archgraph.engine.data.doors import READERS, read_data
 from archgraph.engine.data.rows import Records, parted
 from archgraph.engine.trained import trained
@@ -23,6 +23,7 @@ from archgraph.errors import DataError, RunError, SpecError
 from archgraph.language.data import (
     DOORS,
     FolderData,
+    HuggingFaceData,
     TableData,
     TargetSpec,
     TextData,
@@ -152,6 +153,16 @@ def test_the_same_images_give_the_same_bits(tmp_path):
     owned = ag.run(write_experiment(tmp_path, {**saved, "client": "who"}, shape=shape))
     assert list(owned.experiment.data.owners) == list(CLIENTS)
     assert bits(owned) != bits(by_hub)
+
+
+def test_own_images_are_treated_as_those_of_a_known_set(tmp_path):
+    digits = load_dataset("digits", limit=80)
+    given = tuple((split.inputs, split.targets) for split in (digits.train, digits.test))
+    shape, said = (1, 8, 8), {"dataset": "digits", "limit": 80}
+    known = ag.run(write_experiment(tmp_path, said, shape=shape, classes=10))
+    own = ag.run(write_experiment(tmp_path, None, shape=shape, classes=10), data=given)
+    assert bits(own) == bits(known)
+    assert own.experiment.data.labels == known.experiment.data.labels
 
 
 def test_rows_that_belong_to_clients_stay_theirs_by_every_door(tmp_path, monkeypatch):
@@ -376,6 +387,88 @@ def test_a_share_for_tests_is_drawn_from_every_client_and_class():
     single = Records({"x": torch.arange(5)}, labels[:5], ("a", "a", "a", "a", "b"))
     kept, _ = parted(single, 0.9, "data.test")
     assert kept.clients == ("a", "b")
+
+
+def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
+    inputs, classes, clients = rows()
+    write_table(tmp_path / "train.csv", inputs, classes, clients)
+    write_table(tmp_path / "test.csv", inputs[:9], classes[:9])
+    said = {"table": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv"), "target": "y"}
+    data = read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
+    assert (len(data.train), len(data.test), len(data.owners)) == (60, 9, 3)
+    write_table(tmp_path / "test.csv", inputs[:9, :1], classes[:9])
+    with pytest.raises(DataError, match=r"test.csv: the table has no such column; found 'x1'"):
+        read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="leaves models no column to see"):
+        read_data(TableData(**said, columns=()))  # type: ignore[arg-type]
+
+
+def test_arrays_tables_of_pandas_and_lists_of_pairs():
+    pandas = pytest.importorskip("pandas")
+    inputs, classes, _ = rows(9)
+    wanted = dataset_of(((inputs, classes), (inputs, classes)))
+    frame = pandas.DataFrame(inputs, columns=["a", "b"]), pandas.Series(classes)
+    pairs = list(zip(inputs, classes, strict=True))
+    plain = (inputs.tolist(), classes.tolist())
+    for form in (frame, pairs, plain):
+        found = dataset_of((form, form))
+        assert torch.equal(found.train.inputs, wanted.train.inputs)
+        assert torch.equal(found.test.targets, wanted.test.targets)
+
+
+def test_sizes_are_bounded(tmp_path, monkeypatch):
+    """Before anything of that size is made."""
+    write_images(tmp_path / "images", pictures(), np.arange(30) % 3)
+    inputs, classes, _ = rows()
+    write_table(tmp_path / "rows.csv", inputs, classes)
+    (tmp_path / "t.txt").write_text("abc" * 99)
+    from datasets import Dataset as Arrow
+
+    Arrow.from_dict({"x": inputs.tolist(), "y": classes}).save_to_disk(tmp_path / "saved")
+    images = FolderData(folder=str(tmp_path / "images"))
+    table = TableData(table=str(tmp_path / "rows.csv"), target="y")
+    category = TableData(table=table.table, target="y", columns={"x0": "category"})
+    text = TextData(text=str(tmp_path / "t.txt"), bptt=8)
+    hub = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
+    for module, name, most, spec, message in (
+        ("folder", "MOST_BYTES", 599, images, "too many or too large; found 30 of 4 × 5: 600"),
+        ("folder", "MOST_PIXELS", 19, images, "image is too large; found 4 × 5"),
+        ("table", "MOST_TABLE", 99, table, "rows.csv: file too long"),
+        ("columns", "MOST_VALUES", 119, table, "60 rows of 2 values"),
+        ("columns", "MOST_CATEGORIES", 59, category, "too many values for a category; found 60"),
+        ("text", "MOST_TEXT", 296, text, "t.txt: file too long; found 297 bytes"),
+        ("huggingface", "MOST_BYTES", 99, hub, "the set is too large"),
+        ("rows", "MOST_CLASSES", 2, table, "too many classes; found class 2"),
+    ):
+        read_data(spec)
+        with monkeypatch.context() as patch:
+            patch.setattr(f"archgraph.engine.data.{module}.{name}", most)
+            with pytest.raises(DataError, match=message):
+                read_data(spec)
+
+
+def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
+    from datasets import ClassLabel, Features, Sequence, Value
+    from datasets import Dataset as Arrow
+
+    columns = {"x": [[0.5, i] for i in range(9)], "y": [0, 1, 0] * 3, "at": [[[0, 1], [2, 0]]] * 9}
+    kinds = Features(
+        x=Sequence(Value("float32")),
+        y=ClassLabel(names=["no", "yes", "never"]),
+        at=Sequence(Sequence(Value("int64"))),
+    )
+    Arrow.from_dict(columns, features=kinds).save_to_disk(tmp_path / "saved")
+    one = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
+    assert (read_data(one).classes, read_data(one).labels[2]) == (3, "never")
+    maps = read_data(one.model_copy(update={"target": "at"}))
+    assert maps.train.targets.shape[1:] == (2, 2) and maps.classes == 3
+    with pytest.raises(DataError, match="the set has no such column; found 'who'"):
+        read_data(one.model_copy(update={"inputs": "who"}))
+    # An image that is only named is not followed.
+    named = Arrow.from_dict({"x": [{"path": "far.png", "bytes": None}] * 9, "y": [0, 1, 0] * 3})
+    named.save_to_disk(tmp_path / "named")
+    with pytest.raises(DataError, match=r"row 1: x: the image is not in the set; found the name"):
+        read_data(one.model_copy(update={"huggingface": str(tmp_path / "named")}))
 
 
 def test_several_inputs_by_name():

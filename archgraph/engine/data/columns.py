@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from archgraph.engine.data.rows import numbered
 from archgraph.errors import DataError
-from archgraph.language.data import TargetSpec
+from archgraph.language.data import ColumnKind, TargetSpec
 
 Cell = str | int | float | bool | None
 MOST_CATEGORIES = 1000
+MOST_VALUES = 2**28  # once categories are columns of 0 and 1
 # Beyond so many different integers a target is asked about: it may be a number to be predicted.
 MOST_GUESSED = 100
 # Python's own reader takes more: `1_000`, `nan`, digits of other scripts.
@@ -32,12 +33,12 @@ class Column:
     Attributes:
         name: Its name.
         cells: Its values, as text or as the file types them.
-        places: Where each is, for errors.
+        place: Where the value of a row is, for errors.
     """
 
     name: str
     cells: Sequence[Cell]
-    places: Sequence[str]
+    place: Callable[[int], str]
 
     @property
     def numeric(self) -> bool:
@@ -77,7 +78,7 @@ class Column:
             if number is None:
                 raise DataError(
                     "is not a number",
-                    where=f"{self.places[row]}: {self.name}",
+                    where=f"{self.place(row)}: {self.name}",
                     found=repr(cell),
                     expected="a number, such as -1.5 or 2e3",
                     hint=otherwise,
@@ -85,7 +86,7 @@ class Column:
             if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
                 raise DataError(
                     "is not a finite number",
-                    where=f"{self.places[row]}: {self.name}",
+                    where=f"{self.place(row)}: {self.name}",
                     found=repr(cell),
                     expected="a number that fits into 32 bits",
                 )
@@ -104,7 +105,7 @@ class Column:
             row = int(other[0])
             raise DataError(
                 "is not 0 or 1",
-                where=f"{self.places[row]}: {self.name}",
+                where=f"{self.place(row)}: {self.name}",
                 found=repr(self.cells[row]),
                 expected="0 or 1: whether the label applies",
             )
@@ -116,7 +117,7 @@ class Column:
                 missing = sum(map(_missing, self.cells))
                 raise DataError(
                     "a value is missing",
-                    where=f"{self.places[row]}: {self.name}",
+                    where=f"{self.place(row)}: {self.name}",
                     found="nothing" if cell in ("", None) else repr(cell),
                     expected="a value in every row",
                     hint=f"{missing} of {len(self.cells)} are missing: fill them, remove the rows, "
@@ -131,7 +132,7 @@ class Features(NamedTuple):
     measured: Tensor
 
 
-def features(columns: Sequence[tuple[Column, Literal["number", "category"] | None]]) -> Features:
+def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
 
     Raises:
@@ -139,31 +140,45 @@ def features(columns: Sequence[tuple[Column, Literal["number", "category"] | Non
 
     Example:
         >>> def column(name, *cells):
-        ...     return Column(name, cells, ["f:2", "f:3"])
+        ...     return Column(name, cells, str)
         >>> features([(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)])
         Features(values=tensor([[3., 0., 1.],
                 [5., 1., 0.]]), measured=tensor([ True, False, False]))
     """
-    made: list[np.ndarray] = []
-    measured: list[bool] = []
+    # For each column its numbers; or the places of its categories, and how many there are.
+    found: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
         if kind == "number" or (kind is None and column.numeric):
             otherwise = f"a column of categories is written columns: {{{column.name}: category}}"
-            made.append(column.numbers(otherwise)[:, None])
-            measured.append(True)
+            found.append((column.numbers(otherwise), 0))
             continue
         codes, names = numbered(column.texts())
         if len(names) > MOST_CATEGORIES:
             raise DataError(
                 "has too many values for a category",
-                where=f"{column.places[0]}: {column.name}",
+                where=f"{column.place(0)}: {column.name}",
                 found=f"{len(names)} different ones",
                 expected=f"at most {MOST_CATEGORIES}",
                 hint="name the columns that models shall see: columns: […]",
             )
-        made.append(np.eye(len(names))[codes.numpy()])
-        measured += [False] * len(names)
-    values = torch.from_numpy(np.concatenate(made, 1).astype(np.float32))
+        found.append((codes.numpy(), len(names)))
+    rows, width = len(found[0][0]), sum(count or 1 for _, count in found)
+    if rows * width > MOST_VALUES:
+        raise DataError(
+            "the table is too large",
+            where=columns[0][0].place(0),
+            found=f"{rows:,} rows of {width:,} values, categories as columns of 0 and 1",
+            expected=f"at most {MOST_VALUES:,} values",
+        )
+    values = torch.zeros(rows, width)
+    start = 0
+    for part, count in found:
+        if count:
+            values[torch.arange(rows), start + torch.from_numpy(part)] = 1
+        else:
+            values[:, start] = torch.from_numpy(part)
+        start += count or 1
+    measured = [not count for _, count in found for _ in range(count or 1)]
     return Features(values, torch.tensor(measured))
 
 
@@ -182,10 +197,10 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
         DataError: If a value is missing, or of another kind than the target says.
 
     Example:
-        >>> column = Column("y", ["b", "a"], ["f:2", "f:3"])
+        >>> column = Column("y", ["b", "a"], str)
         >>> targets("y", [column])
         (tensor([1, 0]), ('a', 'b'))
-        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], ["f:2", "f:3"])])
+        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], str)])
         (tensor([1.0000, 2.5000]), ())
     """
     first = columns[0]
@@ -204,7 +219,7 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
     if isinstance(target, str) and len(set(names)) > MOST_GUESSED:
         raise DataError(
             "is it a class or a number?",
-            where=f"{first.places[0]}: {first.name}",
+            where=f"{first.place(0)}: {first.name}",
             found=f"{len(set(names))} different values",
             expected=f"target: {{classes: {first.name}}}"
             + (f", or target: {{values: {first.name}}}" if first.integral else ""),

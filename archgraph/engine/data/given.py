@@ -119,9 +119,9 @@ def _rows(value: object, where: str) -> Records:
         )
     if type(value) is TensorDataset:  # one of a kind of its own may change its items
         inputs, targets = _pair(value.tensors, where)
-    elif isinstance(value, tuple | list) and len(value) == 2 and _stacked(value[1]):
+    elif isinstance(value, tuple) and len(value) == 2:
         inputs, targets = value
-    elif hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _stacked(value):
+    elif _items_of(value):
         inputs, targets = _items(value, where)
     else:
         raise DataError(
@@ -166,7 +166,15 @@ def _items(value: Any, where: str) -> tuple[Any, Any]:
     inputs: dict[str | None, list[Any]] = collections.defaultdict(list)
     targets = []
     for position in range(len(value)):
-        one, target = _pair(value[position], f"{where}[{position}]")
+        try:
+            item = value[position]
+        except Exception as error:  # whatever the user's dataset raises
+            raise DataError(
+                "an example cannot be read",
+                where=f"{where}[{position}]",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+        one, target = _pair(item, f"{where}[{position}]")
         for key, part in one.items() if isinstance(one, Mapping) else ((None, one),):
             inputs[key].append(_array(part, f"{where}[{position}]"))
         targets.append(_array(target, f"{where}[{position}]: target"))
@@ -188,9 +196,15 @@ def _stack(parts: list[Tensor], where: str) -> Tensor:
     return torch.stack(parts)
 
 
+def _items_of(value: object) -> bool:
+    """Whether it has examples by position."""
+    listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return listed and not isinstance(value, str | bytes | tuple | Mapping) and not _stacked(value)
+
+
 def _stacked(value: object) -> bool:
-    """Whether it holds all examples at once."""
-    return isinstance(value, Tensor | np.ndarray)
+    """Whether it holds all examples at once: a tensor, an array, a table of pandas."""
+    return hasattr(value, "__array__")
 
 
 def _array(value: Any, where: str) -> Tensor:

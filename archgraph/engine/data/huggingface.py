@@ -113,7 +113,7 @@ def _check_columns(
 
 def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
     cells = [cell for table in tables for cell in table.column(name).to_pylist()]
-    return Column(name, cells, [f"{path}: row {number}" for number in range(1, len(cells) + 1)])
+    return Column(name, cells, lambda row: f"{path}: row {row + 1}")
 
 
 def _targets(
@@ -141,7 +141,7 @@ def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
 def _stacked(column: Column) -> Tensor:
     """Numbers of equal shape: integers int64, others float32."""
     parts = []
-    for place, cell in zip(column.places, column.cells, strict=True):
+    for row, cell in enumerate(column.cells):
         try:
             parts.append(np.asarray(cell))
         except ValueError:
@@ -150,7 +150,7 @@ def _stacked(column: Column) -> Tensor:
         if part.dtype.kind not in "biuf":
             raise DataError(
                 "is not made of numbers",
-                where=f"{place}: {column.name}",
+                where=f"{column.place(row)}: {column.name}",
                 found="text" if part.dtype.kind in "US" else type(cell).__name__,
                 expected="images, or numbers of one shape",
                 hint="encode texts first, and save the tokens" if part.dtype.kind == "U" else None,
@@ -158,7 +158,7 @@ def _stacked(column: Column) -> Tensor:
         if part.shape != first.shape:
             raise DataError(
                 "examples differ in shape",
-                where=f"{place}: {column.name}",
+                where=f"{column.place(row)}: {column.name}",
                 found=list(part.shape),
                 expected=f"{list(first.shape)}, as the first row has it",
                 hint="pad or cut them to one length",
@@ -168,29 +168,34 @@ def _stacked(column: Column) -> Tensor:
         return torch.from_numpy(stacked.astype(np.int64))
     finite = np.isfinite(stacked).reshape(len(parts), -1).all(1)
     if not finite.all():
-        place = column.places[int(np.flatnonzero(~finite)[0])]
-        raise DataError("is not finite", where=f"{place}: {column.name}", expected="numbers")
+        where = f"{column.place(int(np.flatnonzero(~finite)[0]))}: {column.name}"
+        raise DataError("is not finite", where=where, expected="numbers")
     return torch.from_numpy(stacked.astype(np.float32))
 
 
 def _images(column: Column) -> Tensor:
     """Images whose files are inside the set, uint8 ``[row, channel, height, width]``."""
-    opened = [
-        _opened(cell, f"{p}: {column.name}")
-        for cell, p in zip(column.cells, column.places, strict=True)
-    ]
+    places = [f"{column.place(row)}: {column.name}" for row in range(len(column.cells))]
+    opened = [_opened(cell, place) for place, cell in zip(places, column.cells, strict=True)]
     colour = any(image.mode in COLOUR for image in opened)
-    pictures = []
-    for place, image in zip(column.places, opened, strict=True):
+    total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
+    if total > MOST_BYTES:
+        raise DataError(
+            "images are too many or too large",
+            where=WHERE,
+            found=f"{total:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+    pictures: list[Tensor] = []
+    for place, image in zip(places, opened, strict=True):
         try:
             pictures.append(decoded(image, None, colour))
         except UNREADABLE as error:
-            where = f"{place}: {column.name}"
-            raise DataError("image cannot be read", where=where, found=str(error)) from error
+            raise DataError("image cannot be read", where=place, found=str(error)) from error
         if pictures[-1].shape != pictures[0].shape:
             raise DataError(
                 "images differ in size",
-                where=f"{place}: {column.name}",
+                where=place,
                 found=" × ".join(map(str, pictures[-1].shape[1:])),
                 expected=f"{' × '.join(map(str, pictures[0].shape[1:]))}, as the first row has it",
                 hint="scale them before they are saved",
@@ -214,7 +219,12 @@ def _opened(cell: Any, where: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content), formats=list(set(FORMATS.values())))
     except UNREADABLE as error:
-        raise DataError("image cannot be read", where=where, found=str(error)) from error
+        raise DataError(
+            "image cannot be read",
+            where=where,
+            found=f"{len(content)} bytes of another kind",
+            expected=", ".join(sorted(set(FORMATS.values()))),
+        ) from error
     if image.width * image.height > MOST_PIXELS:
         raise DataError("image is too large", where=where, found=f"{image.height} × {image.width}")
     return image

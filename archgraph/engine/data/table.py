@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +25,9 @@ from archgraph.engine.data.rows import SHARE, Records, dataset_of_rows, parted
 from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import unknown
-from archgraph.language.data import TableData
+from archgraph.language.data import ColumnKind, TableData
 
-MOST_VALUES = 2**28
-"""Values of a table, once categories are columns of 0 and 1."""
+MOST_TABLE = MOST_BYTES >> 2  # each value becomes an object of Python's
 
 
 def read(spec: TableData) -> Dataset:
@@ -39,19 +40,41 @@ def read(spec: TableData) -> Dataset:
     path = Path(spec.table)
     table = _table(path, spec.separator)
     count = len(next(iter(table.values())).cells)
+    asked, seen = target_columns(spec.target), _seen(spec, table)
+    owned = None if spec.client is None else clients(table[spec.client])
     if isinstance(spec.test, str):
         more = _table(Path(spec.test), spec.separator)
-        table = {name: _longer(column, more, spec.test) for name, column in table.items()}
+        table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
+    made = features([(table[name], kind) for name, kind in seen.items()])
+    values, labels = targets(spec.target, [table[name] for name in asked])
+    rows = Records({"row": made.values}, values)
+    if isinstance(spec.test, str):
+        whole = np.arange(len(rows))
+        train, test = rows.at(whole[:count]), rows.at(whole[count:])
+        train = dataclasses.replace(train, clients=owned)
+    else:
+        rows = dataclasses.replace(rows, clients=owned)
+        train, test = parted(rows, spec.test or SHARE, "data.test")
+    statistics = _statistics(train.inputs["row"], made.measured) if spec.standardise else None
+    return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
+
+
+def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
+    """The columns that models see, and what each is said to be."""
     asked = target_columns(spec.target)
-    kinds: Mapping[str, object] = spec.columns if isinstance(spec.columns, Mapping) else {}
-    taken = (*asked, *filter(None, [spec.client]))
-    names = tuple(spec.columns or (name for name in table if name not in taken))
-    for key, wanted in (("target", asked), ("client", taken[len(asked) :]), ("columns", names)):
+    client = () if spec.client is None else (spec.client,)
+    if isinstance(spec.columns, Mapping):
+        seen: dict[str, ColumnKind | None] = {**spec.columns}
+    elif spec.columns is not None:
+        seen = dict.fromkeys(spec.columns)
+    else:
+        seen = {name: None for name in table if name not in (*asked, *client)}
+    for key, wanted in (("target", asked), ("client", client), ("columns", seen)):
         for name in wanted:
             if name not in table:
                 where = f"data.{key}"
                 raise DataError("the table has no such column", where=where, **unknown(name, table))
-    if both := [name for name in names if name in taken]:
+    if both := [name for name in seen if name in (*asked, *client)]:
         raise DataError(
             "is both seen by models and predicted, or the client",
             where="data.columns",
@@ -59,26 +82,14 @@ def read(spec: TableData) -> Dataset:
             expected="one of them",
             hint=f"leave {both[0]} out of columns",
         )
-    if not names:
-        raise DataError("leaves models no column to see", where="data.columns", found="none")
-    made = features([(table[name], kinds.get(name)) for name in names])  # type: ignore[misc]
-    if made.values.numel() > MOST_VALUES:
+    if not seen:
         raise DataError(
-            "the table is too large",
-            where=str(path),
-            found=f"{list(made.values.shape)} values",
-            expected=f"at most {MOST_VALUES:,}",
+            "leaves models no column to see",
+            where="data.columns",
+            found="none",
+            expected="a column beside the target",
         )
-    values, labels = targets(spec.target, [table[name] for name in asked])
-    owned = None if spec.client is None else clients(table[spec.client])
-    rows = Records({"row": made.values}, values, owned)
-    if isinstance(spec.test, str):
-        whole = torch.arange(len(rows)).numpy()
-        train, test = rows.at(whole[:count]), rows.at(whole[count:])
-    else:
-        train, test = parted(rows, spec.test or SHARE, "data.test")
-    statistics = _statistics(train.inputs["row"], made.measured) if spec.standardise else None
-    return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
+    return seen
 
 
 def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,19 +105,22 @@ def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
     """A column with that of the file of test rows behind it."""
     if column.name not in more:
         raise DataError("the table has no such column", where=file, **unknown(column.name, more))
-    other = more[column.name]
-    cells, places = [*column.cells, *other.cells], [*column.places, *other.places]
-    return Column(column.name, cells, places)
+    other, count = more[column.name], len(column.cells)
+
+    def place(row: int) -> str:
+        return column.place(row) if row < count else other.place(row - count)
+
+    return Column(column.name, [*column.cells, *other.cells], place)
 
 
 def _table(path: Path, separator: str) -> dict[str, Column]:
     """Columns by name."""
-    if path.stat().st_size > MOST_BYTES:
+    if path.stat().st_size > MOST_TABLE:
         raise DataError(
             "file too long",
             where=str(path),
             found=f"{path.stat().st_size:,} bytes",
-            expected=f"at most {MOST_BYTES:,} bytes",
+            expected=f"at most {MOST_TABLE:,} bytes",
         )
     readers = {".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
@@ -127,22 +141,21 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
     text = decoded(path.read_bytes(), str(path), "save it as UTF-8")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[Sequence[str]] = []
-    places: list[str] = []
+    lines: list[int] = []
     try:
         header = [name.strip() for name in next(reader, [])]
         for row in reader:
             if not row:  # an empty line
                 continue
-            place = f"{path}:{reader.line_num}"
             if len(row) != len(header):
                 raise DataError(
                     "a row has another number of values",
-                    where=place,
+                    where=f"{path}:{reader.line_num}",
                     found=len(row),
                     expected=f"{len(header)}, as the first line has names",
                 )
             rows.append(row)
-            places.append(place)
+            lines.append(reader.line_num)
     except csv.Error as error:
         where = f"{path}:{reader.line_num}"
         raise DataError("is not CSV", where=where, found=str(error)) from error
@@ -163,7 +176,11 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
             expected=f"names with {separator!r} between them",
             hint=f"write separator: {other!r}" if other != "\t" else 'write separator: "\\t"',
         )
-    return {name: Column(name, [row[i] for row in rows], places) for i, name in enumerate(header)}
+
+    def place(row: int) -> str:
+        return f"{path}:{lines[row]}"
+
+    return {name: Column(name, [row[i] for row in rows], place) for i, name in enumerate(header)}
 
 
 def _parquet(path: Path, separator: str) -> dict[str, Column]:
@@ -173,7 +190,10 @@ def _parquet(path: Path, separator: str) -> dict[str, Column]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of both
         raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
-    places = [f"{path}: row {number}" for number in range(1, table.num_rows + 1)]
+
+    def place(row: int) -> str:
+        return f"{path}: row {row + 1}"
+
     return {
-        name: Column(name, table.column(name).to_pylist(), places) for name in table.column_names
+        name: Column(name, table.column(name).to_pylist(), place) for name in table.column_names
     }
