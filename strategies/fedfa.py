@@ -130,7 +130,7 @@ class FedFA(Strategy):
             return
         weights = state.group("global")
         candidates = {
-            tier.name: Model(one.graph, one.down.pull(weights))
+            tier.name: Model(one.graph, one.down.pull(weights, copy=False))
             for tier in world.tiers
             for one in [_fit(world, tier.name, self.variant)]
         }
@@ -208,7 +208,7 @@ class FedFA(Strategy):
 
         def model(tier: Tier) -> Model:
             fit = _fit(world, tier.name, self.variant)
-            return Model(fit.graph, fit.down.pull(weights))
+            return Model(fit.graph, fit.down.pull(weights, copy=False))
 
         return by_tier(world, state, norm=self.norm, runs=state.values["tiers"], model=model)
 

@@ -124,8 +124,7 @@ class NeFL(Strategy):
         state = ServerState().with_group("global", world.state)
         for tier in world.tiers:
             submodel = self._submodel(world, tier)
-            start = submodel.transfer.pull(world.state)
-            own = {name: value for name, value in start.items() if name in submodel.own}
+            own = submodel.transfer.only(submodel.own).pull(world.state)
             state = state.with_group(f"submodel/{tier.name}", own)
         return state
 
@@ -196,7 +195,7 @@ class NeFL(Strategy):
 
     def _state(self, world: World, state: ServerState, tier: Tier) -> State:
         """A submodel's weights: what is shared, cut out of the global ones, and what is its own."""
-        weights = self._submodel(world, tier).transfer.pull(state.group("global"))
+        weights = self._submodel(world, tier).transfer.pull(state.group("global"), copy=False)
         return weights | state.group(f"submodel/{tier.name}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -110,13 +111,35 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+# Allocations between two sweeps of Python's collector of cycles: importing torch makes a million
+# objects and hardly a cycle, and with Python's own 700 the sweeps are a fifth of a short command.
+SELDOM = (1_000_000, 10, 10)
+
+
 class Command(TyperCommand):
-    """A command whose help is plain text."""
+    """A command whose help is plain text, and which collects cycles seldom."""
+
+    thresholds = SELDOM
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        before = gc.get_threshold()
+        gc.set_threshold(*self.thresholds)
+        try:
+            return super().invoke(ctx)
+        finally:
+            gc.set_threshold(*before)
 
     def get_help(self, ctx: click.Context) -> str:
         """The help; typer escapes brackets for rich even where rich does not print."""
         text = super().get_help(ctx).replace("\\[", "[")
         return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
+
+
+class Training(Command):
+    """A command that trains: cycles may hold activations, and are collected as ever."""
+
+    thresholds = gc.get_threshold()
 
 
 app = typer.Typer(
@@ -131,6 +154,7 @@ app = typer.Typer(
 )
 
 command = functools.partial(app.command, cls=Command)
+training = functools.partial(app.command, cls=Training)
 
 
 def _version(wanted: bool) -> None:

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from archgraph.cli.app import DIFFERENT, command
+from archgraph.cli.app import DIFFERENT, command, training
 from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
 from archgraph.tables import plural
 
 
-@command()
+@training()
 def run(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
     out: Annotated[
@@ -135,7 +135,7 @@ def compare(
         wrote(output)
 
 
-@command()
+@training()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,

@@ -32,12 +32,12 @@ def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) 
     if param.value is not None:
         return tensor_of(param.value)
     dtype = torch_dtype(param.dtype)
-    tensor = torch.zeros(param.shape, dtype=dtype)
     if how is None or not dtype.is_floating_point:
-        return tensor
+        return torch.zeros(param.shape, dtype=dtype)
+    tensor = torch.empty(param.shape, dtype=dtype)
     match how.kind:
         case "zeros":
-            return tensor
+            return tensor.zero_()
         case "ones":
             return tensor.fill_(how.scale)
         case "uniform":

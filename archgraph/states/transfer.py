@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -131,6 +131,19 @@ class Transfer:
 
     def __rshift__(self, other: Transfer) -> Transfer:
         return self.then(other)
+
+    def only(self, names: Container[str]) -> Transfer:
+        """The part of this map that makes some of the target's entries.
+
+        Args:
+            names: Names of entries to keep; those of the target that are not among them go.
+
+        >>> slots = (Slot("a", (2,), "float32"), Slot("b", (3,), "float32"))
+        >>> Transfer.identity(slots).only({"b"})
+        <Transfer 1 of 1 entries taken, 0 initialised; 5 → 3 values>
+        """
+        target = tuple(slot for slot in self.target if slot.name in names)
+        return Transfer(self.source, target, {slot.name: self.entries[slot.name] for slot in target})
 
     @torch.no_grad()
     def pull(

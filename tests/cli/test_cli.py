@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import archgraph
 from archgraph import cli
+from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, head_length, shortened
 
 MODEL = """\
@@ -725,3 +727,12 @@ def test_help_explains_a_word_of_the_files():
     strategy = call("help", "fedfa").output
     assert "percentile" in strategy and "Share of a layer's weights" in strategy
     assert "fedfa" in every
+
+
+@pytest.mark.parametrize("kind", [Command, Training])
+def test_a_command_collects_cycles_as_its_kind_says_and_leaves_the_setting(kind: type) -> None:
+    seen: list[tuple[int, int, int]] = []
+    before = gc.get_threshold()
+    kind("name", callback=lambda: seen.append(gc.get_threshold())).main([], standalone_mode=False)
+    assert seen == [kind.thresholds] and gc.get_threshold() == before
+    assert (Training.thresholds, Command.thresholds[0]) == (before, 1_000_000)
