@@ -26,7 +26,7 @@ def message(error: Exception) -> str:
 
 def say(text: str, *, error: bool = False) -> None:
     """Print words; errors go to standard error behind a red `error:`."""
-    if error and text != "stopped" and not text.startswith(" "):
+    if error and not text.startswith("stopped") and not text.startswith(" "):
         typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
     typer.echo(text, err=error)
 

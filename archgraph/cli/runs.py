@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
-from archgraph.cli.app import DIFFERENT, command, training
+from archgraph.cli.app import DIFFERENT, INTERRUPTED, command, training
 from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
@@ -43,20 +46,40 @@ def run(
 
     spec = experiment_of(experiment, settings)
     folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
-    done = archgraph.run(
-        spec,
-        out=folder,
-        resume=resume,
-        resume_from=resume_from,
-        overwrite=overwrite,
-        data_root=data,
-    )
+    try:
+        done = archgraph.run(
+            spec,
+            out=folder,
+            resume=resume,
+            resume_from=resume_from,
+            overwrite=overwrite,
+            data_root=data,
+        )
+    except KeyboardInterrupt:
+        options = [("--out", out), ("--data", data), *(("--set", s) for s in settings or ())]
+        words = [experiment, *(word for option in options if option[1] for word in option)]
+        say(f"stopped; {_saved(folder, map(str, words))}", error=True)
+        raise typer.Exit(INTERRUPTED) from None
     show_item(done.table())
     rounds = plural(len(done.rounds), "round")
     say(f"{folder}: {rounds}; `archgraph report {folder}` makes a page of it")
     if not done.sound:
         say(f"the run did not end well: {'; '.join(done.troubles)}", error=True)
         raise typer.Exit(DIFFERENT)
+
+
+def _saved(folder: Path, words: Iterable[str]) -> str:
+    """What is left of a run that was stopped, and the command that goes on with it."""
+    from archgraph.engine.record import last_saved
+
+    last = last_saved(folder)
+    if last is None:
+        return "nothing was saved"
+    consent = click.get_current_context().find_root().params.get("python")
+    python = ["--python"] if consent else []
+    again = shlex.join(["archgraph", "run", *words, *python, "--resume"])
+    done = f"saved until round {last}" if last else "saved before round 1"
+    return f"{done}, `{again}` goes on"
 
 
 @command()

@@ -39,7 +39,7 @@ from archgraph.states.state import State
 
 T = TypeVar("T")
 
-FORMAT = 3
+FORMAT = 4
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
 

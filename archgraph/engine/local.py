@@ -180,7 +180,7 @@ def execute(
             facts, device = finite(experiment.facts), experiment.world.device
             if resume_from is not None or (resume and resumable(out)):
                 loop.record, checkpoint, lines = RunRecord.resume(
-                    out, facts, after=resume_from, device=device
+                    out, experiment.text, facts, after=resume_from, device=device
                 )
             else:
                 stack.enter_context(reserved(out, overwrite=overwrite))

@@ -49,7 +49,7 @@ class RunRecord:
 
     Attributes:
         folder: The run folder.
-        identity: Digest of the experiment's facts.
+        identity: Digest of the experiment's facts but for its rounds, of which there may be more.
         keep: So many checkpoints stay, the latest ones.
         environments: Where the run was computed, one after the other.
     """
@@ -76,7 +76,7 @@ class RunRecord:
         cls,
         folder: Path,
         text: str,
-        facts: Json,
+        facts: Mapping[str, Json],
         *,
         files: Mapping[str, str] | None = None,
         keep: int = 2,
@@ -89,7 +89,8 @@ class RunRecord:
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
         """
-        record = cls(folder, digest(facts), keep, [{"since": 1, **environment(device)}])
+        here = {"since": 1, "rounds": _rounds(facts), **environment(device)}
+        record = cls(folder, _identity(facts), keep, [here])
         record._acquire()
         try:
             with _writing(folder):
@@ -114,7 +115,8 @@ class RunRecord:
     def resume(
         cls,
         folder: Path,
-        facts: Json,
+        text: str,
+        facts: Mapping[str, Json],
         *,
         after: int | None = None,
         keep: int = 2,
@@ -126,7 +128,8 @@ class RunRecord:
 
         Args:
             folder: The run folder.
-            facts: Those of the experiment that began the run.
+            text: The experiment as resolved.
+            facts: Those of the experiment that began the run; it may have more rounds by now.
             after: Go on after this round; its checkpoint is used and later ones are removed.
             keep: So many checkpoints stay, the latest ones.
             device: Where the run goes on.
@@ -135,10 +138,10 @@ class RunRecord:
             RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
                 file is not as it was when the checkpoint was written.
         """
-        record = cls(folder, digest(facts), keep)
+        record = cls(folder, _identity(facts), keep)
         record._acquire()
         try:
-            record._same(facts)
+            prolonged = record._prolonged(facts)
             for leftover in _leftovers(folder):
                 _remove(leftover)
             rounds = record._rounds()
@@ -148,11 +151,15 @@ class RunRecord:
                 checkpoint, stored, lines = record._proved(chosen)
                 record._writer.after(checkpoint, stored["files"])
                 record.environments = stored["environments"]
-            here = {"since": (chosen or 0) + 1, **environment(device)}
+            since = (chosen or 0) + 1
+            here = {"since": since, "rounds": _rounds(facts), **environment(device)}
             if not record.environments or list(notes([record.environments[-1], here])):
                 record.environments = [*record.environments, here]
             with _writing(folder):
                 (folder / "checkpoints").mkdir(exist_ok=True)
+                if prolonged:
+                    write(folder / "run.yaml", text)
+                    write(folder / "facts.json", json.dumps(facts, indent=1))
                 # The latest first: whenever this is cut short, the last one left is whole.
                 for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
                     _remove(record._path(later))
@@ -165,13 +172,13 @@ class RunRecord:
         return record, checkpoint, parsed(lines, folder / "metrics.jsonl")
 
     @classmethod
-    def last(cls, folder: Path, facts: Json) -> Checkpoint:
+    def last(cls, folder: Path, facts: Mapping[str, Json]) -> Checkpoint:
         """The last checkpoint of a run, which may still be going on.
 
         Raises:
             RunError: If there is none, or it is damaged or of another experiment.
         """
-        record = cls(folder, digest(facts), keep=1)
+        record = cls(folder, _identity(facts), keep=1)
         rounds = record._rounds()
         if not rounds:
             raise RunError(
@@ -289,11 +296,12 @@ class RunRecord:
         numbers = [name.removeprefix("round-") for name in names]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
-    def _same(self, facts: Json) -> None:
+    def _prolonged(self, facts: Mapping[str, Json]) -> bool:
+        """Whether the folder's experiment is this one, but for fewer rounds."""
         try:
             recorded = json.loads((self.folder / "facts.json").read_bytes())
-            same = digest(recorded) == self.identity
-        except (OSError, ValueError, RecursionError) as error:
+            same, before = _identity(recorded) == self.identity, _rounds(recorded)
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise RunError(
                 "cannot tell what this run is",
                 where=str(self.folder / "facts.json"),
@@ -308,6 +316,24 @@ class RunRecord:
                 found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
                 hint="resume with the experiment that began it, or choose a new folder",
             )
+        if before > _rounds(facts):
+            raise RunError(
+                "the run was begun for more rounds",
+                where="rounds",
+                found=_rounds(facts),
+                expected=f"{before} or more",
+                hint="resume with as many, or choose a new folder",
+            )
+        return before < _rounds(facts)
+
+
+def _identity(facts: Mapping[str, Json]) -> str:
+    """What stays the same if a run is prolonged."""
+    return digest({name: value for name, value in facts.items() if name != "rounds"})
+
+
+def _rounds(facts: Mapping[str, Json]) -> int:
+    return int(facts.get("rounds", 0))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Json]]:
@@ -318,6 +344,11 @@ def read_metrics(folder: Path) -> list[dict[str, Json]]:
     """
     path = folder / "metrics.jsonl"
     return parsed(path.read_bytes(), path) if path.is_file() else []
+
+
+def last_saved(folder: Path) -> int | None:
+    """The round after which a run would go on; None: it would begin."""
+    return max(RunRecord(folder, "", keep=1)._rounds(), default=None)
 
 
 def resumable(folder: Path) -> bool:

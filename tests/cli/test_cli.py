@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -694,12 +695,17 @@ def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
             time.sleep(0.1)
         os.kill(process.pid, number)
         _, said = process.communicate(timeout=120)
-    assert (process.returncode, said) == (130, "stopped\n")
     done = len((here / "run/metrics.jsonl").read_text().splitlines())
     assert 0 < done < 1000
+    again = "archgraph run experiment.yaml --out run --set rounds=1000 --resume"
+    saved = re.fullmatch(rf"stopped; saved until round (\d+), `{again}` goes on\n", said)
+    assert process.returncode == 130
+    assert saved is not None and int(saved[1]) in (done - 1, done), said
     assert not list((here / "run").rglob(".draft-*"))
-    # Only what decides numbers makes an experiment another one, and the number of rounds does.
-    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "another experiment")
+    # Only what decides numbers makes an experiment another one; more rounds do not.
+    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "begun for more rounds")
+    other = ("--set", "rounds=1000", "--set", "seed=9")
+    refused(call("run", "experiment.yaml", "--out", "run", "--resume", *other), "another experim")
 
 
 @pytest.mark.slow

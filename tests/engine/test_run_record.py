@@ -44,6 +44,10 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 class Stop(KeyboardInterrupt):
     """As sudden as a signal: no handler for exceptions sees it."""
 
@@ -149,7 +153,7 @@ def test_run_goes_on_from_the_round_that_is_asked_for(experiment, tmp_path):
     with pytest.raises(RunError, match="no checkpoint of this round; found 2, 3; expected 1"):
         execute(experiment(rounds=3), out=tmp_path / "r", resume_from=1)
     record, found, lines = RunRecord.resume(
-        tmp_path / "r", {"rounds": 3, "clients": 4, "seed": 0}, after=2
+        tmp_path / "r", "", {"rounds": 3, "clients": 4, "seed": 0}, after=2
     )
     record.close()
     assert found is not None
@@ -158,6 +162,24 @@ def test_run_goes_on_from_the_round_that_is_asked_for(experiment, tmp_path):
     again = execute(experiment(rounds=3), out=tmp_path / "r", resume_from=2)
     assert bits(again.server.tensors) == bits(whole.server.tensors)
     assert untimed(again.rounds) == untimed(whole.rounds)
+
+
+def test_a_finished_run_goes_on_for_more_rounds(experiment, tmp_path):
+    whole = execute(experiment(rounds=3), out=tmp_path / "whole")
+    execute(experiment(rounds=1), out=tmp_path / "r")
+    more = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
+    assert bits(more.server.tensors) == bits(whole.server.tensors)
+    assert [line["round"] for line in more.rounds] == [1, 2, 3]
+    assert more.notes == (
+        "from round 2 on rounds: 3 instead of 1: bits may differ from an uninterrupted run",
+    )
+    assert json.loads((tmp_path / "r/facts.json").read_bytes())["rounds"] == 3
+    again = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
+    assert again.notes == more.notes
+    before = contents(tmp_path / "r")
+    with pytest.raises(RunError, match="begun for more rounds; found 2; expected 3 or more"):
+        execute(experiment(rounds=2), out=tmp_path / "r", resume=True)
+    assert contents(tmp_path / "r") == before
 
 
 def test_run_that_goes_on_elsewhere_says_that_bits_may_differ(experiment, tmp_path, monkeypatch):
@@ -289,7 +311,7 @@ def test_checkpoint_of_another_version_is_refused(experiment, tmp_path):
     execute(experiment(rounds=1), out=tmp_path / "r")
     file = tmp_path / "r" / "checkpoints" / "round-000001" / "server.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    with pytest.raises(RunError, match=r"of another version; found 1; expected 3; go on with"):
+    with pytest.raises(RunError, match=r"of another version; found 1; expected 4; go on with"):
         execute(experiment(rounds=1), out=tmp_path / "r", resume=True)
 
 
@@ -418,7 +440,7 @@ def test_checkpoint_round_trip(tmp_path):
     values = {"rates": [0.5, 1], "map": {"x": None, "y": 0.1 + 0.2}}
     with RunRecord.create(tmp_path, "name: x\n", {"a": 1}) as record:
         record.save(Checkpoint(3, tensors, values, kept))
-    record, found, lines = RunRecord.resume(tmp_path, {"a": 1})
+    record, found, lines = RunRecord.resume(tmp_path, "", {"a": 1})
     record.close()
     assert found is not None
     assert (found.round, found.values, lines) == (3, values, [])
@@ -440,7 +462,7 @@ def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path
     assert [p.name for p in places] == ["round-000002", "round-000003"]
     links = [(p / "clients" / "000001.safetensors").stat().st_nlink for p in places]
     assert links == [2, 2]
-    record, found, _ = RunRecord.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, "", {})
     record.close()
     assert found is not None
     assert torch.equal(found.kept[2]["state/w"], torch.zeros(2))
@@ -456,7 +478,7 @@ def files(folder: Path, round: int) -> dict[str, int]:
 
 
 def resumed(folder: Path) -> Checkpoint:
-    record, found, _ = RunRecord.resume(folder, {})
+    record, found, _ = RunRecord.resume(folder, "", {})
     record.close()
     assert found is not None
     return found
@@ -543,7 +565,7 @@ def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
 def test_resumed_record_links_what_did_not_change(tmp_path):
     with RunRecord.create(tmp_path, "", {}) as record:
         record.save(Checkpoint(1, {"a/w": torch.ones(2), "b/w": torch.ones(2)}, {}, {}))
-    record, found, _ = RunRecord.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, "", {})
     assert found is not None
     with record:
         record.save(Checkpoint(2, {**found.tensors, "b/w": torch.zeros(2)}, {}, {}))
@@ -558,7 +580,7 @@ def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
         record.save(Checkpoint(1, {"a/w": torch.arange(3.0)}, {}, {1: {"state/w": torch.ones(1)}}))
     resumed(tmp_path).tensors["a/w"][0] = 7
     assert resumed(tmp_path).tensors["a/w"].tolist() == [0, 1, 2]
-    record, found, _ = RunRecord.resume(tmp_path, {}, keep=1)
+    record, found, _ = RunRecord.resume(tmp_path, "", {}, keep=1)
     assert found is not None
     with record:
         record.save(Checkpoint(2, {"b/w": torch.ones(1)}, {}, {1: {"state/w": torch.zeros(1)}}))
@@ -609,7 +631,7 @@ def test_drafts_of_a_crash_are_swept(tmp_path):
     (tmp_path / "checkpoints" / ".draft-x").mkdir()
     (tmp_path / "checkpoints" / ".draft-x" / "server.json").write_text("{")
     (tmp_path / ".draft-run.yaml").write_text("x")
-    record, found, _ = RunRecord.resume(tmp_path, {})
+    record, found, _ = RunRecord.resume(tmp_path, "", {})
     record.close()
     assert found is not None
     assert not list(tmp_path.rglob(".draft-*"))
