@@ -162,13 +162,18 @@ def count(number: float) -> str:
     return f"{scaled:.1f}".removesuffix(".0") + unit
 
 
-def plural(number: int, noun: str) -> str:
+def plural(number: int, noun: str, several: str | None = None) -> str:
     """A number of things.
 
-    >>> plural(1, "round"), plural(0, "client")
-    ('1 round', '0 clients')
+    Args:
+        number: How many.
+        noun: What one of them is called.
+        several: What several are called; None: with an s.
+
+    >>> plural(1, "round"), plural(0, "client"), plural(2, "entry", "entries")
+    ('1 round', '0 clients', '2 entries')
     """
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
 def console() -> Console:

@@ -22,7 +22,7 @@ from archgraph.cli.arguments import (
     typed,
     value_of,
 )
-from archgraph.cli.output import say, wrote
+from archgraph.cli.output import say, show_item, wrote
 from archgraph.errors import SpecError
 from archgraph.rewrite.registry import ROWS
 
@@ -47,6 +47,7 @@ def rewrite(
         typer.Option("--split-before", metavar="BLOCK", help="Cut in front of one. Repeatable."),
     ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="A line for each tensor.")] = False,
     choose: Choose = None,
     **asked: Words,
 ) -> None:
@@ -55,19 +56,29 @@ def rewrite(
     An option for each rewrite, in the order in which they are applied; its value is that of the
     key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
     layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
-    a split go into numbered files. Without --output, only the summary
-    is printed.
+    a split go into numbered files. What is printed is the new model, with the sizes of the old
+    one; --output writes it.
     """
     import archgraph
+    from archgraph.display import summary
     from archgraph.federation.family import rewritten
+    from archgraph.tables import count, plural
 
-    result = rewritten(graph_of(file, choose), _rewrites(asked), verify=verify)
-    say(result.transfer.describe())
+    graph = graph_of(file, choose)
+    result = rewritten(graph, _rewrites(asked), verify=verify)
+    if details:
+        say(result.transfer.describe())
+    else:
+        old, new = archgraph.cost(graph), archgraph.cost(result.graph)
+        sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"
+        show_item(summary(result.graph))
+        say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
     if after or before:
         parts = archgraph.split(result.graph, after=after or (), before=before or ())
         for number, part in enumerate(parts, 1):
             size = archgraph.cost(part.graph).parameters
-            say(f"part {number}: {len(part.graph.state_names)} entries, {size:,} parameters")
+            entries = plural(len(part.graph.state_names), "entry", "entries")
+            say(f"part {number}: {entries}, {plural(size, 'parameter')}")
             if output is not None:
                 place = output.with_stem(f"{output.stem}-{number}")
                 archgraph.save(part.graph, place)

@@ -204,8 +204,9 @@ class Comparison:
         if self.last is None:
             note += ", last test"
         else:
-            part = f"{100 * self.last:g} % of the" if self.last < 1 else f"{self.last:g}"
-            note += f", each averaged over the tests of the last {part} rounds"
+            share = f"{100 * self.last:g} % of the rounds"
+            part = share if self.last < 1 else plural(int(self.last), "round")
+            note += f", each averaged over the tests of the last {part}"
         if self.mixed is not None:
             share = "its own mixture of classes" if self.mixed else "its own classes"
             note += f"; tiers: mean over their clients, each on test data of {share}"

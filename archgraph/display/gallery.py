@@ -10,6 +10,7 @@ from archgraph.display.cover import coverage
 from archgraph.display.picture import Direction, draw
 from archgraph.display.scene import Detail
 from archgraph.federation.family import Family
+from archgraph.tables import plural
 
 
 def draw_family(
@@ -47,7 +48,7 @@ def draw_family(
             cover=coverage(family),
             detail=detail,
             direction=direction,
-            title=f"{name}: fed by {total} clients",
+            title=f"{name}: fed by {plural(total, 'client')}",
         )
     for member in family.clients:
         paths.append(place / f"{file_name(member.name)}.{form}")

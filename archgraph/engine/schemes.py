@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from archgraph.tables import plural
+
 ShardIndices: TypeAlias = tuple[np.ndarray, ...]
 
 ATTEMPTS = 11
@@ -129,7 +131,9 @@ def classes(
         owners = [client for client in range(clients) if number in wanted[client]]
         members = np.flatnonzero(labels == value)
         if len(owners) > len(members):
-            raise ValueError(f"class {value} has {len(members)} examples for {len(owners)} clients")
+            raise ValueError(
+                f"class {value} has {plural(len(members), 'example')} for {len(owners)} clients"
+            )
         for client, part in zip(owners, np.array_split(members, len(owners) or 1), strict=False):
             owned[client].append(part)
     return _ascending(map(np.concatenate, owned))

@@ -10,9 +10,32 @@ import pydantic
 
 from archgraph.fields import Key, Mistake, Place
 from archgraph.hints import nearest
+from archgraph.language.elsewhere import suggestion
 
 if TYPE_CHECKING:
     from archgraph.language.document import Document
+
+
+# Pydantic's words, and YAML's.
+WORDS = (
+    (r"tuple|list", "a list"),
+    (r"dictionary|mapping|object", "a mapping"),
+    (r"dictionary or (object|instance of .*)", "a mapping"),
+    (r"string", "text"),
+    (r"integer", "an integer"),
+    (r"integer, got a number with a fractional part", "an integer"),
+    (r"integer, unable to parse string as an integer", "an integer"),
+    (r"number(, unable to parse string as a number)?|finite number", "a number"),
+    (r"boolean(, unable to interpret input)?", "true or false"),
+    (r"None", "nothing"),
+    (r"greater than or equal to (.*)", r"\1 or more"),
+    (r"less than or equal to (.*)", r"\1 or less"),
+    (r"greater than (.*)", r"more than \1"),
+    (r"String should match pattern '(.*)'", r"text that matches \1"),
+    (r"String should have at least 1 character", "text that is not empty"),
+    (r"(?:Tuple|List|Dictionary|Value) should have at least (\d+) items?.*", r"\1 or more entries"),
+    (r"(?:Tuple|List|Dictionary|Value) should have at most (\d+) items?.*", r"at most \1 entries"),
+)
 
 
 def explain(
@@ -54,7 +77,7 @@ def explain(
                 "is an unknown key",
                 found=repr(key),
                 expected=f"one of {', '.join(names)}" if names else None,
-                hint=nearest(key, names),
+                hint=suggestion(key, names),
             )
         case "missing":
             document.fail(inner, f"lacks the key {key!r}")
@@ -113,17 +136,16 @@ def shorten(value: object) -> str:
 
 
 def _expected(message: str) -> str:
-    """Pydantic's "Input should be …" as what was expected, in the words of YAML."""
+    """Pydantic's "Input should be …" as what was expected, in the words of YAML.
+
+    >>> _expected("Input should be greater than or equal to 1"), _expected("Input should be less")
+    ('1 or more', 'less')
+    """
     text = message.removeprefix("Input should be ").removeprefix("a valid ")
-    if pattern := re.fullmatch(r"String should match pattern '(.*)'", message):
-        return f"text that matches {pattern.group(1)}"
-    words = {
-        "tuple": "a list",
-        "dictionary": "a mapping",
-        "string": "text",
-        "integer": "an integer",
-    }
-    return words.get(text, text)
+    for pattern, words in WORDS:
+        if found := re.fullmatch(pattern, text):
+            return found.expand(words)
+    return text
 
 
 def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:

@@ -27,6 +27,7 @@ from archgraph.errors import GraphError, RunError
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.ops.table import row
 from archgraph.states import State
+from archgraph.tables import plural
 
 Matching = Literal["greedy", "assignment"]
 # Correlations in memory at a time.
@@ -357,7 +358,7 @@ def scale_variation(
         GraphError: If there are fewer than two models, or none of the baseline's name.
     """
     if len(models) < 2:
-        raise GraphError("nothing to compare", found=f"{len(models)} models", expected="two")
+        raise GraphError("nothing to compare", found=plural(len(models), "model"), expected="two")
     if baseline is None:
         baseline = min(models, key=lambda name: _parameters(models[name][0]))
     if baseline not in models:

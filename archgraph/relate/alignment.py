@@ -15,7 +15,7 @@ from archgraph.analysis.widths import Pairs, Widths
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import DimMap, Entry, Transfer, signature
-from archgraph.tables import Table
+from archgraph.tables import Table, plural
 
 Side: TypeAlias = Literal["client", "whole"]
 
@@ -160,15 +160,17 @@ class Alignment:
     def __repr__(self) -> str:
         names = f"{self.client.name or 'client'} in {self.whole.name or 'whole'}"
         return (
-            f"<Alignment {names}: score {self.score:.2f}, {len(self.leaves)} leaves in "
-            f"{len(self.blocks)} blocks, {len(self.unmatched)} parts without a counterpart>"
+            f"<Alignment {names}: score {self.score:.2f}, "
+            f"{plural(len(self.leaves), 'leaf', 'leaves')} in {plural(len(self.blocks), 'block')}, "
+            f"{plural(len(self.unmatched), 'part')} without a counterpart>"
         )
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables())
 
     def __str__(self) -> str:
-        lines = [f"score {self.score:.2f}: {len(self.leaves)} leaves in {len(self.blocks)} blocks"]
+        leaves = plural(len(self.leaves), "leaf", "leaves")
+        lines = [f"score {self.score:.2f}: {leaves} in {plural(len(self.blocks), 'block')}"]
         lines += [f"{a} = {b}" for a, b in self.blocks]
         lines += [f"{side} {', '.join(parts)}: {reason}" for side, parts, reason in self._reasons()]
         return "\n".join(lines)

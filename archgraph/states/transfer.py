@@ -143,7 +143,9 @@ class Transfer:
         <Transfer 1 of 1 entries taken, 0 initialised; 5 → 3 values>
         """
         target = tuple(slot for slot in self.target if slot.name in names)
-        return Transfer(self.source, target, {slot.name: self.entries[slot.name] for slot in target})
+        return Transfer(
+            self.source, target, {slot.name: self.entries[slot.name] for slot in target}
+        )
 
     @torch.no_grad()
     def pull(

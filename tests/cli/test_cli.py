@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import archgraph
 from archgraph import cli
 from archgraph.cli.app import Command, Training
-from archgraph.tables import Table, head_length, shortened
+from archgraph.tables import Table, count, head_length, shortened
 
 MODEL = """\
 archgraph: 1
@@ -262,7 +262,7 @@ def test_rewrite_makes_another_model(here: Path):
     assert result.exit_code == 0, result.output
     graph = archgraph.load("other.yaml")
     assert len(archgraph.structure(graph).sections[-1].blocks) >= 1
-    told = call("rewrite", "model.yaml", "--shorten", "body=1")
+    told = call("rewrite", "model.yaml", "--shorten", "body=1", "--details")
     assert told.exit_code == 0 and "dropped: " in told.output
 
 
@@ -289,10 +289,20 @@ def test_rewrite_makes_another_model(here: Path):
 )
 def test_every_rewrite_has_an_option(here: Path, words: list[str], made):
     expected = made(archgraph.load("model.yaml"))
-    result = call("rewrite", "model.yaml", *words, "--verify", "-o", "other.yaml")
+    result = call("rewrite", "model.yaml", *words, "--verify", "--details", "-o", "other.yaml")
     assert result.exit_code == 0, result.stderr
     assert archgraph.load("other.yaml") == expected.graph
     assert result.output.startswith(expected.transfer.describe())
+
+
+def test_a_rewrite_tells_the_new_model_and_both_sizes(here: Path):
+    half = call("rewrite", "model.yaml", "--take", "0.5", "-o", "half.yaml")
+    table = call("show", "half.yaml").output
+    assert half.output.startswith(table)
+    old, new = (archgraph.cost(archgraph.load(f)) for f in ("model.yaml", "half.yaml"))
+    sizes = f"{old.parameters} → {new.parameters} parameters, {count(old.macs)} → {count(new.macs)}"
+    rest = half.output.removeprefix(table)
+    assert rest == f"{sizes} MACs; --details lists all tensors\nwrote half.yaml\n"
 
 
 def test_parts_of_a_split_go_into_numbered_files(here: Path):

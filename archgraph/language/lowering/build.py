@@ -53,6 +53,18 @@ def lower(
     return _Lowering(reader).graph()
 
 
+def _unusual(name: str, shape: Sequence[int]) -> str | None:
+    """A note about sizes that look like those of a batch of images, or have channels last."""
+    match tuple(shape):
+        case (_, 1 | 3, height, width) if min(height, width) > 3:
+            read, how = "channel, depth, height, width", "sizes come without the batch axis"
+        case (height, width, 1 | 3) if min(height, width) > 3:
+            read, how = "channel, height, width", "channels come first"
+        case _:
+            return None
+    return f"inputs.{name}: {list(shape)} is read as {read}; {how}"
+
+
 class _Lowering:
     def __init__(self, reader: StepReader) -> None:
         self.reader = reader
@@ -92,7 +104,9 @@ class _Lowering:
                     "makes a value that nothing uses",
                     hint="draw it with from:, or take it out",
                 )
-        return self.draft.graph(outputs, name=model.name, sections=tuple(sections))
+        graph = self.draft.graph(outputs, name=model.name, sections=tuple(sections))
+        notes = (_unusual(name, spec.shape) for name, spec in model.inputs.items())
+        return graph.replace(notes=tuple(filter(None, notes)))
 
     def _outputs(self, root: Scope, last: Ref) -> Value:
         find = functools.partial(lookup, self.document, root, (), 0)

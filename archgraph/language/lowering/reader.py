@@ -14,6 +14,7 @@ from archgraph.graph.ir import Ref
 from archgraph.hints import nearest, unknown
 from archgraph.language import steps as table
 from archgraph.language.document import Document
+from archgraph.language.elsewhere import suggestion
 from archgraph.language.expression import ParamValue, is_expression, resolve
 from archgraph.language.mistakes import explain, shorten
 from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
@@ -123,7 +124,7 @@ class StepReader:
                 "is an unknown operator",
                 found=repr(name),
                 expected="a step, a block of this model, or an ATen operator (aten.…)",
-                hint=nearest(name, known),
+                hint=suggestion(name, known),
             )
         return row
 
