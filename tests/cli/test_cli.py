@@ -582,11 +582,16 @@ def test_run_resume_and_report(here: Path):
     )
     both = call("run", "experiment.yaml", "--out", "first", "--resume", "--overwrite")
     refused(both, "either resumed or overwritten")
-    refused(call("run", "experiment.yaml", "--out", "first", "--resume"), "another experiment")
+    other = call("run", "experiment.yaml", "--out", "first", "--resume", "--set", "seed=9")
+    refused(other, "another experiment")
     refused(call("run", "experiment.yaml", "--out", "none", "--resume"), "no run to resume")
     again = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=1", "--resume")
     assert again.exit_code == 0, again.stderr
     assert (here / "first/metrics.jsonl").read_text().splitlines() == lines
+    more = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=2", "--resume")
+    assert more.exit_code == 0, more.stderr
+    assert "from round 2 on rounds: 2 instead of 1" in " ".join(more.output.split())
+    assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
     page = call("report", "first", "-o", "page.html")
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000

@@ -152,7 +152,7 @@ def test_the_good_model_is_good() -> None:
             "out: $width",
             "out: $width - 4",
             "m.yaml:10: blocks.b.steps[0].conv.out: has a wrong value; found 0; "
-            f"expected greater than or equal to 1{IN_BLOCK}",
+            f"expected 1 or more{IN_BLOCK}",
         ),
         (
             "width: 4",
@@ -267,7 +267,7 @@ def test_the_good_model_is_good() -> None:
         ),
         ("- relu", "- linear: {out: 4, bias: yes}",
          "m.yaml:11: blocks.b.steps[1].linear.bias: has a wrong value; found 'yes'; "
-         "expected boolean"),
+         "expected true or false"),
         ("- relu", "- attention: 2",
          "m.yaml:11: blocks.b.steps[1].attention: takes another shape; found [batch, 4, 8, 8]; "
          f"expected [batch, position, feature]{IN_BLOCK}"),
@@ -379,7 +379,7 @@ clients:
          f"model, choose, {', '.join(BY_NAME)}; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
-         "expected greater than or equal to 1"),
+         "expected 1 or more"),
         ("take: 0.5", "take: 1.5",
          "f.yaml:5: clients[1].take: is not a share; found 1.5; "
          "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
@@ -442,7 +442,7 @@ attack: {fraction: 0.2, intensity: 20}
          "expected one of a, b"),
         ("alpha: 0.5", "shares: {a: 1.5}",
          "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
-         "expected less than or equal to 1"),
+         "expected 1 or less"),
         ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
          "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
          "expected at most 1"),
@@ -463,7 +463,7 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("sample: 0.5", "sample: 1.5",
          "e.yaml:9: sample: has a wrong value; found 1.5; "
-         "expected less than or equal to 1 or an integer"),
+         "expected 1 or less or an integer"),
         ("engine: local", "engine: loacl",
          "e.yaml:10: engine: has an unknown value; found 'loacl'; expected local; "
          "did you mean 'local'?"),
@@ -472,7 +472,7 @@ attack: {fraction: 0.2, intensity: 20}
          "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
          "fraction; did you mean 'epochs'?"),
         ("lr: 0.1", "lr: -1.0",
-         "e.yaml:11: local.lr: has a wrong value; found -1.0; expected greater than 0"),
+         "e.yaml:11: local.lr: has a wrong value; found -1.0; expected more than 0"),
         ("family: f.yaml", "family: {model: m.yaml}",
          "e.yaml:3: family: lacks the key 'clients'"),
     ],
