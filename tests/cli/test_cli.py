@@ -751,7 +751,7 @@ def test_help_explains_a_word_of_the_files():
 
 
 @pytest.mark.parametrize("kind", [Command, Training])
-def test_a_command_collects_cycles_as_its_kind_says_and_leaves_the_setting(kind: type[Command]) -> None:
+def test_a_command_collects_cycles_as_its_kind_says(kind: type[Command]) -> None:
     seen: list[tuple[int, int, int]] = []
     before = gc.get_threshold()
     kind("name", callback=lambda: seen.append(gc.get_threshold())).main([], standalone_mode=False)
