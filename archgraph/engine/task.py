@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from archgraph.engine.data import Dataset
+from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, any_shape
 from archgraph.federation.metrics import METRICS, AnyMetric
-from archgraph.hints import unknown
 from archgraph.language.python import imported
 from archgraph.language.task import TaskSpec
 
@@ -48,7 +48,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function)))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
-    return _measured(task, tuple(_metrics(spec, task)))
+    return _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
 
 
 def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
@@ -121,17 +121,25 @@ def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return found
 
 
-def _metrics(spec: TaskSpec, task: LearningTask) -> Iterable[AnyMetric]:
-    """The metrics that are asked for."""
+def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMetric]:
+    """The metrics that are asked for: the task's own, or those of torchmetrics."""
     for place, choice in enumerate(spec.metrics):
-        name, _ = (choice, {}) if isinstance(choice, str) else next(iter(choice.items()))
+        name, options = (choice, None) if isinstance(choice, str) else next(iter(choice.items()))
         where = f"task.metrics.{place}"
+        forms = [form for known, form in METRICS if known == name]
         if name == "loss":
             continue
-        forms = [form for known, form in METRICS if known == name]
-        if (name, task.form) in METRICS:
+        elif not options and (name, task.form) in METRICS:
             yield METRICS[name, task.form]
-        elif forms:
+        elif task.form == "any":
+            raise SpecError(
+                "is measured where it is known what targets are",
+                where=where,
+                found=name,
+                expected="loss alone",
+                hint="write the kind beside the objective, e.g. kind: regression",
+            )
+        elif forms and task.form not in forms and name not in SHORT:
             raise SpecError(
                 f"is not a metric of {task.name}",
                 where=where,
@@ -139,13 +147,22 @@ def _metrics(spec: TaskSpec, task: LearningTask) -> Iterable[AnyMetric]:
                 expected=", ".join(known for known, form in METRICS if form == task.form),
             )
         else:
-            names = [known for known, form in METRICS if form == task.form]
-            raise SpecError("unknown metric", where=where, **unknown(name, names))
+            yield torch_metric(name, options or {}, task, classes, where)
 
 
-def _measured(task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
+def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
     """The task with metrics that are asked for before its own."""
     names = {metric.name for metric in asked}
     own = tuple(metric for metric in task.metrics if metric.name not in names)
-    judge = asked[0].name if asked else task.judge
-    return dataclasses.replace(task, metrics=(*asked, *own), judge=judge)
+    judge = task.judge
+    if spec.metrics:
+        judge = "loss" if spec.metrics[0] == "loss" else asked[0].name
+    task = dataclasses.replace(task, metrics=(*asked, *own), judge=judge)
+    if task.better[judge] is None:
+        raise SpecError(
+            "cannot judge models: neither more nor less of it is better",
+            where="task.metrics.0",
+            found=judge,
+            hint="write another metric first",
+        )
+    return task

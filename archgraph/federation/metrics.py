@@ -100,7 +100,7 @@ def _label_hits(predictions: Tensor, targets: Tensor) -> Tensor:
 def _overlaps(predictions: Tensor, targets: Tensor) -> Tensor:
     """Per example: targets of each class that were hit, then those predicted or true."""
     classes, examples = predictions.shape[-1], len(targets)
-    said, true = predictions.argmax(-1).flatten(1), targets.flatten(1)
+    said, true = (x.reshape(examples, -1) for x in (predictions.argmax(-1), targets))
     kept = true != IGNORED
     offset = torch.arange(examples, device=true.device)[:, None] * classes
 

@@ -1,0 +1,208 @@
+"""Metrics of torchmetrics by name, computed over the whole set."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archgraph.errors import SpecError
+from archgraph.federation import LearningTask, Metric
+from archgraph.federation.metrics import IGNORED, METRICS, TargetForm, aligned
+from archgraph.hints import unknown
+from archgraph.plain import Json
+
+EXTRA = "pip install 'archgraph[metrics]'"
+# What metrics are called in files, where torchmetrics says it at length.
+SHORT = {
+    "f1": "F1Score",
+    "fbeta": "FBetaScore",
+    "iou": "JaccardIndex",
+    "mcc": "MatthewsCorrCoef",
+    "kappa": "CohenKappa",
+    "mse": "MeanSquaredError",
+    "mae": "MeanAbsoluteError",
+    "mape": "MeanAbsolutePercentageError",
+    "r2": "R2Score",
+    "pearson": "PearsonCorrCoef",
+    "spearman": "SpearmanCorrCoef",
+}
+_VARIANTS = ("Binary", "Multiclass", "Multilabel")
+
+
+def torch_metric(
+    name: str, options: Mapping[str, Json], task: LearningTask, classes: int, where: str
+) -> Metric:
+    """A metric of torchmetrics.
+
+    Args:
+        name: Its name: that of its class, in lower case with or without underscores, or a key of
+            ``SHORT``.
+        options: Arguments of its class.
+        task: What is learned.
+        classes: Number of classes or labels.
+        where: Place in a file, for errors.
+
+    Raises:
+        SpecError: If torchmetrics is not installed or does not have it, it does not take the
+            options, or it is not one number.
+    """
+    own = [known for known, form in METRICS if form == task.form]
+    try:
+        import torchmetrics
+    except ImportError as error:
+        more = {"hint": f"for metrics of torchmetrics, {EXTRA}"}
+        raise SpecError("unknown metric", where=where, **{**unknown(name, own), **more}) from error
+    classed = task.form in ("classes", "labels")
+    module = torchmetrics.classification if classed else torchmetrics.regression
+    known = {_plain(n): n for n in module.__all__ if not n.startswith(_VARIANTS)}
+    full = known.get(_plain(SHORT.get(name, name)))
+    if full is None:
+        shorts = [short for short, long in SHORT.items() if _plain(long) in known]
+        raise SpecError(
+            "unknown metric",
+            where=where,
+            **unknown(name, [*own, *shorts, *map(_snake, known.values())]),
+        )
+    given = dict(options)
+    if task.form == "classes":
+        given = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED, **given}
+    elif task.form == "labels":
+        given = {"task": "multilabel", "num_labels": classes, **given}
+    make = functools.partial(_made, getattr(module, full), tuple(given.items()))
+    try:
+        metric = make()
+        with _silent():
+            metric.update(*_trial(task.form, classes))
+            value = metric.compute()
+    except Exception as error:  # whatever its constructor says of the options
+        raise SpecError(
+            "cannot be computed",
+            where=where,
+            found=f"{full}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint="its options are those of its class in torchmetrics",
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise SpecError(
+            "is not one number",
+            where=where,
+            found=f"{full}, {tuple(value.shape) if isinstance(value, Tensor) else value}",
+            expected="a metric with one value",
+            hint="choose an average: {average: macro}, say",
+        )
+    kept = task.per_example or task.form in ("labels", "values")
+    if not kept and not _summed(metric):
+        raise SpecError(
+            "would hold the predictions of all targets",
+            where=where,
+            found=full,
+            expected="a metric that counts",
+            hint="give it thresholds: {thresholds: 100}, say",
+        )
+    called = "_".join([name, *(str(value) for value in options.values())])
+    higher = metric.higher_is_better
+    if kept:
+        whole = _Whole(make, task.form)
+        return Metric(called, higher, whole.rows, whole.value, frozenset({task.form}))
+    counted = _Counted(make)
+    return Metric(called, higher, counted.rows, counted.value, frozenset({task.form}))
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A metric of predictions and targets that are kept until it is computed."""
+
+    make: functools.partial[Any]
+    form: TargetForm
+
+    def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        said = aligned(predictions, targets) if self.form == "values" else predictions
+        return torch.cat([x.reshape(len(x), -1).float() for x in (said, targets)], 1)
+
+    def value(self, rows: Tensor, count: int) -> float:
+        if not len(rows):
+            return 0.0
+        metric = self.make()
+        if self.form == "classes":
+            said, true = rows[:, :-1], rows[:, -1].long()
+        else:
+            said, true = rows.chunk(2, 1)
+            true = true.int() if self.form == "labels" else true
+            if self.form == "values" and said.shape[1] == 1:
+                said, true = said[:, 0], true[:, 0]
+        with _silent():
+            metric.update(said.contiguous(), true.contiguous())
+            return float(metric.compute())
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A metric whose state is a sum over examples: that of each batch is kept."""
+
+    make: functools.partial[Any]
+
+    def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        metric = self.make().to(predictions.device)
+        with _silent():
+            metric.update(predictions.movedim(-1, 1), targets)
+        states = [getattr(metric, name).double().flatten() for name in metric.metric_state]
+        return torch.cat(states)[None]
+
+    def value(self, rows: Tensor, count: int) -> float:
+        metric, total, start = self.make(), rows.sum(0), 0
+        for name, state in metric.metric_state.items():
+            part = total[start : start + state.numel()]
+            setattr(metric, name, part.view(state.shape).to(state.dtype))
+            start += state.numel()
+        with _silent():
+            return float(metric.compute())
+
+
+def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    with _silent():
+        return kind(**dict(options))
+
+
+def _summed(metric: Any) -> bool:
+    """Whether states of batches add up."""
+    reductions = [metric._reductions[name] for name in metric.metric_state]
+    return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
+
+
+def _trial(form: TargetForm, classes: int) -> tuple[Tensor, Tensor]:
+    """Predictions and targets of four examples."""
+    generator = torch.Generator().manual_seed(0)
+    if form == "classes":
+        return torch.randn(4, classes, generator=generator), torch.arange(4) % classes
+    if form == "labels":
+        flags = torch.arange(4 * classes).view(4, classes) % 2
+        return torch.randn(4, classes, generator=generator), flags
+    return torch.randn(4, generator=generator), torch.randn(4, generator=generator)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What torchmetrics warns of (a class without examples) is not said in every round."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _snake(name: str) -> str:
+    def letters() -> Iterator[str]:
+        for before, here, after in zip(f" {name}", name, f"{name[1:]} ", strict=False):
+            if here.isupper() and before != " " and (before.islower() or after.islower()):
+                yield "_"
+            yield here.lower()
+
+    return "".join(letters())

@@ -1,0 +1,136 @@
+"""Metrics of torchmetrics by name: against torchmetrics on everything at once."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.engine.data import Dataset, Split
+from archgraph.engine.task import learning_task
+from archgraph.engine.testing import answers
+from archgraph.language.task import TaskSpec
+
+torchmetrics: Any = pytest.importorskip("torchmetrics", reason="needs the extra metrics")
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def data(targets: torch.Tensor, classes: int | None = 4) -> Dataset:
+    split = Split(torch.arange(len(targets))[:, None].float(), targets)
+    return Dataset("made", "tensor", classes, (1,), split, split)
+
+
+def spec(kind: str, *metrics: Any) -> TaskSpec:
+    return TaskSpec.model_validate({"kind": kind, "metrics": metrics})
+
+
+def measured(kind: str, said: torch.Tensor, made: Dataset, *metrics: Any) -> dict[str, float]:
+    class Says(nn.Module):
+        def forward(self, at):
+            return said[at[:, 0].long()]
+
+    task = learning_task(spec(kind, *metrics), made)
+    assert task.judge not in ("accuracy", "mse")
+    return answers(Says(), made.test, learning=task, batch=7)[0].summary()
+
+
+def test_classes():
+    said = torch.randn(40, 4, generator=GENERATOR)
+    true = torch.randint(4, (40,), generator=GENERATOR)
+    macro = {"f1": {"average": "macro"}}
+    found = measured("classification", said, data(true), macro, "auroc", "cohen_kappa", "iou")
+    fun = torchmetrics.functional
+    facts = {"task": "multiclass", "num_classes": 4}
+    assert found["f1_macro"] == pytest.approx(
+        float(fun.f1_score(said, true, **facts, average="macro"))
+    )
+    assert found["auroc"] == pytest.approx(float(fun.auroc(said, true, **facts)))
+    assert found["cohen_kappa"] == pytest.approx(float(fun.cohen_kappa(said, true, **facts)))
+    assert found["iou"] == pytest.approx(float(fun.jaccard_index(said, true, **facts)))
+
+
+def test_labels():
+    said = torch.randn(40, 4, generator=GENERATOR)
+    true = torch.rand(40, 4, generator=GENERATOR) > 0.5
+    found = measured("multilabel", said, data(true), {"f1": {"average": "macro"}}, "auroc")
+    fun = torchmetrics.functional
+    facts = {"task": "multilabel", "num_labels": 4}
+    expected = fun.f1_score(said, true.int(), **facts, average="macro")
+    assert found["f1_macro"] == pytest.approx(float(expected))
+    assert found["auroc"] == pytest.approx(float(fun.auroc(said, true.int(), **facts)))
+
+
+def test_values():
+    said, true = torch.randn(40, 1, generator=GENERATOR), torch.randn(40, generator=GENERATOR)
+    found = measured("regression", said, data(true, None), "spearman", "explained_variance", "mape")
+    fun = torchmetrics.functional
+    assert found["spearman"] == pytest.approx(float(fun.spearman_corrcoef(said[:, 0], true)))
+    assert found["explained_variance"] == pytest.approx(
+        float(fun.explained_variance(said[:, 0], true)), rel=1e-5
+    )
+
+
+def test_pixels_are_counted_batch_by_batch():
+    """Nothing but counts is kept of them, and their value is that of the whole set."""
+    said = torch.randn(20, 4, 5, 6, generator=GENERATOR)
+    true = torch.randint(4, (20, 5, 6), generator=GENERATOR)
+    true[0] = -100
+    macro, curve = {"f1": {"average": "macro"}}, {"auroc": {"thresholds": 20}}
+    found = measured("segmentation", said, data(true), macro, curve)
+    fun = torchmetrics.functional
+    facts = {"task": "multiclass", "num_classes": 4, "ignore_index": -100}
+    assert found["f1_macro"] == pytest.approx(
+        float(fun.f1_score(said, true, **facts, average="macro"))
+    )
+    expected = fun.auroc(said, true, **facts, thresholds=20)
+    assert found["auroc_20"] == pytest.approx(float(expected))
+
+
+def test_what_is_better_comes_from_the_metric():
+    task = learning_task(spec("regression", "mape", "spearman"), data(torch.rand(4), None))
+    assert task.judge == "mape"
+    assert task.better["mape"] is False and task.better["spearman"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "said"),
+    [
+        ("classification", "f2", "unknown metric; found 'f2'; expected one of accuracy, iou"),
+        ("classification", "aurok", "did you mean 'auroc'?"),
+        (
+            "classification",
+            {"f1": {"averages": "macro"}},
+            "task.metrics.0: cannot be computed; found F1Score: ",
+        ),
+        (
+            "classification",
+            {"f1": {"average": None}},
+            "is not one number; found F1Score, (4,); expected a metric with one value; choose an",
+        ),
+        ("segmentation", "auroc", "would hold the predictions of all targets; found AUROC"),
+        ("regression", "auroc", "unknown metric; found 'auroc'; expected one of mse, rmse, mae"),
+    ],
+    ids=["unknown", "misspelt", "option", "several", "large", "other"],
+)
+def test_mistakes(kind, metric, said):
+    targets = {
+        "classification": torch.arange(8) % 4,
+        "segmentation": torch.zeros(8, 3, 3, dtype=torch.int64),
+        "regression": torch.rand(8),
+    }[kind]
+    made = data(targets, None if kind == "regression" else 4)
+    with pytest.raises(ag.SpecError, match=re.escape(said)):
+        learning_task(spec(kind, metric), made)
+
+
+def test_without_torchmetrics_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    made = data(torch.rand(8), None)
+    assert learning_task(spec("regression", "r2"), made).judge == "r2"
+    with pytest.raises(ag.SpecError, match=r"pip install 'archgraph\[metrics\]'"):
+        learning_task(spec("regression", "spearman"), made)
