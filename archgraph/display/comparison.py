@@ -246,7 +246,8 @@ def comparison(
         log = read_run(folder)
         settings = _settings(log)
         done, planned = (log.rounds[-1]["round"] if log.rounds else 0), settings["rounds"]
-        if done < planned and not unfinished:
+        stopped = bool(log.rounds and log.rounds[-1].get("stopped"))
+        if done < planned and not stopped and not unfinished:
             raise RunError(
                 "the run is not finished",
                 where=str(folder),

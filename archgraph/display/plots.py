@@ -219,6 +219,8 @@ def _tiers(panel: Axes, rounds: Sequence[RoundLine]) -> None:
     if "global" in names:
         points = series(rounds, "models", "global", what)
         _line(panel, points, "global", 0, bold=True)
+    held = series(rounds, "global", what, part="validation")
+    _line(panel, held, "on validation examples", len(others))
     _scale(panel, what, f"{what} on all test data")
     if names:
         panel.legend(frameon=False, fontsize=9, loc="best")

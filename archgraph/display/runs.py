@@ -78,8 +78,10 @@ def better(rounds: Sequence[RoundLine], figure: str) -> bool:
     return figure not in ("perplexity", "loss")
 
 
-def series(rounds: Sequence[RoundLine], *path: str) -> tuple[list[int], list[float]]:
-    """Rounds and values of one figure of the evaluation, where it was measured.
+def series(
+    rounds: Sequence[RoundLine], *path: str, part: str = "evaluation"
+) -> tuple[list[int], list[float]]:
+    """Rounds and values of one figure of the evaluation (or validation), where it was measured.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
     >>> series([line, {"round": 4}], "global", "accuracy")
@@ -87,7 +89,7 @@ def series(rounds: Sequence[RoundLine], *path: str) -> tuple[list[int], list[flo
     """
     numbers, values = [], []
     for line in rounds:
-        value: Any = _evaluation(line)
+        value: Any = line.get(part) or {}
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, int | float):

@@ -108,7 +108,7 @@ class Evaluator:
         return recalibrated(
             model.graph,
             state,
-            setup.data.train,
+            setup.training,
             batch=setup.evaluate.batch,
             examples=setup.evaluate.statistics,
             seed=setup.world.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 
 from archgraph.engine.attack import malicious
-from archgraph.engine.data import Dataset
+from archgraph.engine.data import Dataset, Split
+from archgraph.engine.validation import Selection, held_out, part_of
 from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EvaluateSpec
@@ -40,6 +42,8 @@ class Experiment:
         text: The experiment as resolved, YAML, for the run folder.
         facts: All that decides the run's numbers, as plain values.
         locating: Context in which errors point at the line of the file that says a key.
+        selection: What is selected by held out examples; None: none are.
+        held: Positions of the training examples that are held out.
     """
 
     world: World
@@ -56,6 +60,8 @@ class Experiment:
     text: str = ""
     facts: Mapping[str, Json] = field(default_factory=dict)
     locating: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    selection: Selection | None = None
+    held: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
@@ -70,6 +76,18 @@ class Experiment:
         """Share of the clients that take part in a round."""
         clients = len(self.world.clients)
         return 1.0 if self.sampled is None else min(self.sampled / clients, 1.0)
+
+    @functools.cached_property
+    def training(self) -> Split:
+        """The examples that clients train on: all that are not held out."""
+        if not len(self.held):
+            return self.data.train
+        return part_of(self.data.train, np.sort(np.concatenate(self.shares)))
+
+    @functools.cached_property
+    def validating(self) -> Experiment:
+        """The experiment that tests on the held out examples."""
+        return dataclasses.replace(self, data=held_out(self.data, self.held))
 
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""

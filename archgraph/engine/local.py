@@ -37,6 +37,7 @@ class Run:
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
         notes: Why its bits may differ from those of an uninterrupted run.
+        best: The round that it ends with, where `keep: best` says so; None: the last one.
     """
 
     experiment: Experiment
@@ -44,11 +45,13 @@ class Run:
     rounds: tuple[Mapping[str, Json], ...]
     folder: Path | None = None
     notes: tuple[str, ...] = ()
+    best: int | None = None
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The last evaluation."""
-        return next((r["evaluation"] for r in reversed(self.rounds) if r.get("evaluation")), {})
+        """The last evaluation; that of the best round, where the run ends with it."""
+        until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
+        return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -85,7 +88,9 @@ class Run:
             private = (
                 f"privacy of a client: ε {math.inf if spent is None else spent:.4g} for δ {delta:g}"
             )
-        told = (shown.note, private, *self.troubles, *self.notes)
+        stopped = str(self.rounds[-1].get("stopped", "")) if self.rounds else ""
+        best = "" if self.best is None else f"of round {self.best}, the best on validation examples"
+        told = (shown.note, best, stopped, private, *self.troubles, *self.notes)
         return replace(shown, note="; ".join(filter(None, told)))
 
     def __repr__(self) -> str:
@@ -194,10 +199,13 @@ def execute(
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)
-        while loop.done < rounds:
+        while loop.done < rounds and not loop.stopped:
             loop.round()
         told = () if loop.record is None else loop.record.notes
-        return Run(experiment, loop.server, tuple(loop.lines), out, told)
+        server, best = loop.server, None
+        if loop.best is not None:
+            server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
+        return Run(experiment, server, tuple(loop.lines), out, told, best)
 
 
 def _models(world: World) -> dict[str, str]:

@@ -61,6 +61,7 @@ class Loop:
         kept: What clients kept.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
+        best: The best round on held out examples, its server and what clients kept; None: none yet.
     """
 
     experiment: Experiment
@@ -70,6 +71,7 @@ class Loop:
     kept: dict[int, KeptByClient] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
+    best: Checkpoint | None = None
     _recording: float = 0.0
 
     def start(self, state: ServerState) -> None:
@@ -94,6 +96,10 @@ class Loop:
         }
         self.lines = lines
         self.done = checkpoint.round
+        number = self._best_round()
+        if number is not None and self.record is not None:
+            self.record.pinned = number
+            self.best = checkpoint if number == self.done else self.record.at(number)
 
     def round(self) -> dict[str, Json]:
         """One round: sample, begin, send, train, receive, test, record."""
@@ -128,6 +134,13 @@ class Loop:
                 line["evaluation"] = self._evaluator(
                     self._announced(models), kept=self.kept, round=number
                 )
+                if self._validator is not None:
+                    again = each_returned(
+                        Evaluated, strategy.evaluated(world, state), strategy, "evaluated"
+                    )
+                    line["validation"] = self._validator(
+                        self._announced(again), kept=self.kept, round=number
+                    )
         line["seconds"] = {
             "local": 0.0,
             **turn.clock.seconds,
@@ -136,6 +149,7 @@ class Loop:
         }
         line = finite(line)
         self.lines.append(line)
+        self._select(line)
         if self.record is not None:
             began = time.perf_counter()
             self.record.line(line)
@@ -157,6 +171,33 @@ class Loop:
                 expected="one update or more",
                 hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
             )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ends before its last round."""
+        return bool(self.lines and self.lines[-1].get("stopped"))
+
+    def _select(self, line: dict[str, Json]) -> None:
+        """Remember the best round, and say where the run ends before its last one."""
+        selection = self.experiment.selection
+        if selection is None:
+            return
+        reason = selection.exhausted(self.lines)
+        if reason:
+            line["stopped"] = reason
+        if self._best_round() == self.done:
+            self.best = self._checkpoint()
+            if self.record is not None:
+                self.record.pinned = self.done
+
+    def _best_round(self) -> int | None:
+        selection = self.experiment.selection
+        return None if selection is None else selection.chosen(self.lines)
+
+    @functools.cached_property
+    def _validator(self) -> Evaluator | None:
+        setup = self.experiment
+        return None if setup.selection is None else Evaluator(setup.validating)
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
@@ -182,5 +223,8 @@ class Loop:
 
     def _save(self) -> None:
         if self.record is not None:
-            kept = {client: kept.flat() for client, kept in self.kept.items()}
-            self.record.save(Checkpoint(self.done, self.server.tensors, self.server.values, kept))
+            self.record.save(self._checkpoint())
+
+    def _checkpoint(self) -> Checkpoint:
+        kept = {client: kept.flat() for client, kept in self.kept.items()}
+        return Checkpoint(self.done, self.server.tensors, self.server.values, kept)

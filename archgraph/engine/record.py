@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -39,6 +39,7 @@ from archgraph.plain import Json, differences, digest
 DRAFT = ".draft-"
 # Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
 BEGINNING = f"{DRAFT}run"
+BestRound = Callable[[Sequence[Mapping[str, Json]]], int | None]
 
 
 @dataclass
@@ -52,12 +53,14 @@ class RunRecord:
         identity: Digest of the experiment's facts but for its rounds, of which there may be more.
         keep: So many checkpoints stay, the latest ones.
         environments: Where the run was computed, one after the other.
+        pinned: A round whose checkpoint stays, too.
     """
 
     folder: Path
     identity: str
     keep: int
     environments: list[dict[str, Json]] = field(default_factory=list)
+    pinned: int | None = None
     _lock: int | None = None
     _metrics: IO[bytes] | None = None
 
@@ -172,8 +175,15 @@ class RunRecord:
         return record, checkpoint, parsed(lines, folder / "metrics.jsonl")
 
     @classmethod
-    def last(cls, folder: Path, facts: Mapping[str, Json]) -> Checkpoint:
+    def last(
+        cls, folder: Path, facts: Mapping[str, Json], best: BestRound | None = None
+    ) -> Checkpoint:
         """The last checkpoint of a run, which may still be going on.
+
+        Args:
+            folder: The run folder.
+            facts: Those of the experiment that began the run.
+            best: The round to take instead, from the lines until the last one; None: the last one.
 
         Raises:
             RunError: If there is none, or it is damaged or of another experiment.
@@ -184,7 +194,17 @@ class RunRecord:
             raise RunError(
                 "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
             )
-        return record._proved(rounds[-1])[0]
+        checkpoint, _, lines = record._proved(rounds[-1])
+        number = best(parsed(lines, folder / "metrics.jsonl")) if best is not None else None
+        return checkpoint if number in (None, rounds[-1]) else record.at(number or 0)
+
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of a round.
+
+        Raises:
+            RunError: If there is none, or it is damaged.
+        """
+        return self._proved(number)[0]
 
     def line(self, values: Mapping[str, Json]) -> None:
         """Append the line of one round to ``metrics.jsonl`` and flush it."""
@@ -214,7 +234,8 @@ class RunRecord:
             )
             self._writer.save(checkpoint, place, previous, beside)
             for past in sorted(self._rounds())[: -self.keep]:
-                _remove(self._path(past))
+                if past != self.pinned:
+                    _remove(self._path(past))
         return place
 
     def close(self) -> None:

@@ -40,7 +40,8 @@ def trained(
     if not (place / "run.yaml").is_file():
         raise RunError("not a run folder", where=str(place), found="no run.yaml")
     setup = prepare(place / "run.yaml", data_root=data_root, data=data, python=python)
-    checkpoint = RunRecord.last(place, finite(setup.facts))
+    best = setup.selection.chosen if setup.selection is not None else None
+    checkpoint = RunRecord.last(place, finite(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
     kept = {client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()}

@@ -20,6 +20,7 @@ from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.task import check_strategy, learning_task
+from archgraph.engine.validation import Selection, hold_out
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
@@ -93,6 +94,11 @@ def prepare(
             scheme = partition.model_dump()
             shares = allot(found.train.targets, tiers=kinds, seed=spec.seed, **scheme)
     spec = spec.model_copy(update={"data": named})
+    selection = None
+    with spec.locating("validation"):
+        shares, held = hold_out(shares, spec.validation, spec.seed, ordered=found.kind == "text")
+        if spec.validation is not None:
+            selection = Selection.of(spec.validation, learning)
     return Experiment(
         world=_world(spec, family, found, shares, learning, device),
         strategy=strategy,
@@ -102,6 +108,8 @@ def prepare(
         evaluate=spec.evaluate,
         attack=spec.attack,
         sampled=sampled,
+        selection=selection,
+        held=held,
         patience=spec.patience,
         bound=spec.bound,
         privacy=spec.privacy,

@@ -18,6 +18,7 @@ from archgraph.language.family import FamilySpec
 from archgraph.language.local import LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.task import TaskChoice
+from archgraph.language.validation import ValidationChoice
 from archgraph.plain import Json
 
 
@@ -163,6 +164,10 @@ class ExperimentSpec(FromFile):
     )
     privacy: PrivacySpec | None = Field(
         default=None, description="differential privacy for whole clients; left out: none"
+    )
+    validation: ValidationChoice | None = Field(
+        default=None,
+        description="training examples that are held out, to select by; left out: none",
     )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
     attack: AttackSpec | None = Field(default=None, description="malicious clients")

@@ -59,6 +59,7 @@ from archgraph.language.model import (
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.task import TaskSpec
+from archgraph.language.validation import ValidationSpec
 from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
 
@@ -84,6 +85,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "equal_dirichlet": EqualDirichletSpec,
         "classes": ClassesSpec,
         "task": TaskSpec,
+        "validation": ValidationSpec,
         "local": LocalOptions,
         "aggregate": AggregateSpec,
         "privacy": PrivacySpec,

@@ -1,0 +1,64 @@
+"""Examples that are held out of training, and what is selected by them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.fields import Base, Count, Mistake
+
+Part = Annotated[float, Field(gt=0, lt=1)]
+
+
+class ValidationSpec(Base):
+    """Training examples that nobody trains on, and what is selected by them."""
+
+    clients: Part | None = Field(
+        default=None, description="share of every client's examples that it does not train on"
+    )
+    server: Part | None = Field(
+        default=None,
+        description="share of all training examples that the server holds out, whosever they are",
+    )
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="round that the run ends with: the last one, or the best one on these examples",
+    )
+    patience: Count | None = Field(
+        default=None,
+        description="tests in a row without a better figure that end the run; left out: none do",
+    )
+    metric: str | None = Field(
+        default=None, description="the figure that selects; left out: the task's first metric"
+    )
+    of: Literal["global", "worst", "local"] = Field(
+        default="global",
+        description="whose figure: the global model's, the worst tier's, or the clients' mean",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _held_out(self) -> ValidationSpec:
+        if self.clients is None and self.server is None:
+            raise Mistake(
+                "holds out no examples to select by",
+                found=", ".join(sorted(self.model_fields_set)) or "nothing",
+                expected="clients or server: a share of the training examples, e.g. clients: 0.1",
+                hint="test data never selects",
+            )
+        return self
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything depends on the figures."""
+        return self.keep == "best" or self.patience is not None
+
+
+def _short(value: Any) -> Any:
+    return {"clients": value} if isinstance(value, int | float) else value
+
+
+ValidationChoice = Annotated[
+    ValidationSpec, pydantic.BeforeValidator(_short, json_schema_input_type=Part | ValidationSpec)
+]
