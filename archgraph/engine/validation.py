@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from archgraph.engine.data import Dataset, Split
+from archgraph.engine.schemes import ShardIndices
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.federation import LearningTask
 from archgraph.hints import unknown
@@ -17,12 +18,10 @@ from archgraph.language.validation import ValidationSpec
 from archgraph.plain import Json
 from archgraph.tables import plural
 
-Shares = tuple[np.ndarray, ...]
-
 
 def hold_out(
-    shares: Shares, spec: ValidationSpec | None, seed: int, *, ordered: bool = False
-) -> tuple[Shares, np.ndarray]:
+    shares: ShardIndices, spec: ValidationSpec | None, seed: int, *, ordered: bool = False
+) -> tuple[ShardIndices, np.ndarray]:
     """Take examples out of the shares of clients: what they train on, and what is held out.
 
     Args:
