@@ -41,6 +41,22 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_+-]*$", max_length=100)]
 
 
+def _one_name(value: Any) -> Any:
+    if isinstance(value, dict) and (
+        len(value) != 1 or not isinstance(next(iter(value.values())), dict | None)
+    ):
+        raise Mistake(
+            "must be one name with its options",
+            found=", ".join(map(str, value)) or "nothing",
+            expected="a name, or a name with options, e.g. {f1: {average: macro}}",
+        )
+    return value
+
+
+# A name, or a name with options.
+NamedChoice = Annotated[str | dict[str, dict[str, Any] | None], pydantic.BeforeValidator(_one_name)]
+
+
 class Mistake(ValueError):
     """What is wrong with a value, before it is known where in a file that stands.
 

@@ -25,4 +25,5 @@ from .partition import local_test_indices as local_test_indices
 from .recalibration import recalibrated as recalibrated
 from .record import read_metrics as read_metrics
 from .testing import answers as answers
+from .trackers import Tracker as Tracker
 from .world import prepare as prepare

@@ -52,7 +52,7 @@ def facts(
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values = _plain(spec, strategy)
-    for name in ("name", "out", "engine", "evaluate", "patience"):
+    for name in ("name", "out", "engine", "evaluate", "patience", "trackers"):
         values.pop(name, None)
     known = ("partition", *spec.data.known)
     values["data"] = {key: value for key, value in values["data"].items() if key in known}

@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
+from archgraph.engine.points import frame
 from archgraph.engine.progress import bars, idle, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
+from archgraph.engine.trackers import Beginning, ConsoleTracker, Told, Tracker, tracker
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, World
@@ -80,6 +84,17 @@ class Run:
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
+    def to_frame(self) -> Any:
+        """A pandas data frame with a row for each figure: round, part, group, metric, value.
+
+        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` the
+        model, the client or the run; see :class:`archgraph.engine.points.Point`.
+
+        Raises:
+            RunError: If pandas is not installed.
+        """
+        return frame(self.rounds)
+
     def table(self) -> Table:
         """A row per tier; below privacy, what went wrong and the notes; ``print`` draws it."""
         shown, private = table(self.experiment.world, self.evaluation), ""
@@ -117,6 +132,7 @@ def run(
     data: object = None,
     progress: bool = True,
     python: bool = False,
+    trackers: Sequence[object] = (),
 ) -> Run:
     """Run an experiment.
 
@@ -131,8 +147,11 @@ def run(
         data: Data instead of those that the experiment names: ``(train, test)``, each a torch
             dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client. See
             :func:`archgraph.engine.dataset_of`.
-        progress: Show progress bars on a terminal.
+        progress: Show progress bars on a terminal, or a line per round where there is none.
         python: Consent to run the Python code that the experiment, its data and its models name.
+        trackers: Who is told of every round beside those that the experiment names: names, names
+            with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
+            ``round`` and ``end`` (:class:`archgraph.engine.Tracker`).
 
     Returns:
         The finished run: server state, a line per round, a table.
@@ -145,6 +164,9 @@ def run(
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
     resume = resume or resume_from is not None
+    with spec.locating("trackers"):
+        told = [tracker(choice) for choice in spec.trackers]
+    told += [tracker(choice) for choice in trackers]
     if resume:
         if folder is None:
             raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
@@ -163,6 +185,8 @@ def run(
             resume_from=resume_from,
             overwrite=overwrite,
             progress=progress,
+            trackers=told,
+            name=spec.name,
         )
 
 
@@ -174,6 +198,8 @@ def execute(
     resume_from: int | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    trackers: Sequence[Tracker] = (),
+    name: str = "",
 ) -> Run:
     """Run an experiment that is prepared already; see :func:`run`."""
     with contextlib.ExitStack() as stack:
@@ -196,16 +222,28 @@ def execute(
             if checkpoint is not None:
                 loop.go_on(checkpoint, lines)
         rounds = experiment.world.rounds
+        lines = () if checkpoint is None else tuple(loop.lines)
+        settings = finite(experiment.facts)
+        loop.told = Told([*trackers, *_by_default(trackers, progress)])
+        stack.callback(loop.told.end)
+        loop.told.begin(Beginning(name, experiment.world.rounds, settings, out, lines))
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)
         while loop.done < rounds and not loop.stopped:
             loop.round()
-        told = () if loop.record is None else loop.record.notes
+        loop.told.end()
+        told = (*(() if loop.record is None else loop.record.notes), *loop.told.notes)
         server, best = loop.server, None
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
         return Run(experiment, server, tuple(loop.lines), out, told, best)
+
+
+def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:
+    """A line per round where bars cannot be shown."""
+    spoken = any(isinstance(one, ConsoleTracker) for one in trackers)
+    return () if spoken or not progress or sys.stderr.isatty() else (ConsoleTracker(),)
 
 
 def _models(world: World) -> dict[str, str]:

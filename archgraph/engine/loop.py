@@ -17,6 +17,7 @@ from archgraph.engine.privacy import private_world, spent, weights_alone
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.trackers import Told
 from archgraph.engine.turn import Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
@@ -61,6 +62,7 @@ class Loop:
         kept: What clients kept.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
+        told: Trackers.
         best: The best round on held out examples, its server and what clients kept; None: none yet.
     """
 
@@ -71,6 +73,7 @@ class Loop:
     kept: dict[int, KeptByClient] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
+    told: Told = field(default_factory=lambda: Told(()))
     best: Checkpoint | None = None
     _recording: float = 0.0
 
@@ -155,6 +158,7 @@ class Loop:
             self.record.line(line)
             self._save()
             self._recording = time.perf_counter() - began
+        self.told.round(line)
         self.watch.round_done(line.get("evaluation", {}))
         self._give_up()
         return line

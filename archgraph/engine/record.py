@@ -451,7 +451,7 @@ def _written(folder: Path) -> Iterator[Path]:
     yield from _leftovers(folder)
     yield from (folder / "checkpoints").glob("round-*")
     yield from (folder / "models").glob("*.yaml")
-    names = ("run.yaml", "facts.json", "metrics.jsonl")
+    names = ("run.yaml", "facts.json", "metrics.jsonl", "metrics.csv", "tensorboard")
     yield from (folder / name for name in names if (folder / name).exists())
 
 

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from archgraph.errors import SpecError
-from archgraph.fields import Base, Count, Mistake, Natural, Share, Version
+from archgraph.fields import Base, Count, Mistake, NamedChoice, Natural, Share, Version
 from archgraph.hints import unknown
 from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import Data, DataSpec
@@ -173,6 +173,11 @@ class ExperimentSpec(FromFile):
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
     engine: Engine = Field(default=EngineSpec(), description="where the clients run")
+    trackers: tuple[NamedChoice, ...] = Field(
+        default=(),
+        description="who is told of every round beside metrics.jsonl: console, csv, tensorboard, "
+        "wandb, mlflow; with options, e.g. {wandb: {project: mine}}",
+    )
     seed: Natural = Field(default=0, description="every random number follows from it")
     out: str | None = Field(default=None, description="run folder; default: runs/NAME")
 

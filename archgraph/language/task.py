@@ -7,29 +7,10 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Mistake
-from archgraph.plain import Json
+from archgraph.fields import Base, Mistake, NamedChoice
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
 PYTHON = "python:"
-
-
-def _one_option(value: Any) -> Any:
-    """A metric: its name, or its name with options."""
-    if isinstance(value, dict) and (
-        len(value) != 1 or not isinstance(next(iter(value.values())), dict | None)
-    ):
-        raise Mistake(
-            "must be one metric with its options",
-            found=", ".join(map(str, value)) or "nothing",
-            expected="a name, or a name with options, e.g. {f1: {average: macro}}",
-        )
-    return value
-
-
-MetricChoice = Annotated[
-    str | dict[str, dict[str, Json] | None], pydantic.BeforeValidator(_one_option)
-]
 
 
 class TaskSpec(Base):
@@ -46,7 +27,7 @@ class TaskSpec(Base):
         description="a loss of your own instead of the task's, `python:package.module:function`: "
         "of predictions and targets of a batch, their mean loss or one for each example",
     )
-    metrics: tuple[MetricChoice, ...] = Field(
+    metrics: tuple[NamedChoice, ...] = Field(
         default=(),
         description="what tests measure, e.g. [r2, {f1: {average: macro}}]: names of the task's "
         "own, or of torchmetrics with options; models are compared by the first",
