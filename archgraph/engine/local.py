@@ -222,11 +222,11 @@ def execute(
             if checkpoint is not None:
                 loop.go_on(checkpoint, lines)
         rounds = experiment.world.rounds
-        lines = () if checkpoint is None else tuple(loop.lines)
+        past = () if checkpoint is None else tuple(loop.lines)
         settings = finite(experiment.facts)
         loop.told = Told([*trackers, *_by_default(trackers, progress)])
         stack.callback(loop.told.end)
-        loop.told.begin(Beginning(name, experiment.world.rounds, settings, out, lines))
+        loop.told.begin(Beginning(name, experiment.world.rounds, settings, out, past))
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from archgraph.engine.lines import RoundLine
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 
@@ -81,7 +80,7 @@ def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> 
             yield Point(number, part, group, metric, float(value))
 
 
-def frame(lines: Iterable[RoundLine]) -> Any:
+def frame(lines: Iterable[Mapping[str, Any]]) -> Any:
     """A pandas data frame with a row for each figure.
 
     Raises:

@@ -328,5 +328,5 @@ def _package(name: str, hint: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise RunError(
-            f"needs the package {name}", where=f"trackers: {name}", found=str(error), hint=hint
+            f"needs the package {name}", where=name, found=str(error), hint=hint
         ) from error

@@ -75,7 +75,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 KEYS = {
     "experiment": {
         "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate", "engine",
-        "seed", "out",
+        "seed", "out", "task", "validation", "trackers",
     },
     "family": {"clients", "choose", "change"},
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},

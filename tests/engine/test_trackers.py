@@ -28,7 +28,7 @@ sections: [{name: net, steps: [linear: {out: 4}, relu, linear: {out: 1}]}]
 
 
 @pytest.fixture
-def run(tmp_path) -> Callable[..., ag.engine.Run]:  # type: ignore[name-defined]  # imported lazily
+def run(tmp_path) -> Callable[..., ag.engine.Run]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(40, 6, generator=generator)
     split = Split(inputs, inputs[:, 0])
