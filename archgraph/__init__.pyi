@@ -33,6 +33,7 @@ from .language import load_family as load_family
 from .language import save as save
 from .module.build import build as build
 from .module.build import load_state as load_state
+from .module.build import state_dict as state_dict
 from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
 from .ops.check import check as check

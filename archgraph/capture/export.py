@@ -17,7 +17,7 @@ from archgraph.capture.examples import (
     shapes,
     tensors,
 )
-from archgraph.capture.failures import explained, first_line, is_branch
+from archgraph.capture.failures import explained, first_line, is_branch, is_unknown
 from archgraph.capture.held import Held
 from archgraph.capture.places import place
 from archgraph.capture.restored import assigning
@@ -85,7 +85,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                 main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
-            if is_branch(error):
+            if is_branch(error) or is_unknown(error):
                 break
             continue
         if main is not None:
@@ -166,7 +166,7 @@ def _export(
         with spelt_forward(model, inputs[1]):
             return once()
     except Exception as error:
-        if "not a known type" not in str(error):
+        if not is_unknown(error):
             raise
     notes.clear()
     with spelt_forward(model, inputs[1], register=True):

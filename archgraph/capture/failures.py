@@ -19,10 +19,19 @@ _BRANCH = (
 )
 
 
+class UnknownType(TraceError):
+    """An input or a result of forward is of a type that torch cannot look into."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error says first."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def is_unknown(error: BaseException) -> bool:
+    """Whether forward takes or gives something that torch cannot look into."""
+    return re.search(_UNKNOWN, f"{type(error).__name__} {error}") is not None
 
 
 def is_branch(error: BaseException) -> bool:
@@ -56,6 +65,7 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
     return next(iter([*reversed(own), *reversed(layers), *reversed(frames)]), None)
 
 
+_UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"\.numpy\(\) is not supported|numpy\(\)|can't convert .* to numpy",
@@ -63,7 +73,7 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "write it with torch functions",
     ),
     (
-        r"not a known type|Unsupported input type",
+        _UNKNOWN,
         "an input or output is of a type that torch cannot look into",
         "use tensors, tuples, dicts and dataclasses, or register it with "
         "torch.utils._pytree.register_pytree_node",
@@ -112,7 +122,8 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
     for pattern, reason, hint in _REASONS:
         if re.search(pattern, text):
             message = f"{subject} cannot be captured: {reason} ({first_line(error)})"
-            return TraceError(message, where=where, found=code or None, hint=hint)
+            kind = UnknownType if pattern is _UNKNOWN else TraceError
+            return kind(message, where=where, found=code or None, hint=hint)
     return TraceError(
         f"{subject} cannot be captured: {first_line(error)}",
         where=where,

@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
 from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
+from archgraph.capture.failures import UnknownType
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
@@ -112,7 +114,7 @@ def trace(
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
     with uncollected():
-        traced, notes = _traced(model, args, kwargs, train, name or type(model).__name__)
+        traced, notes = _traced_uncached(model, args, kwargs, train, name or type(model).__name__)
     texts = dict.fromkeys((*traced.notes, *unlike, *_said(notes, strict)))
     return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
 
@@ -153,6 +155,20 @@ class Leaves:
             role: Role = "parameter" if name in parameters else "buffer"
             params.append(Param(name, type_, role, tensor.requires_grad, tuple(aliases)))
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
+
+
+def _traced_uncached(
+    model: torch.nn.Module, args: Any, kwargs: Any, *how: Any
+) -> tuple[Traced, list[Note]]:
+    """A capture; where results are of a type that no graph holds, one without what is cached."""
+    try:
+        return _traced(model, args, kwargs, *how)
+    except UnknownType:
+        with uncached(model) as switches:
+            if not switches:
+                raise
+            traced, notes = _traced(model, args, kwargs, *how)
+            return traced, [*switches, *notes]
 
 
 def _traced(

@@ -7,7 +7,7 @@ graph and dispatched on ``self.training``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -152,6 +152,31 @@ def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: full[name].detach() for name in graph.state_names}
 
 
+@takes_graph
+def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
+    """A state as the ``state_dict`` of the model that the graph was traced from.
+
+    A state has each tensor once. A model with tied weights has them in its ``state_dict`` under
+    each of their names, and ``load_state_dict`` asks for all of them.
+
+    Raises:
+        GraphError: If the state lacks a tensor or has one of another shape.
+
+    Example:
+        >>> from archgraph.capture.trace import trace
+        >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        >>> tied[1].weight = tied[0].weight
+        >>> graph, state = trace(tied, torch.zeros(1, 2))
+        >>> sorted(state_dict(graph, state).keys() - state.keys())
+        ['1.weight']
+        >>> tied.load_state_dict(state_dict(graph, state))
+        <All keys matched successfully>
+    """
+    params = [param for param in graph.params if param.role != "constant"]
+    _fits(state, {param.name: param.shape for param in params})
+    return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
+
+
 def load_state(module: torch.nn.Module, state: State) -> None:
     """Copy a state into a built module, in place.
 
@@ -159,15 +184,18 @@ def load_state(module: torch.nn.Module, state: State) -> None:
         GraphError: If a tensor is missing or has another shape; nothing is copied then.
     """
     own = state_of(module)
-    for name, tensor in own.items():
-        if name not in state or state[name].shape != tensor.shape:
-            shape = tuple(state[name].shape) if name in state else "nothing"
-            raise GraphError(
-                "state does not fit", where=name, found=shape, expected=tuple(tensor.shape)
-            )
+    _fits(state, {name: tuple(tensor.shape) for name, tensor in own.items()})
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
+
+
+def _fits(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a state that lacks a tensor or has one of another shape."""
+    for name, shape in shapes.items():
+        found = tuple(state[name].shape) if name in state else "nothing"
+        if found != shape:
+            raise GraphError("state does not fit", where=name, found=found, expected=shape)
 
 
 # -- code -----------------------------------------------------------------------------------

@@ -1,0 +1,130 @@
+"""Models of transformers as their configurations are: with the cache for generation switched on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import archgraph as ag
+
+VOCABULARY, LENGTH = 40, 6
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24,
+}  # fmt: skip
+_GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 1, "pad_token_id": 0}
+_HEADS: dict[str, Any] = {**_GROUPED, "head_dim": 8}
+_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2}
+_PAIR: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+}  # fmt: skip
+_T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2,
+}  # fmt: skip
+
+
+def _ids() -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def _one() -> dict[str, Any]:
+    return {"input_ids": _ids()}
+
+
+def _masked() -> dict[str, Any]:
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, -2:] = 0
+    return {"input_ids": _ids(), "attention_mask": mask}
+
+
+def _two() -> dict[str, Any]:
+    return {"input_ids": _ids(), "decoder_input_ids": _ids()[:, :4]}
+
+
+def _features() -> dict[str, Any]:
+    return {"input_features": torch.randn(2, 80, 40), "decoder_input_ids": _ids()[:, :4]}
+
+
+# Class, inputs, sizes; everything else is as the library has it.
+FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", _masked, _GPT),
+    "gpt_neo": (
+        "GPTNeoForCausalLM", _one,
+        {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
+         "attention_types": [[["global", "local"], 1]]},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", _one, _SIZES),
+    "gptj": ("GPTJForCausalLM", _one, {**_GPT, "rotary_dim": 4}),
+    "opt": (
+        "OPTForCausalLM", _one,
+        {"vocab_size": VOCABULARY, "hidden_size": 16, "word_embed_proj_dim": 16,
+         "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24},
+    ),
+    "bloom": ("BloomForCausalLM", _masked, {"vocab_size": VOCABULARY, "hidden_size": 16,
+                                            "n_layer": 2, "n_head": 2}),
+    "falcon": ("FalconForCausalLM", _one, {k: v for k, v in _SIZES.items()
+                                           if k != "intermediate_size"}),
+    "llama": ("LlamaForCausalLM", _masked, _GROUPED),
+    "mistral": ("MistralForCausalLM", _one, _GROUPED),
+    "mixtral": ("MixtralForCausalLM", _one, {**_GROUPED, "num_local_experts": 2}),
+    "qwen2": ("Qwen2ForCausalLM", _one, _GROUPED),
+    "qwen3": ("Qwen3ForCausalLM", _one, _HEADS),
+    "gemma": ("GemmaForCausalLM", _one, _HEADS),
+    "gemma2": ("Gemma2ForCausalLM", _one, _HEADS),
+    "phi": ("PhiForCausalLM", _one, _GROUPED),
+    "phi3": ("Phi3ForCausalLM", _one, _GROUPED),
+    "stablelm": ("StableLmForCausalLM", _one, _GROUPED),
+    "olmo": ("OlmoForCausalLM", _one, _GROUPED),
+    "olmo2": ("Olmo2ForCausalLM", _one, _GROUPED),
+    "cohere": ("CohereForCausalLM", _one, _GROUPED),
+    "granite": ("GraniteForCausalLM", _one, _GROUPED),
+    "starcoder2": ("Starcoder2ForCausalLM", _one, _GROUPED),
+    "xglm": (
+        "XGLMForCausalLM", _one,
+        {"vocab_size": VOCABULARY, "d_model": 16, "num_layers": 2, "attention_heads": 2,
+         "ffn_dim": 24},
+    ),
+    "ctrl": ("CTRLLMHeadModel", _one, {**_GPT, "dff": 24}),
+    "t5": ("T5ForConditionalGeneration", _two, _T5),
+    "mt5": ("MT5ForConditionalGeneration", _two, _T5),
+    "bart": ("BartForConditionalGeneration", _two, _PAIR),
+    "mbart": ("MBartForConditionalGeneration", _two, _PAIR),
+    "pegasus": ("PegasusForConditionalGeneration", _two, _PAIR),
+    "marian": ("MarianMTModel", _two, {**_PAIR, "pad_token_id": 0}),
+    "whisper": (
+        "WhisperForConditionalGeneration", _features,
+        {**_PAIR, "max_source_positions": 20, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 1},
+    ),
+}  # fmt: skip
+
+
+def model(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A small model of a family and its inputs."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    kind, inputs, sizes = FAMILIES[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, kind)
+    return made(made.config_class(**sizes)).eval(), inputs()
+
+
+def _tensors(results: Any) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in results.items() if isinstance(v, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_default_configuration_gives_the_same_results(name):
+    net, inputs = model(name)
+    graph, state = traced = ag.trace(net, **inputs, train=False)
+    found, expected = ag.build(graph, state).eval()(**inputs), _tensors(net(**inputs))
+    assert found.keys() == expected.keys() and "logits" in expected
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-5)
+    assert "config.use_cache is off in the graph" in traced.notes[0]
+    assert net.config.use_cache is True

@@ -1,0 +1,68 @@
+"""Tied weights go home: what archgraph returns loads into the model that it was traced from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.errors import GraphError
+from tests.zoo.collection import entry
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and an embedding that is the classifier's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7)
+        self.second.weight, self.head.weight = self.first.weight, self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(self.embedding(ids)).relu()))
+
+
+def _tied() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    return Tied(), (torch.randint(0, 7, (2, 3)),), {}
+
+
+def _foreign(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    made = entry(f"transformers/{name}").make()
+    return made.model, made.args, made.kwargs
+
+
+MAKERS = {"handmade": _tied, "gpt2": lambda: _foreign("gpt2"), "t5": lambda: _foreign("t5")}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_state_goes_home_after_training(name):
+    net, args, kwargs = MAKERS[name]()
+    graph, state = ag.trace(net.eval(), *args, **kwargs, train=False)
+    keys = net.state_dict().keys()
+    assert keys - state.keys() and ag.state_dict(graph, state).keys() == keys
+    built = ag.build(graph, state).eval()
+    optimiser = torch.optim.SGD(built.parameters(), 0.1)
+    results = built(*args, **kwargs)
+    (results if isinstance(results, torch.Tensor) else results["logits"]).square().mean().backward()
+    optimiser.step()
+    for trained in (ag.state_dict(graph, ag.state_of(built)), built.state_dict()):
+        net.load_state_dict(trained)
+        found, expected = net(*args, **kwargs), built(*args, **kwargs)
+        if not isinstance(found, torch.Tensor):
+            found, expected = found["logits"], expected["logits"]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    net, args, _ = _tied()
+    graph, state = ag.trace(net, *args)
+    with pytest.raises(GraphError, match=r"embedding\.weight.*found nothing"):
+        ag.state_dict(graph, {k: v for k, v in state.items() if k != "embedding.weight"})
+    with pytest.raises(GraphError, match=r"first\.bias.*found \(3,\); expected \(4,\)"):
+        ag.state_dict(graph, {**state, "first.bias": torch.zeros(3)})
