@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from archgraph.capture.examples import (
     ExampleInputs,
@@ -17,9 +20,10 @@ from archgraph.capture.examples import (
     shapes,
     tensors,
 )
-from archgraph.capture.failures import explained, first_line, is_branch, is_unknown
+from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
 from archgraph.capture.held import Held
 from archgraph.capture.places import place
+from archgraph.capture.prints import is_own
 from archgraph.capture.restored import assigning
 from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note
@@ -142,6 +146,22 @@ def _symbols(program: torch.export.ExportedProgram) -> list[str]:
     return symbols
 
 
+@contextlib.contextmanager
+def _known(model: torch.nn.Module) -> Iterator[None]:
+    """Stop as soon as forward gives an object that torch cannot look into, and never will."""
+
+    def check(*call: Any) -> None:
+        for value in pytree.tree_leaves(call[-1]):
+            if is_own(type(value)) and not dataclasses.is_dataclass(value):
+                raise UnknownType(f"{type(value)} is not a known type")
+
+    hook = model.register_forward_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _export(
     model: torch.nn.Module,
     inputs: ExampleInputs,
@@ -155,6 +175,7 @@ def _export(
             quiet(),
             short_ways(),
             assigning(model, changed, notes) as kept,
+            _known(model),
             watched(notes, where),
         ):
             program = torch.export.export(
@@ -166,7 +187,7 @@ def _export(
         with spelt_forward(model, inputs[1]):
             return once()
     except Exception as error:
-        if not is_unknown(error):
+        if isinstance(error, UnknownType) or not is_unknown(error):
             raise
     notes.clear()
     with spelt_forward(model, inputs[1], register=True):
