@@ -94,7 +94,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def model(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+def model(name: str) -> tuple[Any, dict[str, Any]]:
     """A small model of a family and its inputs."""
     import transformers
 
