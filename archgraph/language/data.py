@@ -153,8 +153,9 @@ class PythonData(DataSpec):
     """Data that a function of your own returns: training and test set."""
 
     python: Annotated[str, pydantic.AfterValidator(_names_function)] = Field(
+        json_schema_extra={"pattern": "^[^:]+:.+$"},
         description="the function, `package.module:function`; it returns (train, test), each a "
-        "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`"
+        "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`",
     )
     arguments: dict[str, Json] = Field(
         default={}, alias="with", description="its arguments by name"

@@ -13,6 +13,8 @@ from ruamel.yaml import YAML
 
 from archgraph.errors import SpecError
 from archgraph.language import flat, schema
+from archgraph.language.data import DOORS
+from archgraph.language.help import topics
 from archgraph.language.json_schema import KINDS
 from archgraph.language.steps import STEPS
 from tests.language.test_errors import EXPERIMENT, FAMILY, GOOD
@@ -116,6 +118,15 @@ def test_malformed_families_and_experiments_are_invalid(
     validator(kind).validate(plain(text))
     with pytest.raises(jsonschema.ValidationError):
         validator(kind).validate(plain(text.replace(old, new)))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_kind_of_data_is_valid_alone(door: str) -> None:
+    whole = {"name": "e", "family": "f.yaml", "strategy": {"fedavg": {}}, "rounds": 1}
+    example = plain(topics()[f"data.{door}"].example)
+    validator("experiment").validate({**whole, "data": example})
+    for wrong in ({**example, "datset": 1}, {**example, door: 3}, {"python": "no_function"}):
+        assert not validator("experiment").is_valid({**whole, "data": wrong})
 
 
 def test_other_kinds_are_unknown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
@@ -40,10 +41,19 @@ class Column:
     cells: Sequence[Cell]
     place: Callable[[int], str]
 
+    @functools.cached_property
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers, NaN where there is none, float64 ``[row]``; and whether a value is missing."""
+        missing = np.fromiter(map(_missing, self.cells), bool, len(self.cells))
+        pairs = zip(self.cells, missing, strict=True)
+        numbers = [math.nan if gone else _number(cell) for cell, gone in pairs]
+        return np.array(numbers, np.float64), missing
+
     @property
     def numeric(self) -> bool:
         """Whether every value that is there is a number."""
-        return all(_number(cell) is not None for cell in self.cells if not _missing(cell))
+        numbers, missing = self._read
+        return bool((missing | ~np.isnan(numbers)).all())
 
     @property
     def integral(self) -> bool:
@@ -72,25 +82,18 @@ class Column:
             DataError: If one is missing, is not a number, or does not fit into float32.
         """
         self._complete()
-        values = np.empty(len(self.cells))
-        for row, cell in enumerate(self.cells):
-            number = _number(cell)
-            if number is None:
-                raise DataError(
-                    "is not a number",
-                    where=f"{self.place(row)}: {self.name}",
-                    found=repr(cell),
-                    expected="a number, such as -1.5 or 2e3",
-                    hint=otherwise,
-                )
-            if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
-                raise DataError(
-                    "is not a finite number",
-                    where=f"{self.place(row)}: {self.name}",
-                    found=repr(cell),
-                    expected="a number that fits into 32 bits",
-                )
-            values[row] = number
+        values, _ = self._read
+        for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
+            alien = np.isnan(values[row])
+            raise DataError(
+                "is not a number" if alien else "is not a finite number",
+                where=f"{self.place(row)}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="a number, such as -1.5 or 2e3"
+                if alien
+                else "a number that fits into 32 bits",
+                hint=otherwise if alien else None,
+            )
         return values
 
     def flags(self) -> np.ndarray:
@@ -112,17 +115,17 @@ class Column:
         return values == 1
 
     def _complete(self) -> None:
-        for row, cell in enumerate(self.cells):
-            if _missing(cell):
-                missing = sum(map(_missing, self.cells))
-                raise DataError(
-                    "a value is missing",
-                    where=f"{self.place(row)}: {self.name}",
-                    found="nothing" if cell in ("", None) else repr(cell),
-                    expected="a value in every row",
-                    hint=f"{missing} of {len(self.cells)} are missing: fill them, remove the rows, "
-                    "or leave the column out",
-                )
+        _, missing = self._read
+        for row in np.flatnonzero(missing)[:1]:
+            cell = self.cells[row]
+            raise DataError(
+                "a value is missing",
+                where=f"{self.place(row)}: {self.name}",
+                found="nothing" if cell in ("", None) else repr(cell),
+                expected="a value in every row",
+                hint=f"{missing.sum()} of {len(missing)} are missing: fill them, remove the rows, "
+                "or leave the column out",
+            )
 
 
 class Features(NamedTuple):
@@ -238,11 +241,11 @@ def _missing(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, float) and math.isnan(cell))
 
 
-def _number(cell: Cell) -> float | None:
-    """The number that a value is, if it is one."""
-    if isinstance(cell, str):
-        text = cell.strip()
-        if text.lower().lstrip("+-") in ("inf", "infinity"):
-            return math.inf
-        return float(text) if NUMBER.fullmatch(text) else None
-    return None if cell is None else float(cell)
+def _number(cell: Cell) -> float:
+    """The number that a value is; NaN, if it is none."""
+    if not isinstance(cell, str):
+        return math.nan if cell is None else float(cell)
+    text = cell.strip()
+    if NUMBER.fullmatch(text):
+        return float(text)
+    return math.inf if text.lower().lstrip("+-") in ("inf", "infinity") else math.nan
