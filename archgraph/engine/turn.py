@@ -188,9 +188,9 @@ class Turn:
         sized, median = ((arrival, arrival.change) for arrival in arrived), 0.0
         if bound is not None or (rules is not None and rules.clip == "median"):
             spill = Spill()
-            held = [(arrival.spilled(spill), size) for arrival, size in sized]
-            median = statistics.median(size.rms for _, size in held) if held else 0.0
-            sized = ((load(), size) for load, size in held)
+            waiting = [(arrival.spilled(spill), size) for arrival, size in sized]
+            median = statistics.median(size.rms for _, size in waiting) if waiting else 0.0
+            sized = ((read(), size) for read, size in waiting)
         for arrival, size in sized:
             if bound is not None and size.rms > bound * median > 0:
                 error = RejectedUpdate(

@@ -133,15 +133,7 @@ def group_means(
         if one.group not in mergers:
             mergers[one.group] = Merger(one.whole, state.group(one.group))
         sizes.add(one)
-        mergers[one.group].add(
-            one.transfer,
-            one.state,
-            one.weight,
-            scales=one.scales,
-            rows=one.rows,
-            skip=one.skip,
-            trusted=True,
-        )
+        one.give(mergers[one.group].add)
     for group, merger in mergers.items():
         state = state.with_group(group, merger.result(multiply=sizes.means(group))[0])
     return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -63,6 +63,18 @@ class Contribution(NamedTuple):
         weight = result.weight(weights)
         return cls(result.client, group, whole, result.transfer, result.state, weight, result.skip)
 
+    def give(self, add: Callable[..., None]) -> None:
+        """Hand it to ``Merger.add``, or to what takes the same; the engine has looked at values."""
+        add(
+            self.transfer,
+            self.state,
+            self.weight,
+            scales=self.scales,
+            rows=self.rows,
+            skip=self.skip,
+            trusted=True,
+        )
+
     @property
     def scales(self) -> dict[str, float]:
         """Factors of entries: what divides them by their sizes."""
@@ -84,13 +96,13 @@ class EntrySizes:
     """
 
     def __init__(self) -> None:
-        self._given: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        self._sizes: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
     def add(self, one: Contribution) -> None:
         """Take note of a contribution's sizes."""
         for name, size in one.sizes.items():
             key = one.group, str(one.transfer.entries[name].source)
-            self._given.setdefault(key, []).append((one.client, size))
+            self._sizes.setdefault(key, []).append((one.client, size))
 
     def means(
         self, group: str, clients: Collection[int] | None = None, cut: Cut = lambda count: 0
@@ -103,8 +115,8 @@ class EntrySizes:
             cut: How many of so many are left out at each end.
         """
         means = {}
-        for (where, name), given in self._given.items():
-            sizes = sorted(size for client, size in given if clients is None or client in clients)
+        for (where, name), pairs in self._sizes.items():
+            sizes = sorted(size for client, size in pairs if clients is None or client in clients)
             if where == group and sizes:
                 out = cut(len(sizes))
                 inner = sizes[out : len(sizes) - out]

@@ -51,12 +51,12 @@ class Census:
     Attributes:
         statistics: Running statistics of each client's model.
         wholes: Architecture or signature of each group.
-        given: What each client gives to each group.
+        parts: The part of each group that each client covers, by client and group.
     """
 
     statistics: dict[int, frozenset[str]] = field(default_factory=dict)
     wholes: dict[str, ArchGraph | Signature] = field(default_factory=dict)
-    given: dict[tuple[int, str], Transfer] = field(default_factory=dict)
+    parts: dict[tuple[int, str], Transfer] = field(default_factory=dict)
 
     def __call__(self, state: ServerState, contributions: Iterable[Contribution]) -> ServerState:
         """Take note of what clients would give; the state stays.
@@ -64,7 +64,7 @@ class Census:
         Raises:
             RunError: If a client's part in a mean follows from its data, or cannot be made private.
         """
-        if self.given:
+        if self.parts:
             raise RunError(
                 "the mean cannot be made private",
                 found="a second mean in one round, which would count for itself",
@@ -74,7 +74,7 @@ class Census:
             part = counted(one)
             self._check(one, part)
             self.wholes.setdefault(one.group, one.whole)
-            self.given[one.client, one.group] = part
+            self.parts[one.client, one.group] = part
         return state
 
     def expected(self, group: str, rate: float) -> Mapping[str, Tensor]:
@@ -86,7 +86,7 @@ class Census:
         """
         slots = signature(self.wholes[group])
         total = {slot.name: torch.zeros((), dtype=torch.float64) for slot in slots}
-        alike = Counter(part for (_, where), part in self.given.items() if where == group)
+        alike = Counter(part for (_, where), part in self.parts.items() if where == group)
         for part, clients in alike.items():
             for name in sources(part):
                 total[name] = total[name] + rate * clients * part.coverage[name]
@@ -178,20 +178,20 @@ class PrivateMeans:
                 }
                 mergers[one.group] = Merger(whole, blank)
             mergers[one.group].add(counted(one), delta, trusted=True)
-        found = {}
+        sums = {}
         for group, merger in mergers.items():
             means, coverage = merger.result()
-            found[group] = {name: mean * coverage[name] for name, mean in means.items()}
-        return found
+            sums[group] = {name: mean * coverage[name] for name, mean in means.items()}
+        return sums
 
     def _clipped(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> Iterator[tuple[Contribution, State]]:
         """What each client changes, scaled down to the bound over all groups together."""
         seen: set[int] = set()
-        for client, given in itertools.groupby(contributions, key=lambda one: one.client):
-            ones = list(given)
-            known = all(self.census.given.get((client, o.group)) == counted(o) for o in ones)
+        for client, group in itertools.groupby(contributions, key=lambda one: one.client):
+            ones = list(group)
+            known = all(self.census.parts.get((client, o.group)) == counted(o) for o in ones)
             if client in seen or not known:
                 raise RunError(
                     "adds something else to the mean than was known before the round",

@@ -8,6 +8,7 @@ else one client could move all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -36,16 +37,7 @@ def robust_means(
         if one.group not in pools:
             pools[one.group] = Pool(one.whole, state.group(one.group))
         sizes.add(one)
-        pools[one.group].add(
-            one.client,
-            one.transfer,
-            one.state,
-            one.weight,
-            scales=one.scales,
-            rows=one.rows,
-            skip=one.skip,
-            trusted=True,
-        )
+        one.give(functools.partial(pools[one.group].add, one.client))
     clients = sorted({update.client for pool in pools.values() for update in pool.updates})
     if rules.krum is not None:
         clients = chosen(rules.krum, list(pools.values()), clients)

@@ -546,6 +546,29 @@ def test_equal_updates_before_and_after_another_count_each(before, after, kind):
             torch.testing.assert_close(found[slot.name], expected[slot.name], rtol=1e-5, atol=1e-6)
 
 
+def test_rows_may_have_any_dtype():
+    """They are 0 or 1, so no bit depends on it."""
+    found = []
+    for dtype in (torch.bool, torch.uint8, torch.float32, torch.float64):
+        merger = Merger(SLOTS, random(SLOTS, 0))
+        for seed in (1, 2, 3):
+            rows = {"fc.weight": torch.tensor([1, 0, 1, 0, 1]).to(dtype)}
+            merger.add(FULL, random(SLOTS, seed), seed / 3, rows=rows)
+        found.append(merger.result()[0]["fc.weight"])
+    assert all(torch.equal(value, found[0]) for value in found)
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_equal_updates_of_any_size_are_their_mean(size):
+    """However many bytes they have: the comparison takes eight at a time where it can."""
+    slots = (Slot("w", (size,), "float32"),)
+    state = {"w": torch.randn(size) / 3}
+    merger = Merger(slots, state)
+    for weight in (1.0, 3.0, 7.0):
+        merger.add(Transfer.identity(slots), {"w": state["w"].clone()}, weight)
+    assert torch.equal(merger.result()[0]["w"], state["w"])
+
+
 def test_equal_updates_with_other_scales_or_rows_are_not_one_value():
     old, state = random(SLOTS, 0), random(SLOTS, 1)
     merger = Merger(SLOTS, old)

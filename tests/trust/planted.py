@@ -113,7 +113,7 @@ PLANTED = (
     ),
     Planted(
         "averaging", "archgraph/federation/contribution.py",
-        "math.fsum(inner) / len(inner)", "math.fsum(inner) / max(map(len, self._given.values()))",
+        "math.fsum(inner) / len(inner)", "math.fsum(inner) / max(map(len, self._sizes.values()))",
         "FedFA's mean norm by the count of another layer",
     ),
     Planted(
@@ -150,6 +150,11 @@ EQUIVALENT = {
     "archgraph/states/entry.py Initial.make: 8 → 7": "another random stream, as good as this one",
     "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
     "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
+    "archgraph/states/dimension_map.py DimMap._dense: 4 → 3": (
+        "it decides what a map costs, not what it gives"
+    ),
+    "archgraph/states/updates.py _magnitude: norm < SUMMABLE or not value.numel() → "
+    "norm < SUMMABLE and (not value.numel())": "values that the norm has cleared are looked at",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
     "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"

@@ -1,0 +1,113 @@
+"""A training step of a built network against the network's own, and clients' turns against torch.
+
+``step``: one step of SGD of torchvision's ResNet-18, on 16 images of 32 × 32. ``turn``: the local
+work of a round of FedFA on the digits as the engine runs it (parts of the model, data, isolation,
+checks, copies), against the same steps of the same networks written out with torch. The digits'
+networks are small: what surrounds a step weighs more than it would beside larger ones. All in
+processor time, so that other processes do not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import archgraph as ag
+import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
+from archgraph.engine import turn
+from archgraph.engine.local import execute
+from archgraph.engine.world import prepare
+from benchmarks.bench_transfer import keep_freed_memory, seconds
+
+EXPERIMENT = Path(__file__).parents[1] / "specs" / "experiments" / "fedfa_digits.yaml"
+BATCH = 16
+
+
+def step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """One step of SGD, to be repeated."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    loss = nn.CrossEntropyLoss()
+
+    def run() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        loss(model(images), labels).backward()
+        optimiser.step()
+
+    return run
+
+
+def written_out(setup: Any) -> Callable[[], None]:
+    """The local work of a round with torch alone: each client's steps on its part of the model."""
+    strategy, world, local = setup.strategy, setup.world, setup.local
+    state = strategy.init(world)
+    tasks = [strategy.send(world, state, client.id, 1) for client in world.clients]
+    modules = [ag.build(task.graph, task.state).train() for task in tasks]
+    shards = [setup.data.train.examples(share) for share in setup.shares]
+    loss = nn.CrossEntropyLoss()
+
+    def run() -> None:
+        for task, module, ((images, *_), labels) in zip(tasks, modules, shards, strict=True):
+            module.load_state_dict(task.state)
+            optimiser = torch.optim.SGD(
+                module.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay
+            )
+            for _ in range(local.epochs):
+                for ids in torch.randperm(len(labels)).split(local.batch):
+                    optimiser.zero_grad(set_to_none=True)
+                    loss(module(images[ids]), labels[ids]).backward()
+                    optimiser.step()
+
+    return run
+
+
+def turns(repeat: int) -> float:
+    """Seconds of the engine's local work in a round over those of torch alone."""
+    setup = prepare(EXPERIMENT)
+    setup = dataclasses.replace(setup, world=dataclasses.replace(setup.world, rounds=1))
+    plain, engine = written_out(setup), cast(Any, turn)
+    engine.time = SimpleNamespace(perf_counter=time.process_time)
+    try:
+        taken: list[tuple[float, float]] = []
+        for _ in range(repeat):
+            local = execute(setup, progress=False).seconds["local"]
+            taken.append((local, seconds(plain, repeat=1)[0]))
+    finally:
+        engine.time = time
+    return min(a for a, _ in taken) / min(b for _, b in taken)
+
+
+def figures(repeat: int = 15) -> dict[str, float]:
+    """Ratios, by name."""
+    import torchvision
+
+    keep_freed_memory()
+    torch.manual_seed(0)
+    net = torchvision.models.resnet18(num_classes=10)
+    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+    graph, state = ag.trace(net, images)
+    built = ag.build(graph, state).train()
+    own, other = seconds(
+        step(net.train(), images, labels), step(built, images, labels), repeat=repeat
+    )
+    return {
+        "step of the built network / the network's own": other / own,
+        "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
+    }
+
+
+def main() -> None:
+    """Print all figures."""
+    torch.set_num_threads(1)
+    for name, value in figures().items():
+        print(f"{name:<60} {value:6.3f}")
+
+
+if __name__ == "__main__":
+    main()
