@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from archgraph.errors import ArchGraphError, RejectedUpdate
 from archgraph.states import DimMap, Entry, Merger, Signature, Slot, Transfer, check_update
+from archgraph.states.entry import Initial
 
 Tensors = dict[str, torch.Tensor]
 
@@ -544,6 +545,31 @@ def test_equal_updates_before_and_after_another_count_each(before, after, kind):
     for slot in SLOTS:
         if slot.averaged:
             torch.testing.assert_close(found[slot.name], expected[slot.name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("heavy", [2.0**20, 2.0**30, 2.0**50])
+def test_rows_keep_their_weight_beside_a_heavy_client(heavy):
+    """Weights are relative to a unit that grows: what was counted by rows is counted in it, too."""
+    states = [random(SLOTS, seed) for seed in (1, 2)]
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    merger.add(FULL, states[0], 1.0, rows={"fc.weight": torch.tensor([1, 0, 1, 0, 1])})
+    merger.add(FULL, states[1], heavy)
+    found, coverage = merger.result()
+    whole = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64) + heavy
+    assert torch.allclose(coverage["fc.weight"], whole[:, None].expand(5, 6), rtol=1e-12)
+    mean = (states[0]["fc.weight"].double() * (whole - heavy)[:, None]) / whole[:, None]
+    mean += states[1]["fc.weight"].double() * (heavy / whole)[:, None]
+    torch.testing.assert_close(found["fc.weight"], mean.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_client_makes_up_is_not_merged():
+    """An entry without a source has no place in the global state."""
+    own = Slot("own", (2,), "float32")
+    made = Entry(None, (None,), init=Initial("constant", (("val", 0.5),), (2,), "own"))
+    more = Transfer(SLOTS, (*SLOTS, own), {**FULL.entries, "own": made})
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    merger.add(more, {**random(SLOTS, 1), "own": torch.ones(2)})
+    assert merger.result()[0].keys() == random(SLOTS, 0).keys()
 
 
 def test_rows_may_have_any_dtype():

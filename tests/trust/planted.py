@@ -155,6 +155,13 @@ EQUIVALENT = {
     ),
     "archgraph/states/updates.py _magnitude: norm < SUMMABLE or not value.numel() → "
     "norm < SUMMABLE and (not value.numel())": "values that the norm has cleared are looked at",
+    "archgraph/states/dimension_map.py DimMap.scatter: dim > 0 → dim >= 0": (
+        "it decides what scattering costs, not what it gives"
+    ),
+    "archgraph/states/merge.py Merger.add: any((value.device != self._device for value in "
+    "state.values())) → not any((value.device != self._device for value in state.values()))": (
+        "moving a tensor to where it is gives that tensor"
+    ),
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
     "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
