@@ -1,8 +1,9 @@
-"""Did you mean …? The valid names that are most like an unknown one."""
+"""What an error advises: the valid names that are most like an unknown one, what to install."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,3 +59,48 @@ def unknown(
         "expected": f"one of {text}" if known else None,
         "hint": nearest(name, known, cutoff=cutoff, count=count) if known else "there are none",
     }
+
+
+# What the error of a package that cannot be imported says, and what to do.
+_CURES = (
+    (
+        r"operator torchvision::\w+ does not exist",
+        "this torchvision was built for another torch: install the two from one index, in the "
+        "versions that belong together (torch 2.13 and torchvision 0.28, say)",
+    ),
+    (
+        r"undefined symbol|DLL load failed|cannot open shared object file",
+        "a compiled part of the package was built for another version of what it loads: install "
+        "both again, from one index",
+    ),
+)
+
+# Modules that an extra of archgraph brings.
+EXTRAS = {
+    "datasets": "data",
+    "dp_accounting": "privacy",
+    "pyarrow": "data",
+    "scipy": "papers",
+    "torch_geometric": "hypernet",
+    "transformers": "hf",
+}
+
+
+def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
+    """The error behind one from an import, and what to do about it.
+
+    Packages that import their parts late say that one cannot be imported; why is the error behind.
+    """
+    chain = [error]
+    while (behind := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(behind)
+    for pattern, hint in _CURES:
+        for cause in chain:
+            if re.search(pattern, str(cause)):
+                return cause, hint
+    missing = next((e for e in chain if isinstance(e, ModuleNotFoundError) and e.name), None)
+    if missing is None:
+        return error, None
+    extra = EXTRAS.get(str(missing.name).partition(".")[0])
+    install = f"pip install 'archgraph[{extra}]'" if extra else "install it"
+    return missing, f"{install}, or run archgraph in the folder that holds it"

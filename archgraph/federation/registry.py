@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
-from archgraph.hints import unknown
+from archgraph.hints import import_cause, unknown
 from archgraph.language.experiment import installed_strategy
 from archgraph.language.python import imported
 from archgraph.plain import Json
@@ -38,11 +38,12 @@ def find_strategy(name: str) -> type[Strategy]:
     try:
         return _checked(entry.load(), entry.value)
     except (ImportError, AttributeError) as error:
+        cause, hint = import_cause(error)
         raise SpecError(
             f"strategy {name} cannot be imported",
             where="strategy",
-            found=f"{entry.value}: {error}",
-            hint="install what it needs: pip install 'archgraph[NAME]' with its extra",
+            found=f"{entry.value}: {cause}",
+            hint=hint or "install the package that brings it again",
         ) from error
 
 

@@ -17,6 +17,7 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import import_cause
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import shorten
@@ -181,15 +182,11 @@ def imported(name: str, base: type, where: str) -> Any:
         value: Any = importlib.import_module(module_name)
         for part in path.split("."):
             value = getattr(value, part)
-    except (ImportError, AttributeError) as error:
-        hint = None
-        if isinstance(error, ModuleNotFoundError):
-            hint = "install it, or run archgraph in the folder that holds it"
-        raise SpecError("cannot be imported", where=where, found=str(error), hint=hint) from error
     except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
-        raise SpecError(
-            "cannot be imported", where=where, found=f"{type(error).__name__}: {error}"
-        ) from error
+        cause, hint = import_cause(error)
+        plain = isinstance(cause, (ImportError, AttributeError))
+        said = str(cause) if plain else f"{type(cause).__name__}: {cause}"
+        raise SpecError("cannot be imported", where=where, found=said, hint=hint) from error
     return value
 
 
@@ -206,9 +203,9 @@ def _made(document: Document, place: Place, name: str, args: Mapping[str, Any]) 
     try:
         return found(**given)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
-        raise SpecError(
-            "cannot be constructed", where=where, found=f"{type(error).__name__}: {error}"
-        ) from error
+        cause, hint = import_cause(error)
+        said = f"{type(cause).__name__}: {cause}"
+        raise SpecError("cannot be constructed", where=where, found=said, hint=hint) from error
 
 
 def _argument(document: Document, place: Place, value: Any) -> Any:

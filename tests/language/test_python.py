@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import archgraph as ag
 from archgraph.errors import SpecError
+from archgraph.hints import EXTRAS
 
 MODULE = """\
 import torch
@@ -76,6 +79,49 @@ def test_a_module_that_breaks_while_it_is_imported_is_one_message(net, tmp_path:
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('no such operator')\n")
     with pytest.raises(SpecError, match="cannot be imported; found RuntimeError: no such operator"):
         net("{}", "broken_module:Net")
+
+
+LATE = """\
+try:
+    {}
+except Exception as error:
+    raise ModuleNotFoundError("Could not import module 'Net'") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "operator torchvision::nms does not exist; this torchvision was built for another",
+        ),
+        ("raise OSError('libcudart.so: cannot open shared object file')", "install both again"),
+        (
+            "raise ModuleNotFoundError('No module named torch_geometric', name='torch_geometric')",
+            r"No module named torch_geometric; pip install 'archgraph\[hypernet\]'",
+        ),
+        ("import a_package_that_nobody_has", "nobody_has'; install it, or run archgraph in"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "behind another error"])
+def test_what_cannot_be_imported_says_why_and_what_to_do(net, tmp_path: Path, line, words, late):
+    name = f"needs_{abs(hash((line, late)))}"
+    (tmp_path / f"{name}.py").write_text(LATE.format(line) if late else line)
+    with pytest.raises(SpecError, match=f"cannot be imported; found .*{words}"):
+        net("{}", f"{name}:Net")
+
+
+def test_modules_of_extras_are_those_of_the_project():
+    file = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(file.read_text())["project"]["optional-dependencies"]
+    listed = {
+        re.split(r"[<>=\[]", package)[0].replace("-", "_"): name
+        for name, packages in extras.items()
+        if name not in ("dev", "docs")
+        for package in packages
+    }
+    assert EXTRAS.items() <= listed.items()
 
 
 def test_an_example_input_is_bounded(net, tmp_path: Path):
