@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -270,13 +271,16 @@ def _together(
     personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
     whole = {name: {k: v for k, v in row.items() if k != "local"} for name, row in figures.items()}
 
-    judge = learning.judge
-    worst_of = min if learning.better[judge] else max
+    judge, sign = learning.judge, -1 if learning.better[learning.judge] else 1
+
+    def badness(name: str) -> float:
+        value = sign * whole[name][judge]
+        return math.inf if math.isnan(value) else value
 
     result: dict[str, Json] = {"better": learning.better, "models": figures}
     if whole:
         result["global"] = whole[GLOBAL] if GLOBAL in whole else _mean(whole.values())
-        worst = worst_of(tiers, key=lambda name: whole[name][judge])
+        worst = max(tiers, key=badness)
         result["worst"] = {"name": worst, **whole[worst]}
     if personal:
         result["local"] = derived(_mean(personal.values()), learning.metrics)

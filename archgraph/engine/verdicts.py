@@ -137,6 +137,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return _family(load_family(path), path.resolve(), made)[0]
     from archgraph.engine.data import Dataset
     from archgraph.engine.data.doors import read_data
+    from archgraph.engine.trackers import tracker
     from archgraph.federation import Strategy, configure
     from archgraph.language.data import PythonData
 
@@ -146,6 +147,9 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     if not unseen:
         with spec.locating("strategy"):
             configure(spec.strategy_name, spec.strategy_options)
+    with spec.locating("trackers"):
+        for choice in spec.trackers:
+            tracker(choice)
     hidden = isinstance(spec.data, PythonData) and needs_consent(spec.data.python, Dataset)
     with spec.locating("data"):
         task = None if spec.task is None else spec.task.kind

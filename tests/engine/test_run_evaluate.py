@@ -28,6 +28,7 @@ from archgraph.engine.testing import Answers, answers
 from archgraph.federation import (
     TASKS,
     Evaluated,
+    LearningTask,
     LocalOptions,
     Outcome,
     Shard,
@@ -622,3 +623,18 @@ def test_table_shows_perplexity_of_text(world):
     none = {**figures, "perplexity": None}
     shown = table(world(), {"models": {"global": figures, "even": none}})
     assert [row[4] for row in shown.rows] == ["148.4", "-"]
+
+
+def test_a_tier_whose_figure_is_not_a_number_is_the_worst(world, digits, net):
+    state = initial_state(net, 1)
+    broken = {k: v * torch.nan if v.is_floating_point() else v for k, v in state.items()}
+    small = dataclasses.replace(world(), learning=judged_by_loss())
+    for names in (["even", "odd"], ["odd", "even"]):
+        states = {"even": broken, "odd": initial_state(net, 2)}
+        tests = [Evaluated(name, net, states[name]) for name in names]
+        found = evaluator(small, digits)(tests, kept={}, round=1)
+        assert found["worst"]["name"] == "even"
+
+
+def judged_by_loss() -> LearningTask:
+    return dataclasses.replace(TASKS["classification"], judge="loss")

@@ -19,6 +19,7 @@ import archgraph as ag
 from archgraph.engine.data import Dataset, Split
 from archgraph.engine.points import points
 from archgraph.engine.trackers import ConsoleTracker, tracker
+from archgraph.engine.verdicts import verdicts
 
 MODEL = """
 archgraph: 1
@@ -201,6 +202,14 @@ def test_mistakes(run, monkeypatch, choice, said):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ag.ArchGraphError, match=re.escape(said)):
         run(f"\ntrackers: [{choice}]")
+
+
+def test_check_knows_the_trackers(tmp_path):
+    text = "name: e\nfamily: {model: net.yaml, clients: [{name: all, count: 2}]}\nrounds: 1\n"
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "e.yaml").write_text(text + "strategy: {fedavg: {}}\ntrackers: [tensorbord]\n")
+    (found,) = verdicts([tmp_path / "e.yaml"])
+    assert "e.yaml:5: trackers: unknown tracker; found 'tensorbord'" in str(found.error)
 
 
 def test_what_is_not_a_tracker_is_refused():
