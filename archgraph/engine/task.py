@@ -115,7 +115,7 @@ def _named(targets: Tensor | torch.dtype) -> str:
 
 
 def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    found = imported(name, object, "task.objective")
+    found = imported(name, torch.nn.Module, "task.objective")
     if not callable(found):
         raise SpecError("is not callable", where="task.objective", found=type(found).__name__)
     return found

@@ -135,6 +135,8 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
+    import torch
+
     from archgraph.engine.data import Dataset
     from archgraph.engine.data.doors import read_data
     from archgraph.engine.trackers import tracker
@@ -159,7 +161,9 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
     closed = [spec.strategy_name] if unseen else []
     closed += [spec.data.python] if isinstance(spec.data, PythonData) and hidden else []
-    closed += [objective] if objective is not None and needs_consent(objective, object) else []
+    closed += (
+        [objective] if objective is not None and needs_consent(objective, torch.nn.Module) else []
+    )
     if not closed and imagined is not None and resolved is not None:
         from archgraph.engine.world import begun, prepare
 

@@ -244,8 +244,11 @@ def test_a_loss_of_ones_own_is_what_is_minimised_and_tested(spec):
     assert done.evaluation["global"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_loss_of_ones_own_needs_consent(spec):
-    task = "task: {objective: 'python:tests.engine.test_tasks:huber'}"
+@pytest.mark.parametrize(
+    "name", ["tests.engine.test_tasks:huber", "archgraph.engine.attack:Attack"]
+)
+def test_a_loss_of_ones_own_needs_consent(spec, name):
+    task = f"task: {{objective: 'python:{name}'}}"
     with pytest.raises(ag.SpecError, match="names Python code, which is not run without"):
         prepare(spec("regression", more=task), data=made("regression"))
 
