@@ -67,9 +67,9 @@ def test_every_step_is_described(step: Any) -> None:
 
 def test_every_step_of_the_table_is_tried() -> None:
     tried = {s if isinstance(s, str) else next(iter(s)) for s, _, _, _ in REFERENCES}
-    elsewhere = {  # tests of their own in test_lower
-        "attention", "class_token", "dropout", "embedding", "get", "identity", "layer_scale",
-        "positional_embedding", "split",
+    elsewhere = {  # tests of their own in test_lower, and in test_recurrent_steps
+        "attention", "class_token", "dropout", "embedding", "get", "gru", "identity",
+        "layer_scale", "lstm", "positional_embedding", "rnn", "split",
     }  # fmt: skip
     assert set(STEPS) <= tried | elsewhere
 

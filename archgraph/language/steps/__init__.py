@@ -5,11 +5,11 @@ how it becomes operators. Steps that are one operator are rows of data (:mod:`.d
 further ATen operator is written by its own name (:mod:`.raw`).
 """
 
-from archgraph.language.steps import derived, norms, shapes, tokens, windows
+from archgraph.language.steps import derived, norms, recurrent, shapes, tokens, windows
 from archgraph.language.steps.base import STEPS, Site, StepOptions, StepRow
 from archgraph.language.steps.raw import RawOptions, aten_names, find, raw_row
 
 __all__ = ["STEPS", "RawOptions", "Site", "StepOptions", "StepRow", "aten_names", "find", "raw_row"]
 
 # Each of these files puts its steps into the table.
-_FILES = (windows, tokens, norms, derived, shapes)
+_FILES = (windows, tokens, recurrent, norms, derived, shapes)

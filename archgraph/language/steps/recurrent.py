@@ -1,0 +1,171 @@
+"""Recurrent steps: LSTM, GRU and plain layers over tokens, one operator per layer and direction.
+
+Names of parameters and what is between layers are those of ``torch.nn.LSTM`` and its like, as a
+capture of them has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from archgraph.fields import Count, Mistake
+from archgraph.graph.ir import TRAINING, Atom, Batch, Ref, Value
+from archgraph.language.steps.base import Site, shown, step
+
+Hidden = Annotated[Count, "units of each layer and direction"]
+Layers = Annotated[Count, "layers, one over the other"]
+Bidirectional = Annotated[bool, "a second layer runs from the end; both results side by side"]
+Dropout = Annotated[
+    float,
+    Field(ge=0, lt=1),
+    "probability with which a number between layers is dropped in training",
+]
+Bias = Annotated[bool, "learned summands of the gates"]
+Returns = Annotated[
+    Literal["sequence", "last"], "the hidden state at every position, or each direction's last one"
+]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer in one direction: its operator, gates and units, and whether a cell has a state."""
+
+    op: str
+    gates: int
+    hidden: int
+    bias: bool
+    cell: bool = False
+    projection: int | None = None
+
+
+@step("lstm", main="hidden", example="lstm: {hidden: 16, layers: 2, dropout: 0.2}")
+def _lstm(
+    site: Site,
+    x: Ref,
+    hidden: Hidden,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    projection: Annotated[
+        Count | None, "outputs of a linear map of the hidden state, fewer than its units"
+    ] = None,
+    dropout: Dropout = 0.0,
+    bias: Bias = True,
+    returns: Returns = "sequence",
+) -> Ref:
+    """Long short-term memory over [batch, position, feature]."""
+    if projection is not None and projection >= hidden:
+        raise Mistake(
+            "is not smaller than what it projects",
+            place=("projection",),
+            found=f"{projection} of {hidden} units",
+            expected="fewer outputs than units",
+        )
+    layer = _Layer("aten.lstm.input", 4, hidden, bias, True, projection)
+    return _stack(site, x, layer, layers, bidirectional, dropout, returns)
+
+
+@step("gru", main="hidden", example="gru: {hidden: 16, bidirectional: true, returns: last}")
+def _gru(
+    site: Site,
+    x: Ref,
+    hidden: Hidden,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    dropout: Dropout = 0.0,
+    bias: Bias = True,
+    returns: Returns = "sequence",
+) -> Ref:
+    """Gated recurrent units over [batch, position, feature]."""
+    layer = _Layer("aten.gru.input", 3, hidden, bias)
+    return _stack(site, x, layer, layers, bidirectional, dropout, returns)
+
+
+@step("rnn", main="hidden", example="rnn: {hidden: 16, activation: relu}")
+def _rnn(
+    site: Site,
+    x: Ref,
+    hidden: Hidden,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    activation: Annotated[Literal["tanh", "relu"], "of the hidden state"] = "tanh",
+    dropout: Dropout = 0.0,
+    bias: Bias = True,
+    returns: Returns = "sequence",
+) -> Ref:
+    """A plain recurrent layer over [batch, position, feature]: one activation, no gates."""
+    layer = _Layer(f"aten.rnn_{activation}.input", 1, hidden, bias)
+    return _stack(site, x, layer, layers, bidirectional, dropout, returns)
+
+
+def _stack(
+    site: Site,
+    x: Ref,
+    layer: _Layer,
+    layers: int,
+    bidirectional: bool,
+    dropout: float,
+    returns: str,
+) -> Ref:
+    """Layers one over the other."""
+    if len(site.shape(x)) != 3:
+        found = shown(site.shape(x))
+        raise Mistake("takes another shape", found=found, expected="[batch, position, feature]")
+    for number in range(layers):
+        end = number + 1 == layers
+        runs = [_run(site, x, layer, f"l{number}")]
+        if bidirectional:
+            runs.append(_run(site, _flipped(site, x), layer, f"l{number}_reverse"))
+        if end and returns == "last":
+            last = [site.call("aten.select.int", self=run, dim=1, index=-1) for run in runs]
+            return _joined(site, last)
+        outs = [_flipped(site, run) if i else run for i, run in enumerate(runs)]
+        x = _joined(site, outs) if end or not dropout else _dropped(site, outs, dropout)
+    return x
+
+
+def _flipped(site: Site, x: Ref) -> Ref:
+    """The positions from the last to the first."""
+    return site.call("aten.flip", self=x, dims=(1,))
+
+
+def _joined(site: Site, parts: list[Ref]) -> Ref:
+    """What both directions give, side by side."""
+    return site.call("aten.cat", tensors=tuple(parts), dim=-1) if len(parts) > 1 else parts[0]
+
+
+def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
+    """Dropout between two layers, drawn with time first as PyTorch does."""
+
+    def turned(value: Ref) -> Ref:
+        return site.call("aten.transpose.int", self=value, dim0=0, dim1=1)
+
+    x = _joined(site, [turned(out) for out in outs])
+    return turned(site.call("aten.dropout", input=x, p=p, train=TRAINING))
+
+
+def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
+    """One layer in one direction, from zeros."""
+    out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
+    shapes = {"weight_ih": (rows, site.size(x, -1)), "weight_hh": (rows, out)}
+    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if layer.bias else {}
+    shapes |= {"weight_hr": (out, layer.hidden)} if layer.projection else {}
+    states: list[Value] = [
+        site.call("aten.zeros", size=(1, Batch(), size), dtype=Atom("float32"))
+        for size in ((out, layer.hidden) if layer.cell else (out,))
+    ]
+    made = site.call(
+        layer.op,
+        input=x,
+        hx=tuple(states) if layer.cell else states[0],
+        params=tuple(site.parameter(f"{name}_{end}", shape) for name, shape in shapes.items()),
+        has_biases=layer.bias,
+        num_layers=1,
+        dropout=0.0,
+        train=TRAINING,
+        bidirectional=False,
+        batch_first=True,
+    )
+    return site.call("getitem", source=made, index=0)
