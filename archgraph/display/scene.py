@@ -23,7 +23,7 @@ from archgraph.graph.ir import (
     in_mode,
     walk,
 )
-from archgraph.ops import row
+from archgraph.ops import row, zeros
 from archgraph.tables import count
 
 Detail = Literal["block", "node"]
@@ -189,7 +189,8 @@ def _label(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """Lines of a box: mixing operators one to a line, the rest joined."""
     lines: list[LabelLine] = []
     words: list[str] = []
-    for line in (describe(graph, graph.node[name]) for name in names):
+    told = [name for name in names if graph.node[name].op != "getitem"] or names
+    for line in (describe(graph, graph.node[name]) for name in told):
         if not line.strong:
             words.append(line.text)
             continue
@@ -354,7 +355,14 @@ def scene(
     """
     needed = _reach(graph, graph.outputs, training=None)
     in_eval = _reach(graph, graph.outputs, training=False)
-    shown = [n.name for n in graph.nodes if detail == "node" or n.name in needed or n.op == "input"]
+    shown = [
+        n.name
+        for n in graph.nodes
+        if detail == "node"
+        # what is made of zeros, as first states are, says nothing in an overview
+        or (n.name in needed and row(n.op).zero is not zeros.always)
+        or n.op == "input"
+    ]
     training = {n for n in shown if n not in in_eval and graph.node[n].op != "input"}
     blocks = [(b, nodes) for _, members in sections for b, nodes in members]
     framed = set(shown) - _aside(graph, in_eval)
@@ -362,6 +370,9 @@ def scene(
 
     operators = [name for name in shown if graph.node[name].op != "input"]
     feeds = _feeds(graph, operators)
+    if detail == "block":
+        drawn = set(shown)
+        feeds = {name: tuple(u for u in used if u in drawn) for name, used in feeds.items()}
     if detail == "node":
         pieces = [[name] for name in operators]
     else:

@@ -77,6 +77,7 @@ class Growth:
         keeps_zero: It is zero at zero.
         picks: Every number of its result is one of its operand's.
         finite: Its result is a number wherever its operands are: nothing is divided by them.
+        nothing: Arguments that, where all are zero, make it return zeros whatever its input is.
     """
 
     scales: AffectedOperands = ""
@@ -90,6 +91,7 @@ class Growth:
     keeps_zero: bool = False
     picks: bool = False
     finite: bool = True
+    nothing: tuple[str, ...] = ()
 
     def weight(self, node: Node) -> Value:
         """The argument of a node that is its weight."""

@@ -9,8 +9,9 @@ from archgraph.analysis.structure import Block, structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, in_mode, walk
+from archgraph.ops import zeros
 from archgraph.ops.operator import Start
-from archgraph.ops.table import growth, multiplied, offset
+from archgraph.ops.table import growth, multiplied, offset, row
 from archgraph.rewrite.graft import grafted
 from archgraph.rewrite.insert import initialised
 from archgraph.rewrite.laws import same_function
@@ -31,9 +32,9 @@ def deepen(
 
     A new block has the form of the section's last one, or of ``like``'s own where the section has
     none that can be repeated and the graph is ``like`` without some blocks. In a residual block the
-    last layer of every branch starts at zero; in a chain each layer starts as the identity (a one
-    on the diagonal or in the kernel's centre), which needs an activation that changes nothing when
-    it is applied twice.
+    last layer of every branch starts at zero, a recurrent one with all its weights; in a chain each
+    layer starts as the identity (a one on the diagonal or in the kernel's centre), which needs an
+    activation that changes nothing when it is applied twice.
 
     Args:
         graph: The architecture.
@@ -199,15 +200,24 @@ class _Identity:
         Where branches are added or joined inside it (parallel attention and feed-forward), each of
         them is.
         """
+        node = self.graph.node[name]
+        if (
+            row(node.op).zero is zeros.always
+        ):  # made of zeros, as the first state of a recurrent layer
+            return {}
         if name not in self.inside:
             self._refuse("has a branch without weights")
-        node = self.graph.node[name]
         fact = growth(node.op)
         affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
         if affine and isinstance(fact.weight(node), Leaf):
             return {k: how for v in affine for k, how in self._nothing(node, v).items()}
-        items = _operands(node)
-        if fact.scales == "all" and not offset(node):
+        if (
+            row(node.op).zero is zeros.always
+        ):  # made of zeros, as the first state of a recurrent layer
+            return {}
+        given = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
+        items = given or _operands(node)
+        if given or (fact.scales == "all" and not offset(node)):
             return {k: how for i in items for k, how in self._nothing(node, i).items()}
         if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
             for item in sorted(items, key=lambda i: isinstance(i, Ref)):

@@ -293,6 +293,36 @@ def test_what_a_recurrent_layer_cannot_do_is_refused_by_name():
         ag.deepen(graph, {"layer": 3})
 
 
+class Residual(nn.Module):
+    """A recurrent layer whose result is added to its input."""
+
+    def __init__(self, kind) -> None:
+        super().__init__()
+        make, own, _ = KINDS[kind]
+        self.layers = nn.ModuleList(make(6, 6, batch_first=True, **own) for _ in range(2))
+        self.embed, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = x + layer(x)[0]
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_residual_recurrent_layer_starts_as_nothing(kind):
+    """All weights at zero, from a state of zeros: it adds zeros, and learns."""
+    graph = graph_of(Residual(kind))
+    deep = ag.deepen(graph, {"layers": 3}, verify=True)
+    state = laws.to_float64(deep.transfer).pull(laws.random_state(laws.in_float64(graph)))
+    net = ag.build(laws.in_float64(deep.graph), state)
+    net(example().double()).square().sum().backward()
+    new = [p for n, p in net.named_parameters() if n not in graph.param]
+    assert len(new) == 4 and all(not p.any() for p in new)
+    if kind != "relu":  # whose slope at zero is zero
+        assert any(p.grad is not None and p.grad.any() for p in new)
+
+
 class Packed(nn.Module):
     def __init__(self, start: bool) -> None:
         super().__init__()

@@ -149,7 +149,10 @@ def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
 def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
     """One layer in one direction, from zeros."""
     out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
-    shapes = {"weight_ih": (rows, site.size(x, -1)), "weight_hh": (rows, out)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "weight_ih": (rows, site.size(x, -1)),
+        "weight_hh": (rows, out),
+    }
     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if layer.bias else {}
     shapes |= {"weight_hr": (out, layer.hidden)} if layer.projection else {}
     states: list[Value] = [

@@ -51,7 +51,7 @@ def _recurrent(gates: int, zero: Zeros = recurrent.carried) -> Operator:
         training_flag="train",
         sides=dict.fromkeys(arguments, ("out", "in")),
         weighted=True,
-        growth=Growth(identity=recurrent.no_identity),
+        growth=Growth(identity=recurrent.no_identity, nothing=("hx", *arguments)),
     )
 
 
