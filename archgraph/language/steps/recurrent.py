@@ -23,7 +23,7 @@ Dropout = Annotated[
     Field(ge=0, lt=1),
     "probability with which a number between layers is dropped in training",
 ]
-Bias = Annotated[bool, "learned summands of the gates"]
+GateBias = Annotated[bool, "learned summands of the gates"]
 Returns = Annotated[
     Literal["sequence", "last"], "the hidden state at every position, or each direction's last one"
 ]
@@ -52,7 +52,7 @@ def _lstm(
         Count | None, "outputs of a linear map of the hidden state, fewer than its units"
     ] = None,
     dropout: Dropout = 0.0,
-    bias: Bias = True,
+    bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
     """Long short-term memory over [batch, position, feature]."""
@@ -75,7 +75,7 @@ def _gru(
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
     dropout: Dropout = 0.0,
-    bias: Bias = True,
+    bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
     """Gated recurrent units over [batch, position, feature]."""
@@ -92,7 +92,7 @@ def _rnn(
     bidirectional: Bidirectional = False,
     activation: Annotated[Literal["tanh", "relu"], "of the hidden state"] = "tanh",
     dropout: Dropout = 0.0,
-    bias: Bias = True,
+    bias: GateBias = True,
     returns: Returns = "sequence",
 ) -> Ref:
     """A plain recurrent layer over [batch, position, feature]: one activation, no gates."""
