@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pydantic_core
 import torch
 from ruamel.yaml import YAML
 
-from archgraph.engine.data import Dataset
+from archgraph.engine.data import Dataset, Split
 from archgraph.federation import (
     State,
     Strategy,
@@ -76,6 +76,7 @@ def facts(
                 for part, tensor in (
                     ("inputs", split.inputs),
                     ("targets", split.targets),
+                    *_statistics(split),
                     *split.beside.items(),
                 )
             }
@@ -90,6 +91,13 @@ def _owners(data: Dataset) -> dict[str, Json]:
         return {}
     owned = {f"{place:06}": own for place, own in enumerate(data.owners.values())}
     return {"owners": _content({name: torch.from_numpy(own) for name, own in owned.items()})}
+
+
+def _statistics(split: Split) -> Iterator[tuple[str, torch.Tensor]]:
+    """What inputs are normalised by, where they are."""
+    for name, tensor in (("mean", split.mean), ("std", split.std)):
+        if tensor is not None:
+            yield name, tensor
 
 
 def _content(tensors: State) -> str:

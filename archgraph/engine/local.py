@@ -100,8 +100,10 @@ class Run:
         shown, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
+            said = self.experiment.privacy
             private = (
                 f"privacy of a client: ε {math.inf if spent is None else spent:.4g} for δ {delta:g}"
+                f"{', while the seed is secret' if said and said.entropy == 'seed' else ''}"
             )
         stopped = str(self.rounds[-1].get("stopped", "")) if self.rounds else ""
         best = "" if self.best is None else f"of round {self.best}, the best on validation examples"

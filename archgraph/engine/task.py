@@ -14,7 +14,7 @@ from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, any_shape
-from archgraph.federation.metrics import METRICS, AnyMetric
+from archgraph.federation.metrics import METRICS, AnyMetric, TargetForm, aligned
 from archgraph.language.python import imported
 from archgraph.language.task import TaskSpec
 
@@ -45,7 +45,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
             hint=f"write task: {' or '.join(others)}",
         )
     if spec.function is not None:
-        task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function)))
+        task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function), task.form))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
     return _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
@@ -74,10 +74,13 @@ class OwnLoss:
 
     Attributes:
         function: Of predictions and targets of a batch: their mean loss, one for each example, or
-            one for each target.
+            one for each target. Predictions that have one axis of size 1 more than their targets
+            arrive without it, unless targets are classes: they would be broadcast.
+        form: What a target is.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
+    form: TargetForm = "any"
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """As the user's function says; the mean of it where one number is asked for.
@@ -85,7 +88,8 @@ class OwnLoss:
         Raises:
             RunError: If it is not a loss of this batch.
         """
-        value = self.function(predictions, targets)
+        said = predictions if self.form == "classes" else aligned(predictions, targets)
+        value = self.function(said, targets)
         sizes = ((), (1,), targets.shape[:1], targets.shape)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)

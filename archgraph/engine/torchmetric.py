@@ -59,6 +59,13 @@ def torch_metric(
     except ImportError as error:
         more = {"hint": f"for metrics of torchmetrics, {EXTRA}"}
         raise SpecError("unknown metric", where=where, **{**unknown(name, own), **more}) from error
+    except RuntimeError as error:  # a torchvision that does not fit PyTorch: torchmetrics loads it
+        raise SpecError(
+            "torchmetrics cannot be imported",
+            where=where,
+            found=str(error).splitlines()[0],
+            hint="install a torchvision for this PyTorch, or remove torchvision",
+        ) from error
     classed = task.form in ("classes", "labels")
     module = torchmetrics.classification if classed else torchmetrics.regression
     known = {_plain(n): n for n in module.__all__ if not n.startswith(_VARIANTS)}
@@ -130,10 +137,11 @@ class _Whole:
             return 0.0
         metric = self.make()
         if self.form == "classes":
-            said, true = rows[:, :-1], rows[:, -1].long()
+            said, true = rows[:, :-1].softmax(1), rows[:, -1].long()
         else:
             said, true = rows.chunk(2, 1)
-            true = true.int() if self.form == "labels" else true
+            if self.form == "labels":
+                said, true = said.sigmoid(), true.int()
             if self.form == "values" and said.shape[1] == 1:
                 said, true = said[:, 0], true[:, 0]
         with _silent():
@@ -150,7 +158,7 @@ class _Counted:
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         metric = self.make().to(predictions.device)
         with _silent():
-            metric.update(predictions.movedim(-1, 1), targets)
+            metric.update(predictions.movedim(-1, 1).softmax(1), targets)
         states = [getattr(metric, name).double().flatten() for name in metric.metric_state]
         return torch.cat(states)[None]
 

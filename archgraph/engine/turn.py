@@ -196,7 +196,7 @@ class Turn:
                 error = RejectedUpdate(
                     "the update is too large",
                     found=f"a change of {size.rms:.3g} per value",
-                    expected=f"at most {bound:g} times the round's median, {median:.3g}",
+                    expected=f"at most {bound * median:.3g}, {bound:g} times the round's median",
                 )
                 self.rejected.append({**arrival.who, "reason": str(error)})
             else:

@@ -117,7 +117,7 @@ def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float)
         where=f"client {work.client}",
         found=f"loss {loss:g}",
         expected="finite numbers",
-        hint="lower the learning rate or set clip",
+        hint="lower `local.lr`, or set `local.clip`",
     )
 
 

@@ -214,6 +214,9 @@ def test_a_run_goes_on_only_with_the_same_data(tmp_path):
         with pytest.raises(RunError, match=r"examples|owners"):
             ag.run(file, out=tmp_path / "run", resume=True)
     write_table(tmp_path / "train.csv", inputs, classes, clients)
+    other = write_experiment(tmp_path, {**said, "standardise": False}, rounds=2)
+    with pytest.raises(RunError, match="examples"):
+        ag.run(other, out=tmp_path / "run", resume=True)
     (tmp_path / "train.csv").rename(tmp_path / "renamed.csv")
     moved = write_experiment(tmp_path, {**said, "table": "renamed.csv"}, rounds=2)
     assert len(ag.run(moved, out=tmp_path / "run", resume=True).rounds) == 2

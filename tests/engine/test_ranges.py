@@ -94,7 +94,7 @@ def test_updates_far_from_the_rounds_median_are_refused(experiment, mean, first)
         (rejected,) = line["rejected"]
         assert rejected["client"] == client
         assert "the update is too large; found a change of" in rejected["reason"]
-        assert "at most 5 times the round's median" in rejected["reason"]
+        assert ", 5 times the round's median" in rejected["reason"]
         assert len(line["clients"]) == 3
     taken = execute(setup)
     assert not any(line["rejected"] for line in taken.rounds[:1])

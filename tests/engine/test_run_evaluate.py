@@ -322,6 +322,14 @@ def test_worst_is_the_tier_of_least_accuracy(world, digits, net):
     assert found["worst"]["accuracy"] == min(tiers.values())
 
 
+def test_worst_is_the_tier_whose_figure_is_not_finite(world, digits, net):
+    from archgraph.engine.evaluate import _together
+
+    learning = world().learning
+    figures = {n: {learning.judge: v} for n, v in (("a", 0.5), ("b", math.nan), ("c", 0.25))}
+    assert _together(figures, {n: {} for n in figures}, learning)["worst"]["name"] == "b"
+
+
 def test_personal_entries_are_tested_on_their_client(world, digits, net):
     """A client whose kept bias always says 3 is right on exactly the examples of class 3."""
     small = world(clients=2)

@@ -244,6 +244,13 @@ def test_a_loss_of_ones_own_is_what_is_minimised_and_tested(spec):
     assert done.evaluation["global"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("form", ["values", "any"])
+def test_a_loss_of_ones_own_is_not_broadcast(form):
+    said = torch.arange(4.0)[:, None]
+    loss = OwnLoss(lambda predictions, targets: (predictions - targets).abs().mean(), form)
+    assert float(loss(said, said[:, 0])) == 0
+
+
 @pytest.mark.parametrize(
     "name", ["tests.engine.test_tasks:huber", "archgraph.engine.attack:Attack"]
 )

@@ -54,6 +54,30 @@ def test_classes():
     assert found["iou"] == pytest.approx(float(fun.jaccard_index(said, true, **facts)))
 
 
+def test_logits_that_could_be_probabilities_are_none():
+    said = torch.rand(40, 4, generator=GENERATOR)
+    true = torch.ones(40, 4, dtype=torch.bool)
+    found = measured("multilabel", said, data(true), {"f1": {"average": "micro"}})
+    assert found["f1_micro"] == 1  # every logit is above 0
+    classes = torch.randint(4, (40,), generator=GENERATOR)
+    found = measured("classification", said, data(classes), "calibration_error")
+    error = torchmetrics.functional.calibration_error
+    expected = error(said.softmax(1), classes, task="multiclass", num_classes=4)
+    assert found["calibration_error"] == pytest.approx(float(expected))
+
+
+def test_a_torchvision_that_does_not_load_is_named(monkeypatch):
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torchmetrics":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.delitem(sys.modules, "torchmetrics")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ag.SpecError, match="torchvision::nms .* install a torchvision for this"):
+        learning_task(spec("classification", "auroc"), data(torch.arange(4)))
+
+
 def test_labels():
     said = torch.randn(40, 4, generator=GENERATOR)
     true = torch.rand(40, 4, generator=GENERATOR) > 0.5
