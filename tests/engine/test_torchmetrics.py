@@ -74,7 +74,7 @@ def test_a_torchvision_that_does_not_load_is_named(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "torchmetrics")
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(ag.SpecError, match="torchvision::nms .* install a torchvision for this"):
+    with pytest.raises(ag.SpecError, match=r"torchvision::nms.* install a torchvision for this"):
         learning_task(spec("classification", "auroc"), data(torch.arange(4)))
 
 
