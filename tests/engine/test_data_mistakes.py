@@ -5,6 +5,8 @@ A row is what is done, and the whole message. `check` says of a file what `run` 
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import archgraph as ag
@@ -77,6 +80,48 @@ def saved(columns: dict[str, Any], **options: Any) -> Callable[[Path], dict[str,
         return {**HUB, **options}
 
     return make
+
+
+def two_splits(
+    *classes: list[str], state: Callable[[Path], object] = str, **options: Any
+) -> Callable[[Path], dict[str, Any]]:
+    """A set with a split to test on, whose classes may have names of their own."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        from datasets import ClassLabel, DatasetDict, Features, List, Value
+        from datasets import Dataset as Arrow
+
+        columns = {"x": INPUTS[:9].tolist(), "y": CLASSES[:9]}
+        kinds = [Features(x=List(Value("float32")), y=ClassLabel(names=names)) for names in classes]
+        parts = (Arrow.from_dict(columns, features=kind) for kind in kinds)
+        DatasetDict(zip(("train", "test"), parts, strict=True)).save_to_disk(folder / "saved")
+        state(folder / "saved")
+        return {**HUB, **options}
+
+    return make
+
+
+def naming(file: str, key: str, value: Any) -> Callable[[Path], object]:
+    """Other names in a file of a set."""
+
+    def change(place: Path) -> None:
+        content = json.loads((place / file).read_text())
+        (place / file).write_text(json.dumps({**content, key: value}))
+
+    return change
+
+
+def deep_image(folder: Path) -> dict[str, Any]:
+    from datasets import Dataset as Arrow
+
+    content = io.BytesIO()
+    Image.fromarray(np.full((4, 5), 3000, np.uint16)).save(content, "PNG")
+    cells = [{"bytes": content.getvalue(), "path": None}] * 6
+    Arrow.from_dict({"x": cells, "y": [0, 1] * 3}).save_to_disk(folder / "saved")
+    return HUB
+
+
+NAMES = ["a", "b", "c"]
 
 
 def function(source: str) -> Callable[[Path], dict[str, Any]]:
@@ -212,10 +257,21 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "number, such as -1.5 or 2e3; a column of categories is written columns: {x0: "
         "category}",
     ),
+    "one_odd_cell": (
+        table(cell(9, 0, "?")),
+        "experiment.yaml:7: data: rows.csv:9: x0: is not a number; found '?'; expected a "
+        "number, such as -1.5 or 2e3; a column of categories is written columns: {x0: "
+        "category}",
+    ),
     "target_not_a_number": (
         table(cell(3, 2, "high"), target={"values": "y"}),
         "experiment.yaml:7: data: rows.csv:3: y: is not a number; found 'high'; expected a "
         "number, such as -1.5 or 2e3; a class to be predicted is written target: {classes: y}",
+    ),
+    "a_class_written_twice": (
+        table(cell(5, 2, "00")),
+        "experiment.yaml:7: data: rows.csv:5: y: two classes are the same number; found '00', "
+        "beside '0' in rows.csv:2; expected each class written in one way",
     ),
     "ragged": (
         table(lambda text: text.replace("\n", ",7\n", 3).replace(",7", "", 1)),
@@ -347,6 +403,32 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
         "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; "
         "expected images, or numbers of one shape; encode texts first, and save the tokens",
+    ),
+    "splits_of_other_classes": (
+        two_splits(NAMES, ["c", "b", "a"]),
+        "experiment.yaml:10: data.target: splits have other names of classes, or another order; "
+        "found y: test: c, b, a; expected a, b, c, as train has it; dataset.cast_column('y', …) "
+        "gives both the same names",
+    ),
+    "a_file_outside_of_the_set": (
+        two_splits(
+            NAMES, NAMES, state=naming("test/state.json", "_data_files", [{"filename": "/a.arrow"}])
+        ),
+        "experiment.yaml:7: data: saved/test/state.json: the set names a file outside of itself; "
+        "found '/a.arrow'; expected the name of a file beside it; files that a set names are not "
+        "followed; save it again",
+    ),
+    "a_split_outside_of_the_set": (
+        two_splits(NAMES, NAMES, state=naming("dataset_dict.json", "splits", ["train", "../test"])),
+        "experiment.yaml:7: data: saved/dataset_dict.json: the set names a file outside of itself; "
+        "found '../test'; expected the name of a file beside it; files that a set names are not "
+        "followed; save it again",
+    ),
+    "an_image_of_16_bits": (
+        deep_image,
+        "experiment.yaml:7: data: saved: row 1: x: image has more than 8 bits for a channel; "
+        "found I;16; expected grey or colour with 8 bits; convert it, or read the images by a "
+        "function of your own: data: {python: …}",
     ),
     "no_such_function": (
         said(python="wrong_data_nowhere:make"),

@@ -56,6 +56,12 @@ class Column:
         return bool((missing | ~np.isnan(numbers)).all())
 
     @property
+    def mostly_numeric(self) -> bool:
+        """Whether most values are numbers."""
+        numbers, _ = self._read
+        return bool((~np.isnan(numbers)).sum() * 2 > len(numbers))
+
+    @property
     def integral(self) -> bool:
         """Whether every value is an integer."""
         return all(
@@ -138,6 +144,8 @@ class Features(NamedTuple):
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
 
+    A column that is not said to be either is one of numbers if most of its values are.
+
     Raises:
         DataError: If a value is missing or of another kind, or a category has too many values.
 
@@ -151,7 +159,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     # For each column its numbers; or the places of its categories, and how many there are.
     found: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
-        if kind == "number" or (kind is None and column.numeric):
+        if kind == "number" or (kind is None and (column.numeric or column.mostly_numeric)):
             otherwise = f"a column of categories is written columns: {{{column.name}: category}}"
             found.append((column.numbers(otherwise), 0))
             continue
@@ -218,16 +226,41 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
     texts = first.texts()  # all there
     if isinstance(target, str) and first.numeric and not first.integral:
         return torch.from_numpy(first.numbers().astype(np.float32)), ()
-    names: Sequence[str | int] = [int(cell) for cell in first.cells] if first.integral else texts  # type: ignore[arg-type]
-    if isinstance(target, str) and len(set(names)) > MOST_GUESSED:
+    if isinstance(target, str) and len(set(texts)) > MOST_GUESSED:
         raise DataError(
             "is it a class or a number?",
             where=f"{first.place(0)}: {first.name}",
-            found=f"{len(set(names))} different values",
+            found=f"{len(set(texts))} different values",
             expected=f"target: {{classes: {first.name}}}"
             + (f", or target: {{values: {first.name}}}" if first.integral else ""),
         )
-    return numbered(names)
+    if not first.integral:
+        return numbered(texts)
+    _check_written(first, texts)
+    return numbered(texts, _integer)
+
+
+def _check_written(column: Column, texts: Sequence[str]) -> None:
+    """Raise if two classes are one number, written in two ways."""
+    written: dict[int, str] = {}
+    for row, text in enumerate(texts):
+        if (other := written.setdefault(_integer(text), text)) != text:
+            raise DataError(
+                "two classes are the same number",
+                where=f"{column.place(row)}: {column.name}",
+                found=f"{text!r}, beside {other!r} in {column.place(texts.index(other))}",
+                expected="each class written in one way",
+            )
+
+
+def _integer(text: str) -> int:
+    """The integer that a text is; 0 and 1 are ``False`` and ``True``, too.
+
+    >>> _integer("07"), _integer("True")
+    (7, 1)
+    """
+    flags = {"False": 0, "True": 1}
+    return flags[text] if text in flags else int(text)
 
 
 def clients(column: Column) -> tuple[Hashable, ...]:

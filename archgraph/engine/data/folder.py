@@ -178,24 +178,36 @@ def _head(file: Path) -> tuple[tuple[int, int], str]:
             width, height = image.size
             turned = image.getexif().get(0x0112, 1) >= 5
             mode = image.mode
+            check_head(image, str(file))
     except UNREADABLE as error:
         raise _damaged(file, error) from error
-    if width * height > MOST_PIXELS:
+    return ((width, height) if turned else (height, width)), mode
+
+
+def check_head(image: Image.Image, where: str) -> None:
+    """Raise unless an image that was opened, but not read yet, is small enough and has 8 bits.
+
+    Raises:
+        DataError: If it has too many pixels, or more bits for a channel.
+
+    Example:
+        >>> check_head(Image.new("L", (3, 2)), "a.png")
+    """
+    if image.width * image.height > MOST_PIXELS:
         raise DataError(
             "image is too large",
-            where=str(file),
-            found=f"{height} × {width}",
+            where=where,
+            found=f"{image.height} × {image.width}",
             expected=f"at most {MOST_PIXELS:,} pixels",
         )
-    if mode not in (*GREY, *COLOUR):
+    if image.mode not in (*GREY, *COLOUR):
         raise DataError(
             "image has more than 8 bits for a channel",
-            where=str(file),
-            found=mode,
+            where=where,
+            found=image.mode,
             expected="grey or colour with 8 bits",
             hint="convert it, or read the images by a function of your own: data: {python: …}",
         )
-    return ((width, height) if turned else (height, width)), mode
 
 
 def _damaged(file: Path, error: Exception) -> DataError:

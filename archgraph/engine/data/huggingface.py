@@ -7,6 +7,8 @@ or address is followed that it names, nothing is unpickled.
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from archgraph.engine.data.columns import Column, clients, target_columns, targets
+from archgraph.engine.data.columns import MOST_VALUES, Column, clients, target_columns, targets
 from archgraph.engine.data.extras import extra
 from archgraph.engine.data.files import MOST_BYTES
-from archgraph.engine.data.folder import COLOUR, FORMATS, MOST_PIXELS, UNREADABLE, decoded
+from archgraph.engine.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decoded
 from archgraph.engine.data.rows import SHARE, Records, dataset_of_rows, parted
 from archgraph.engine.data.values import Dataset, InputKind
 from archgraph.errors import DataError
@@ -28,6 +30,8 @@ from archgraph.language.data import HuggingFaceData
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
+# Of a split, or of a file beside the one that names it.
+BARE = re.compile(r"\w[\w.-]*")
 
 
 def read(spec: HuggingFaceData) -> Dataset:
@@ -41,6 +45,7 @@ def read(spec: HuggingFaceData) -> Dataset:
     inputs = {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs)
     asked = target_columns(spec.target)
     _check_columns(splits, inputs, asked, spec.client)
+    _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError(
             "has a split `test` already",
@@ -48,10 +53,9 @@ def read(spec: HuggingFaceData) -> Dataset:
             found=f"{spec.test:g}, beside a split of {len(splits[TEST])} rows",
             expected="one of them",
         )
-    found = [splits[name] for name in (TRAIN, TEST) if name in splits]
-    tables = [s.with_format("arrow")[:] for s in found]
+    tables = [split.with_format("arrow")[:] for split in splits.values()]
     made = {name: _input(path, column, tables) for name, column in inputs.items()}
-    wanted, labels = _targets(spec.target, asked, found[0].features, path, tables)
+    wanted, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
     owned = None
     if spec.client is not None:
         owned = clients(_column(path, spec.client, tables))
@@ -65,7 +69,7 @@ def read(spec: HuggingFaceData) -> Dataset:
 
 
 def _splits(path: Path) -> Mapping[str, Any]:
-    """The splits by name: `train`, and `test` where there is one."""
+    """The splits by name: `train`, then `test` where there is one."""
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     if size > MOST_BYTES:
         raise DataError(
@@ -75,6 +79,7 @@ def _splits(path: Path) -> Mapping[str, Any]:
             expected=f"at most {MOST_BYTES:,} bytes",
         )
     datasets = extra("datasets", "data", WHERE)
+    _check_files(path)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -89,19 +94,56 @@ def _splits(path: Path) -> Mapping[str, Any]:
         raise DataError(
             "has no split to train on", where=WHERE, found=", ".join(splits), expected=TRAIN
         )
-    return splits
+    used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
+    values = sum(len(split) * len(split.column_names) for split in used.values())
+    if values > MOST_VALUES:
+        raise DataError(
+            "the set is too large",
+            where=str(path),
+            found=f"{values:,} values",
+            expected=f"at most {MOST_VALUES:,} values",
+        )
+    return used
+
+
+def _check_files(path: Path) -> None:
+    """Raise if the set names a file or folder outside of itself."""
+    splits = _named(path / "dataset_dict.json", ("splits",))
+    for folder in (path, *(path / split for split in splits)):
+        _named(folder / "state.json", ("_data_files", "_indices_files"))
+
+
+def _named(file: Path, keys: Sequence[str]) -> list[str]:
+    """Names that a file of the set holds; none, if it is not there or not such a file."""
+    try:
+        content = json.loads(file.read_bytes())
+        found = [name for key in keys for name in content.get(key) or ()]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return []  # the package says what is wrong
+    names = [name.get("filename") if isinstance(name, Mapping) else name for name in found]
+    for name in names:
+        if not (isinstance(name, str) and BARE.fullmatch(name)):
+            raise DataError(
+                "the set names a file outside of itself",
+                where=str(file),
+                found=repr(name),
+                expected="the name of a file beside it",
+                hint="files that a set names are not followed; save it again",
+            )
+    return names
 
 
 def _check_columns(
     splits: Mapping[str, Any], inputs: Mapping[str, str], asked: Sequence[str], client: str | None
 ) -> None:
     """Raise unless the columns are there, and none of them is both seen and predicted."""
-    columns = splits[TRAIN].column_names
     wanted = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
-    for key, name in [*wanted, *([("client", client)] if client is not None else [])]:
-        if name not in columns:
-            where = f"data.{key}"
-            raise DataError("the set has no such column", where=where, **unknown(name, columns))
+    for split in splits.values():
+        columns = split.column_names
+        for key, name in [*wanted, *([("client", client)] if client is not None else [])]:
+            if name not in columns:
+                where = f"data.{key}"
+                raise DataError("the set has no such column", where=where, **unknown(name, columns))
     both = [name for name in inputs.values() if name in (*asked, client)]
     if both or not inputs:
         raise DataError(
@@ -109,6 +151,33 @@ def _check_columns(
             where="data.inputs",
             found=both[0] if both else "none",
         )
+
+
+def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:
+    """Raise if splits number their classes differently."""
+    pairs = [(key, name) for key, names in columns.items() for name in names]
+    for key, name in pairs:
+        first, *others = (_class_names(split.features[name]) for split in splits.values())
+        for other in others:
+            if other != first:
+                raise DataError(
+                    "splits have other names of classes, or another order",
+                    where=f"data.{key}",
+                    found=f"{name}: {TEST}: {_shown(other)}",
+                    expected=f"{_shown(first)}, as {TRAIN} has it",
+                    hint=f"dataset.cast_column({name!r}, …) gives both the same names",
+                )
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """Names of the classes that a feature, or each of its items, is; none, if it is a number."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return tuple(getattr(feature, "names", None) or ())
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") or "none"
 
 
 def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
@@ -225,8 +294,7 @@ def _opened(cell: Any, where: str) -> Image.Image:
             found=f"{len(content)} bytes of another kind",
             expected=", ".join(sorted(set(FORMATS.values()))),
         ) from error
-    if image.width * image.height > MOST_PIXELS:
-        raise DataError("image is too large", where=where, found=f"{image.height} × {image.width}")
+    check_head(image, where)
     return image
 
 

@@ -7,7 +7,7 @@ tensors, a table, a folder or a function.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,18 +100,20 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
     return {client: np.array(own, np.int64) for client, own in found.items()}
 
 
-def numbered(names: Sequence[str | int]) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers of classes in the order of their names, and the names.
+def numbered(
+    names: Sequence[str], order: Callable[[str], str | int] = str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Numbers of classes in the order of their names, or of what these mean; and the names.
 
     Example:
         >>> numbered(["b", "a", "b"])
         (tensor([1, 0, 1]), ('a', 'b'))
-        >>> numbered([10, 9])[1]
+        >>> numbered(["10", "9"], int)[1]
         ('9', '10')
     """
-    known = sorted(set(names), key=lambda name: (isinstance(name, str), name))
+    known = sorted(set(names), key=order)
     number = {name: i for i, name in enumerate(known)}
-    return torch.tensor([number[name] for name in names]), tuple(map(str, known))
+    return torch.tensor([number[name] for name in names]), tuple(known)
 
 
 def dataset_of_rows(
