@@ -120,8 +120,9 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
         found = [name for key in keys for name in content.get(key) or ()]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return []  # the package says what is wrong
-    names = [name.get("filename") if isinstance(name, Mapping) else name for name in found]
-    for name in names:
+    names: list[str] = []
+    for entry in found:
+        name = entry.get("filename") if isinstance(entry, Mapping) else entry
         if not (isinstance(name, str) and BARE.fullmatch(name)):
             raise DataError(
                 "the set names a file outside of itself",
@@ -130,6 +131,7 @@ def _named(file: Path, keys: Sequence[str]) -> list[str]:
                 expected="the name of a file beside it",
                 hint="files that a set names are not followed; save it again",
             )
+        names.append(name)
     return names
 
 
