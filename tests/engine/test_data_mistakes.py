@@ -5,10 +5,11 @@ A row is what is done, and the whole message. `check` says of a file what `run` 
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,22 @@ def said(**data: Any) -> Callable[[Path], dict[str, Any]]:
 def many_classes(folder: Path) -> dict[str, Any]:
     write_table(folder / "rows.csv", rows(150)[0], np.arange(150))
     return TABLE
+
+
+def parquet(
+    names: Sequence[str], *columns: Any, **options: Any
+) -> Callable[[Path], dict[str, Any]]:
+    """A Parquet file, whose last column is the target."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        import pyarrow as arrow
+        import pyarrow.parquet as pq
+
+        parts = [arrow.array(column) for column in (*columns, [0, 1] * 4)]
+        pq.write_table(arrow.Table.from_arrays(parts, [*names, "y"]), folder / "rows.parquet")
+        return {**TABLE, "table": "rows.parquet", **options}
+
+    return make
 
 
 def workbook(folder: Path) -> dict[str, Any]:
@@ -297,6 +314,35 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         table(lambda text: text.replace("x1", "x0", 1)),
         "experiment.yaml:7: data: rows.csv:1: columns need different names; found 'x0'; "
         "expected a name for each column, each once",
+    ),
+    "two_columns_of_one_name_in_parquet": (
+        parquet("xx", range(8), range(8)),
+        "experiment.yaml:7: data: rows.parquet: columns need different names; found 'x'; "
+        "expected a name for each column, each once",
+    ),
+    "a_time": (
+        parquet("x", [datetime.datetime(2026, 1, day + 1) for day in range(8)]),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is neither a number nor text; found "
+        "datetime; expected a number, text, or true or false; turn the column into numbers or "
+        "text, or leave it out",
+    ),
+    "a_nested_column": (
+        parquet("x", [None, *[[1, 2]] * 7]),
+        "experiment.yaml:7: data: rows.parquet: row 2: x: is neither a number nor text; found "
+        "list; expected a number, text, or true or false; turn the column into numbers or "
+        "text, or leave it out",
+    ),
+    "seconds_of_an_epoch": (
+        parquet("x", range(1_700_000_000, 1_700_000_008), standardise=False),
+        "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
+        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; leave "
+        "out standardise: false, or subtract what they have in common",
+    ),
+    "values_of_all_sizes": (
+        parquet("x", [1, 2, 3, 4, 5, 6, 7, 10**12]),
+        "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
+        "32 bits; found 2 different ones of 8; expected values that 32 bits tell apart; subtract "
+        "what they have in common, or use their logarithms",
     ),
     "a_label_of_three_values": (
         table(target={"labels": ["y"]}),

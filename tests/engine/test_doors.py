@@ -331,6 +331,19 @@ def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     }
 
 
+def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path):
+    seconds = 1_700_000_000 + np.arange(8)
+    lines = "".join(f"{second},0.1,{second % 2}\n" for second in seconds)
+    file = write(tmp_path / "t.csv", f"at,same,y\n{lines}")
+    write(tmp_path / "u.csv", f"at,same,y\n{seconds[0]},0.1,0\n")
+    data = read_data(TableData(table=file, target="y", test=str(tmp_path / "u.csv")))
+    wanted = (seconds - seconds.mean()) / seconds.std()
+    found, _ = data.train.batch(slice(None))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[:, 0], torch.from_numpy(wanted).float())
+    assert not found[:, 1].any() and data.test.batch([0])[0][0].tolist() == found[0].tolist()
+
+
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
@@ -432,6 +445,11 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     table = TableData(table=str(tmp_path / "rows.csv"), target="y")
     category = TableData(table=table.table, target="y", columns={"x0": "category"})
     text = TextData(text=str(tmp_path / "t.txt"), bptt=8)
+    import pyarrow.parquet as parquet
+    from pyarrow.csv import read_csv
+
+    parquet.write_table(read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
+    packed = TableData(table=str(tmp_path / "rows.parquet"), target="y")
     hub = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
     for module, name, most, spec, message in (
         ("folder", "MOST_BYTES", 599, images, "too many or too large; found 30 of 4 × 5: 600"),
@@ -440,6 +458,9 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
         ("columns", "MOST_VALUES", 119, table, "60 rows of 2 values"),
         ("columns", "MOST_CATEGORIES", 59, category, "too many values for a category; found 60"),
         ("text", "MOST_TEXT", 296, text, "t.txt: file too long; found 297 bytes"),
+        ("table", "MOST_VALUES", 179, packed, "rows.parquet: the table is too large; found 180 v"),
+        ("table", "MOST_BYTES", 899, packed, r"rows.parquet: the table is too large; found .* by"),
+        ("huggingface", "MOST_VALUES", 119, hub, "the set is too large; found 120 values"),
         ("huggingface", "MOST_BYTES", 99, hub, "the set is too large"),
         ("rows", "MOST_CLASSES", 2, table, "too many classes; found class 2"),
     ):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from archgraph.engine.data.rows import numbered
 from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
 
-Cell = str | int | float | bool | None
+Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
 MOST_VALUES = 2**28  # once categories are columns of 0 and 1
 # Beyond so many different integers a target is asked about: it may be a number to be predicted.
@@ -45,6 +46,15 @@ class Column:
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers, NaN where there is none, float64 ``[row]``; and whether a value is missing."""
         missing = np.fromiter(map(_missing, self.cells), bool, len(self.cells))
+        for row, cell in enumerate(self.cells):
+            if not isinstance(cell, str | int | float | Decimal | None):
+                raise DataError(
+                    "is neither a number nor text",
+                    where=f"{self.place(row)}: {self.name}",
+                    found=type(cell).__name__,
+                    expected="a number, text, or true or false",
+                    hint="turn the column into numbers or text, or leave it out",
+                )
         pairs = zip(self.cells, missing, strict=True)
         numbers = [math.nan if gone else _number(cell) for cell, gone in pairs]
         return np.array(numbers, np.float64), missing
@@ -135,10 +145,11 @@ class Column:
 
 
 class Features(NamedTuple):
-    """Columns as a model sees them: float32 ``[row, feature]``, and which are measured."""
+    """Columns as numbers: float64 ``[row, feature]``, which are measured, and whose each is."""
 
     values: Tensor
     measured: Tensor
+    names: tuple[str, ...]
 
 
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
@@ -152,14 +163,18 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     Example:
         >>> def column(name, *cells):
         ...     return Column(name, cells, str)
-        >>> features([(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)])
-        Features(values=tensor([[3., 0., 1.],
-                [5., 1., 0.]]), measured=tensor([ True, False, False]))
+        >>> made = features(
+        ...     [(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)]
+        ... )
+        >>> made.values.tolist(), made.measured.tolist()
+        ([[3.0, 0.0, 1.0], [5.0, 1.0, 0.0]], [True, False, False])
+        >>> made.names
+        ('age', 'city', 'city')
     """
     # For each column its numbers; or the places of its categories, and how many there are.
     found: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
-        if kind == "number" or (kind is None and (column.numeric or column.mostly_numeric)):
+        if kind == "number" or (kind is None and column.mostly_numeric):
             otherwise = f"a column of categories is written columns: {{{column.name}: category}}"
             found.append((column.numbers(otherwise), 0))
             continue
@@ -181,7 +196,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             found=f"{rows:,} rows of {width:,} values, categories as columns of 0 and 1",
             expected=f"at most {MOST_VALUES:,} values",
         )
-    values = torch.zeros(rows, width)
+    values = torch.zeros(rows, width, dtype=torch.float64)
     start = 0
     for part, count in found:
         if count:
@@ -190,7 +205,9 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             values[:, start] = torch.from_numpy(part)
         start += count or 1
     measured = [not count for _, count in found for _ in range(count or 1)]
-    return Features(values, torch.tensor(measured))
+    pairs = zip(columns, found, strict=True)
+    whose = [column.name for (column, _), (_, count) in pairs for _ in range(count or 1)]
+    return Features(values, torch.tensor(measured), tuple(whose))
 
 
 def target_columns(target: str | TargetSpec) -> tuple[str, ...]:

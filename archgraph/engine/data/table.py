@@ -7,13 +7,16 @@ import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from archgraph.engine.data.columns import (
+    MOST_VALUES,
     Column,
+    Features,
     clients,
     features,
     target_columns,
@@ -47,7 +50,7 @@ def read(spec: TableData) -> Dataset:
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     made = features([(table[name], kind) for name, kind in seen.items()])
     values, labels = targets(spec.target, [table[name] for name in asked])
-    rows = Records({"row": made.values}, values)
+    rows = Records({"row": made.values if spec.standardise else made.values.float()}, values)
     if isinstance(spec.test, str):
         whole = np.arange(len(rows))
         train, test = rows.at(whole[:count]), rows.at(whole[count:])
@@ -56,6 +59,7 @@ def read(spec: TableData) -> Dataset:
         rows = dataclasses.replace(rows, clients=owned)
         train, test = parted(rows, spec.test or SHARE, "data.test")
     statistics = _statistics(train.inputs["row"], made.measured) if spec.standardise else None
+    _check_apart(made, statistics, spec.table)
     return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
 
 
@@ -93,12 +97,33 @@ def _seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind 
 
 
 def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column of numbers; 0 and 1 of the others, and of constants."""
-    exact = rows.double()
-    deviation = exact.std(0, correction=0)
-    counted = measured & (deviation > 0)
-    mean = torch.where(measured, exact.mean(0), 0.0)
-    return mean.float(), torch.where(counted, deviation, 1.0).float()
+    """Mean and deviation of each column of numbers; 0 and 1 of the others; of constants 1, too."""
+    least, most = rows.aminmax(dim=0)
+    constant = least == most  # whose mean may be rounded
+    deviation = rows.std(0, correction=0)
+    mean = torch.where(constant, least, rows.mean(0))
+    counted = measured & ~constant & (deviation > 0)
+    return torch.where(measured, mean, 0.0), torch.where(counted, deviation, 1.0)
+
+
+def _check_apart(made: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
+    """Raise if models, who see 32 bits, cannot tell most values of a column of numbers apart."""
+    for place in torch.nonzero(made.measured)[:, 0].tolist():
+        exact = made.values[:, place]
+        scaled = exact
+        if statistics is not None:
+            scaled = (exact - statistics[0][place]) / statistics[1][place]
+        before, after = (len(np.unique(values.numpy())) for values in (exact, scaled.float()))
+        if after * 2 <= before:
+            raise DataError(
+                "values become equal when they are rounded to 32 bits",
+                where=f"{where}: {made.names[place]}",
+                found=f"{after} different ones of {before}",
+                expected="values that 32 bits tell apart",
+                hint="subtract what they have in common, or use their logarithms"
+                if statistics is not None
+                else "leave out standardise: false, or subtract what they have in common",
+            )
 
 
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
@@ -159,14 +184,7 @@ def _csv(path: Path, separator: str) -> dict[str, Column]:
     except csv.Error as error:
         where = f"{path}:{reader.line_num}"
         raise DataError("is not CSV", where=where, found=str(error)) from error
-    for i, name in enumerate(header):
-        if not name or name in header[:i]:
-            raise DataError(
-                "columns need different names",
-                where=f"{path}:1",
-                found=repr(name),
-                expected="a name for each column, each once",
-            )
+    _check_header(header, f"{path}:1")
     other = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), None)
     if other is not None and other != separator:
         raise DataError(
@@ -187,13 +205,52 @@ def _parquet(path: Path, separator: str) -> dict[str, Column]:
     """Columns of a Parquet file."""
     parquet = extra("pyarrow.parquet", "data", "data.table")
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            _check_header(file.schema_arrow.names, str(path))
+            _check_size(file.metadata, path)
+            table = file.read()
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of both
         raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
 
     def place(row: int) -> str:
         return f"{path}: row {row + 1}"
 
-    return {
-        name: Column(name, table.column(name).to_pylist(), place) for name in table.column_names
-    }
+    return {name: Column(name, _cells(table, name, path), place) for name in table.column_names}
+
+
+def _check_header(names: Sequence[str], where: str) -> None:
+    """Raise unless each column has a name of its own."""
+    for i, name in enumerate(names):
+        if not name or name in names[:i]:
+            raise DataError(
+                "columns need different names",
+                where=where,
+                found=repr(name),
+                expected="a name for each column, each once",
+            )
+
+
+def _check_size(metadata: Any, path: Path) -> None:
+    """Raise if a Parquet file becomes too large once it is decompressed."""
+    groups = range(metadata.num_row_groups)
+    size = sum(metadata.row_group(i).total_byte_size for i in groups)
+    for found, most, unit in (
+        (metadata.num_rows * metadata.num_columns, MOST_VALUES, "values"),
+        (size, MOST_BYTES, "bytes"),
+    ):
+        if found > most:
+            raise DataError(
+                "the table is too large",
+                where=str(path),
+                found=f"{found:,} {unit}",
+                expected=f"at most {most:,} {unit}",
+            )
+
+
+def _cells(table: Any, name: str, path: Path) -> list[Any]:
+    """A column of a Parquet file as values of Python's."""
+    try:
+        cells: list[Any] = table.column(name).to_pylist()
+    except (ValueError, OverflowError) as error:  # a time that Python cannot express, say
+        raise DataError("cannot be read", where=f"{path}: {name}", found=str(error)) from error
+    return cells

@@ -41,9 +41,9 @@ class Split:
     """One split of a data set, in the most compact types that lose nothing.
 
     Attributes:
-        inputs: Images, uint8 `[example, channel, height, width]`; rows of a table, float32
-            `[example, column]`; tokens, of any integer type `[example, position]`; or floating
-            point numbers of any shape `[example, ...]`.
+        inputs: Images, uint8 `[example, channel, height, width]`; rows of a table `[example,
+            column]`, float64 where they have statistics, else float32; tokens, of any integer type
+            `[example, position]`; or floating point numbers of any shape `[example, ...]`.
         targets: int64, bool or float32 `[example, ...]`: see the table above.
         mean: Mean of each channel (column) over the *train* split, in units of `inputs`; None for
             text, and for numbers that models take as they are.
@@ -92,8 +92,8 @@ class Split:
             return _whole(inputs), targets
         form = (-1, *(1 for _ in inputs.shape[2:]))
         mean, std = self.mean.view(form), self.std.view(form)
-        # A copy, since the stored numbers may be float32 already.
-        return inputs.to(torch.float32, copy=True).sub_(mean).div_(std), targets
+        # A copy, since the stored numbers may be of that type already.
+        return inputs.to(mean.dtype, copy=True).sub_(mean).div_(std).float(), targets
 
     def examples(self, indices: Indices) -> tuple[tuple[Tensor, ...], Tensor]:
         """As :meth:`batch`, with all inputs in their order.
