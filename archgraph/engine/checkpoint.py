@@ -14,6 +14,7 @@ checkpoint before is a link to it. How a folder shows that it is as it was writt
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -82,6 +83,15 @@ class Checkpoint:
     tensors: State
     values: Mapping[str, Json]
     kept: Mapping[int, State]
+
+    def copy(self) -> Checkpoint:
+        """The same with tensors and values of its own: later changes in place do not reach it."""
+        kept = {client: _cloned(own) for client, own in self.kept.items()}
+        return Checkpoint(self.round, _cloned(self.tensors), copy.deepcopy(dict(self.values)), kept)
+
+
+def _cloned(tensors: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @dataclass

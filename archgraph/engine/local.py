@@ -21,7 +21,7 @@ from archgraph.engine.loop import Loop
 from archgraph.engine.points import frame
 from archgraph.engine.progress import bars, idle, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
-from archgraph.engine.trackers import Beginning, ConsoleTracker, Told, Tracker, tracker
+from archgraph.engine.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, World
@@ -151,7 +151,7 @@ def run(
             :func:`archgraph.engine.dataset_of`.
         progress: Show progress bars on a terminal, or a line per round where there is none.
         python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Who is told of every round beside those that the experiment names: names, names
+        trackers: Where every round is reported, beside what the experiment names: names, names
             with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
             ``round`` and ``end`` (:class:`archgraph.engine.Tracker`).
 
@@ -226,20 +226,20 @@ def execute(
         rounds = experiment.world.rounds
         past = () if checkpoint is None else tuple(loop.lines)
         settings = finite(experiment.facts)
-        loop.told = Told([*trackers, *_by_default(trackers, progress)])
-        stack.callback(loop.told.end)
-        loop.told.begin(Beginning(name, experiment.world.rounds, settings, out, past))
+        loop.trackers = Trackers([*trackers, *_by_default(trackers, progress)])
+        stack.callback(loop.trackers.end)
+        loop.trackers.begin(Beginning(name, experiment.world.rounds, settings, out, past))
         loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)
         while loop.done < rounds and not loop.stopped:
             loop.round()
-        loop.told.end()
-        told = (*(() if loop.record is None else loop.record.notes), *loop.told.notes)
+        loop.trackers.end()
+        notes = (*(() if loop.record is None else loop.record.notes), *loop.trackers.notes)
         server, best = loop.server, None
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
-        return Run(experiment, server, tuple(loop.lines), out, told, best)
+        return Run(experiment, server, tuple(loop.lines), out, notes, best)
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:

@@ -17,7 +17,7 @@ from archgraph.engine.privacy import private_world, spent, weights_alone
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, returned
-from archgraph.engine.trackers import Told
+from archgraph.engine.trackers import Trackers
 from archgraph.engine.turn import Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
@@ -62,8 +62,8 @@ class Loop:
         kept: What clients kept.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
-        told: Trackers.
-        best: The best round on held out examples, its server and what clients kept; None: none yet.
+        trackers: Where the figures of every round go.
+        best: The best round on held-out examples, its server and what clients kept; None: none yet.
     """
 
     experiment: Experiment
@@ -73,7 +73,7 @@ class Loop:
     kept: dict[int, KeptByClient] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
     done: int = 0
-    told: Told = field(default_factory=lambda: Told(()))
+    trackers: Trackers = field(default_factory=lambda: Trackers(()))
     best: Checkpoint | None = None
     _recording: float = 0.0
 
@@ -102,7 +102,7 @@ class Loop:
         number = self._best_round()
         if number is not None and self.record is not None:
             self.record.pinned = number
-            self.best = checkpoint if number == self.done else self.record.at(number)
+            self.best = checkpoint.copy() if number == self.done else self.record.at(number)
 
     def round(self) -> dict[str, Json]:
         """One round: sample, begin, send, train, receive, test, record."""
@@ -158,7 +158,7 @@ class Loop:
             self.record.line(line)
             self._save()
             self._recording = time.perf_counter() - began
-        self.told.round(line)
+        self.trackers.round(line)
         self.watch.round_done(line.get("evaluation", {}))
         self._give_up()
         return line
@@ -190,7 +190,7 @@ class Loop:
         if reason:
             line["stopped"] = reason
         if self._best_round() == self.done:
-            self.best = self._checkpoint()
+            self.best = self._checkpoint().copy()
             if self.record is not None:
                 self.record.pinned = self.done
 

@@ -12,6 +12,7 @@ import torch
 
 from archgraph.engine.schemes import SCHEMES
 from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
 from archgraph.hints import nearest
 
 WHERE = "data.partition"
@@ -226,7 +227,7 @@ def local_test_indices(
     """Positions of the test examples whose class the client owns (FedFA's local test sets).
 
     Args:
-        test_targets: Class of each test example, `[example]`.
+        test_targets: Class of each test example, `[example]`; those of -100 are left out.
         class_histogram: Number of train examples of the client in each class, `[class]`.
 
     Raises:
@@ -243,13 +244,15 @@ def local_test_indices(
             found=f"targets {labels.shape}, histogram {owned.shape}",
             expected="[example] and [class]",
         )
+    counted = np.flatnonzero(labels != IGNORED)
+    labels = labels[counted]
     if len(labels) and (labels.min() < 0 or labels.max() >= len(owned)):
         raise DataError(
             "test class outside the histogram",
             found=f"{labels.min()}…{labels.max()}",
             expected=f"0…{len(owned) - 1}",
         )
-    return np.flatnonzero(owned[labels])
+    return counted[owned[labels]]
 
 
 def _list(names: Iterable[str]) -> str:

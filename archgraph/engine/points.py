@@ -12,7 +12,7 @@ from archgraph.fields import GLOBAL
 # What the tests of a round are called here, by their key in its line.
 _TESTS = {"evaluation": "test", "validation": "validation"}
 _NAMES = ("client", "name", "malicious")  # of a client's row: these are not figures
-EVERYBODY = "all clients"
+ALL_CLIENTS = "all clients"
 
 
 class Point(NamedTuple):
@@ -62,7 +62,7 @@ def points(line: Mapping[str, Any]) -> Iterator[Point]:
         for group, figures in named.items():
             yield from _figures(number, part, group, figures)
             yield from _figures(number, f"{part} local", group, figures.get("local") or {})
-        yield from _figures(number, f"{part} local", EVERYBODY, block.get("local") or {})
+        yield from _figures(number, f"{part} local", ALL_CLIENTS, block.get("local") or {})
     for row in line.get("clients", ()):
         own = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", own)

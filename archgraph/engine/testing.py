@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from archgraph.engine.data import Split
 from archgraph.federation import LearningTask, Metric, Predict, mask_absent
 from archgraph.federation.learning import CLASSIFICATION
+from archgraph.federation.metrics import IGNORED
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Answers:
         and the other shares are divided by their sum.
 
         Args:
-            targets: Class of each example, ``[example]``.
+            targets: Class of each example, ``[example]``; those of -100 are left out.
             shares: Of each class, up to a common factor (numbers of examples, say), ``[class]``.
 
         Example:
@@ -55,8 +56,10 @@ class Answers:
             >>> Answers([], hits, torch.ones(3)).matched(torch.tensor([0, 0, 1]), (3, 1, 4))
             0.625
         """
+        counted = targets != IGNORED
+        hits, targets = self.rows["accuracy"][counted].double(), targets[counted]
         count = torch.bincount(targets, minlength=len(shares))
-        right = torch.bincount(targets, self.rows["accuracy"].double(), len(shares))
+        right = torch.bincount(targets, hits, len(shares))
         mixture = torch.tensor(shares, dtype=torch.float64) * (count > 0)
         whole = float(mixture.sum())
         return float(mixture @ (right / count.clamp(min=1))) / whole if whole else 0.0

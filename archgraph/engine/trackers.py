@@ -1,4 +1,4 @@
-"""Who is told of every round beside `metrics.jsonl`: files, the console, services."""
+"""Where the figures of every round go beside `metrics.jsonl`: files, the console, services."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from archgraph.tables import plural
 
 @dataclass(frozen=True)
 class Beginning:
-    """What trackers are told before the first round that is computed.
+    """What a tracker receives before the first round that is computed.
 
     Attributes:
         name: Of the experiment.
@@ -41,7 +41,7 @@ class Beginning:
 
 
 class Tracker(Protocol):
-    """Told what `metrics.jsonl` is told; what it raises is a note of the run and never ends it."""
+    """Receives every line of `metrics.jsonl`; if it raises, that is noted and the run goes on."""
 
     def begin(self, run: Beginning) -> None:
         """A run begins, or goes on."""
@@ -278,8 +278,8 @@ def tracker(choice: object, where: str = "trackers") -> Tracker:
         raise RunError("has other options", where=where, found=f"{name}: {error}") from error
 
 
-class Told:
-    """Trackers that are told of a run: one that fails is told no more, and is a note.
+class Trackers:
+    """The trackers of a run; one that fails is noted and not called again.
 
     Attributes:
         notes: What failed, and in which round.
@@ -290,23 +290,23 @@ class Told:
         self.notes: list[str] = []
 
     def begin(self, run: Beginning) -> None:
-        """Tell them that a run begins.
+        """Begin the run in each of them.
 
         Raises:
             ArchGraphError: If one cannot do what it is asked for.
         """
-        self._tell("before the first round", lambda one: one.begin(run), strict=True)
+        self._call("before the first round", lambda one: one.begin(run), strict=True)
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Tell them of a round."""
-        self._tell(f"in round {line['round']}", lambda one: one.round(line))
+        """Pass a round on to them."""
+        self._call(f"in round {line['round']}", lambda one: one.round(line))
 
     def end(self) -> None:
-        """Tell them that it is over."""
-        self._tell("at the end", lambda one: one.end())
+        """End the run in each of them."""
+        self._call("at the end", lambda one: one.end())
         self._trackers = []
 
-    def _tell(self, when: str, say: Callable[[Tracker], None], *, strict: bool = False) -> None:
+    def _call(self, when: str, say: Callable[[Tracker], None], *, strict: bool = False) -> None:
         for one in list(self._trackers):
             try:
                 say(one)

@@ -28,8 +28,8 @@ def hold_out(
         shares: Positions of each client's examples.
         spec: How many; None: none.
         seed: Of the choice.
-        ordered: Whether examples follow one another (windows of a text): then each client's last
-            ones are taken, not random ones between others.
+        ordered: Whether examples follow one another (windows of a text): then the last ones of
+            clients are taken, by the server too, not random ones between others.
 
     Raises:
         DataError: If a client would have nothing to train on, or nothing to hold out.
@@ -47,7 +47,7 @@ def hold_out(
     taken = np.arange(0)
     if spec.server is not None:
         count = _count(spec.server, len(everything))
-        taken = random.permutation(everything)[:count]
+        taken = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
     held, rest = [taken], []
     for client, share in enumerate(shares):
         left = np.setdiff1d(share, taken)
@@ -67,6 +67,12 @@ def hold_out(
     return tuple(rest), np.sort(np.concatenate(held))
 
 
+def _from_the_end(shares: ShardIndices) -> np.ndarray:
+    """All positions, those at the ends of shares first: as much of every share at any point."""
+    left = [np.arange(len(share))[::-1] / len(share) for share in shares]
+    return np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
+
+
 def _count(share: float, examples: int) -> int:
     return max(round(share * examples), 1)
 
@@ -81,13 +87,13 @@ def part_of(split: Split, at: np.ndarray) -> Split:
 
 
 def held_out(data: Dataset, at: np.ndarray) -> Dataset:
-    """The data with the held out examples in the place of those to test on."""
+    """The data with the held-out examples in the place of those to test on."""
     return dataclasses.replace(data, test=part_of(data.train, at))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which round is best by its figures on held out examples.
+    """Which round is best by its figures on held-out examples.
 
     Attributes:
         spec: What the experiment says.

@@ -131,11 +131,15 @@ class LearningTask:
         return counted.sum(1)
 
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the loss over the targets of each example, float64 ``[example]``."""
+        """Sum of the loss over the targets of each example, float64 ``[example]``.
+
+        Where targets are of unknown form, an example counts once: the mean over its values.
+        """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)
         if values.numel() == targets.numel() and values.dim():
-            return values.reshape(examples, -1).sum(1)
+            values = values.reshape(examples, -1)
+            return values.mean(1) if self.form == "any" else values.sum(1)
         # One value for the batch, or for each example: a mean over its targets.
         return values.reshape(-1).expand(examples) * counts
 

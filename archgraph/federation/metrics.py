@@ -193,7 +193,9 @@ METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
 
 
 def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Of logits ``[batch, ..., classes]`` and classes ``[batch, ...]``."""
+    """Of logits ``[batch, ..., classes]`` and classes ``[batch, ...]``; 0 if no target counts."""
+    if reduction == "mean" and not bool((targets != IGNORED).any()):
+        return predictions.sum() * 0  # torch divides 0 by 0
     return nn.functional.cross_entropy(
         predictions.reshape(-1, predictions.shape[-1]),
         targets.reshape(-1),

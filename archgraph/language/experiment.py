@@ -132,6 +132,16 @@ StrategyChoice = Annotated[
 ]
 
 
+_DEPENDS = "what becomes of one client would depend on the others; `privacy` clips"
+# Keys that break the promise of `privacy`, and why.
+_NOT_PRIVATE = {
+    "aggregate": _DEPENDS,
+    "bound": _DEPENDS,
+    "validation": "figures on clients' held-out examples would choose the round that is published, "
+    "without clip or noise, and ε would not count them",
+}
+
+
 class ExperimentSpec(FromFile):
     """Data, a family, a strategy, and how long."""
 
@@ -175,8 +185,8 @@ class ExperimentSpec(FromFile):
     engine: Engine = Field(default=EngineSpec(), description="where the clients run")
     trackers: tuple[NamedChoice, ...] = Field(
         default=(),
-        description="who is told of every round beside metrics.jsonl: console, csv, tensorboard, "
-        "wandb, mlflow; with options, e.g. {wandb: {project: mine}}",
+        description="where every round is reported beside metrics.jsonl: console, csv, "
+        "tensorboard, wandb, mlflow; with options, e.g. {wandb: {project: mine}}",
     )
     seed: Natural = Field(default=0, description="every random number follows from it")
     out: str | None = Field(default=None, description="run folder; default: runs/NAME")
@@ -212,13 +222,13 @@ class ExperimentSpec(FromFile):
 
     @pydantic.model_validator(mode="after")
     def _private_alone(self) -> ExperimentSpec:
-        for key in ("aggregate", "bound"):
+        for key, why in _NOT_PRIVATE.items():
             if self.privacy is not None and getattr(self, key) is not None:
                 raise Mistake(
                     "has no place beside `privacy`",
                     place=(key,),
                     expected="one of the two",
-                    hint="what becomes of one client would depend on the others; `privacy` clips",
+                    hint=why,
                 )
         return self
 

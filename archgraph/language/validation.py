@@ -13,14 +13,14 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ValidationSpec(Base):
-    """Training examples that nobody trains on, and what is selected by them."""
+    """Held-out training examples, and what is selected by them."""
 
     clients: Part | None = Field(
         default=None, description="share of every client's examples that it does not train on"
     )
     server: Part | None = Field(
         default=None,
-        description="share of all training examples that the server holds out, whosever they are",
+        description="share of all training examples that the server holds out, from any client",
     )
     keep: Literal["last", "best"] = Field(
         default="last",

@@ -274,6 +274,12 @@ def test_histogram_counts_and_local_tests_follow_it():
     assert local_test_indices(torch.from_numpy(test), torch.ones(5)).tolist() == list(range(7))
 
 
+def test_ignored_targets_belong_to_no_local_test():
+    test = np.array([2, -100, 0, -100, 1])
+    assert local_test_indices(test, np.array([1, 0, 1])).tolist() == [0, 2]
+    assert local_test_indices(np.array([-100]), np.ones(2)).tolist() == []
+
+
 def test_digits_clients_test_only_on_what_they_own():
     digits = load_dataset("digits")
     for own in partition(digits.train.targets, clients=6, scheme="classes", per_client=2):

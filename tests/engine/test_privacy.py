@@ -254,9 +254,18 @@ def test_statistics_that_are_left_out_are_no_obstacle(norm):
     assert run.privacy["epsilon"] > 0
 
 
-@pytest.mark.parametrize("key", ["bound: 5.0", "aggregate: {clip: 1.0}"])
-def test_what_lets_clients_depend_on_one_another_has_no_place_beside_it(key):
-    with pytest.raises(SpecError, match=f"{key.partition(':')[0]}: has no place beside `privacy`"):
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("bound: 5.0", "would depend on the others"),
+        ("aggregate: {clip: 1.0}", "would depend on the others"),
+        ("validation: {clients: 0.2, keep: best}", "held-out examples would choose the round"),
+        ("validation: {server: 0.2}", "held-out examples would choose the round"),
+    ],
+)
+def test_what_would_break_the_promise_has_no_place_beside_it(key, why):
+    place = rf"e\.yaml:\d+: {key.partition(':')[0]}: has no place beside `privacy`"
+    with pytest.raises(SpecError, match=f"{place}.*{why}"):
         setup(f"{PRIVACY}\n{key}")
 
 

@@ -174,6 +174,12 @@ def test_matched_accuracy_is_the_mean_over_all_test_sets_of_that_mixture():
         assert found.matched(targets, [7 * n for n in shares]) == pytest.approx(expected, abs=1e-12)
 
 
+def test_ignored_targets_do_not_count_for_the_mixture():
+    found = hits(torch.tensor([1, 0, 1, 0]))
+    targets = torch.tensor([0, -100, 1, 1])
+    assert found.matched(targets, (1, 3)) == pytest.approx((1 * 1 + 3 * 0.5) / 4, abs=1e-12)
+
+
 def test_matched_accuracy_of_the_test_datas_own_mixture_is_the_accuracy():
     targets = torch.tensor([0, 0, 1, 2, 2, 2])
     found = hits(torch.tensor([1, 0, 1, 0, 0, 1]))

@@ -251,6 +251,28 @@ def test_a_loss_of_ones_own_is_not_broadcast(form):
     assert float(loss(said, said[:, 0])) == 0
 
 
+def test_an_example_of_unknown_form_counts_once_however_many_values_it_has(tiny_work):
+    """What is tested is the number that training minimises."""
+    work = tiny_work("regression", ())
+    own = OwnLoss(lambda said, true: (said - true).abs())
+    learning = dataclasses.replace(work.learning, form="any", loss=own, metrics=())
+    said, true = torch.randn(2, 5, 3).unbind()
+    split = Split(said, true)
+    (tested,) = answers(nn.Identity(), split, learning=dataclasses.replace(learning, judge="loss"))
+    minimised = float(learning.loss(said, true))
+    assert tested.summary()["loss"] == pytest.approx(minimised, rel=1e-6)
+    assert tested.summary([0])["loss"] == pytest.approx(float((said - true)[0].abs().mean()))
+
+
+def test_a_batch_in_which_no_target_counts_has_no_loss_and_no_gradient():
+    """Otherwise its loss is not a number, and the client is refused."""
+    for task in ("classification", "next_token"):
+        logits = torch.randn(4, 3, requires_grad=True)
+        loss = TASKS[task].loss(logits, torch.full((4,), -100))
+        loss.backward()
+        assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
+
+
 @pytest.mark.parametrize(
     "name", ["tests.engine.test_tasks:huber", "archgraph.engine.attack:Attack"]
 )

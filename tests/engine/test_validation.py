@@ -1,11 +1,12 @@
-"""Held out examples: nobody trains on them, and they alone select."""
+"""Held-out examples: no client trains on them, and they alone select."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.data import Dataset, Split
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.local import execute
 from archgraph.engine.trained import trained
 from archgraph.engine.validation import Selection, hold_out
 from archgraph.engine.world import prepare
-from archgraph.federation import TASKS
+from archgraph.federation import TASKS, Result, ServerState, World
 from archgraph.language.validation import ValidationSpec
+from archgraph.strategies.fedavg import FedAvg
 
 MODEL = """
 archgraph: 1
@@ -53,7 +57,7 @@ local: {{batch: 10, lr: {lr}}}
 
 
 @pytest.mark.parametrize("said", ["0.25", "{clients: 0.25}", "{server: 0.25}"])
-def test_what_is_held_out_is_nobodys_to_train_on(spec, said):
+def test_no_client_trains_on_what_is_held_out(spec, said):
     setup = prepare(spec(said), data=rows())
     everything = np.sort(np.concatenate([*setup.shares, setup.held]))
     assert np.array_equal(everything, np.arange(60))
@@ -72,6 +76,17 @@ def test_windows_of_a_text_are_held_out_at_the_end():
     spec = ValidationSpec(clients=0.2)
     shares, held = hold_out((np.arange(10), np.arange(10, 20)), spec, seed=0, ordered=True)
     assert held.tolist() == [8, 9, 18, 19] and shares[0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("clients", [2, 20])
+def test_the_server_holds_out_windows_at_the_ends_too(clients):
+    shares = tuple(np.array_split(np.arange(60), clients))
+    held_by_server = ValidationSpec(server=0.1)
+    rest, held = hold_out(shares, held_by_server, seed=0, ordered=True)
+    assert len(held) == 6
+    for share, left in zip(shares, rest, strict=True):
+        assert left.tolist() == share[: len(left)].tolist()  # the share's beginning, without a hole
+    assert max(map(len, rest)) - min(map(len, rest)) <= 1
 
 
 def line(number: int, value: float | None) -> dict[str, Any]:
@@ -120,6 +135,38 @@ def test_a_run_ends_with_its_best_round_and_goes_on_with_the_same_bits(spec, tmp
         assert torch.equal(tensor, whole.server.group("global")[name])
         assert torch.equal(tensor, again.server.group("global")[name])
         assert torch.equal(tensor, saved[name])
+
+
+@dataclass(frozen=True)
+class InPlace(FedAvg):
+    """Writes what it receives into the tensors that it has."""
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """The mean, in place."""
+        for name, tensor in super().receive(world, state, results, round).tensors.items():
+            state.tensors[name].data.copy_(tensor)
+        return state
+
+
+def test_later_rounds_do_not_write_into_the_best_one(spec, tmp_path):
+    """In one go, and where the best round is the last one before the run goes on."""
+    file = spec("{clients: 0.3, keep: best}", rounds=6, lr=0.45)
+    expected = execute(prepare(file, data=rows()), progress=False)
+    assert expected.best is not None and expected.best < 6
+
+    def in_place() -> Experiment:
+        setup = prepare(file, data=rows())
+        return dataclasses.replace(setup, strategy=InPlace())
+
+    out = tmp_path / "run"
+    whole = execute(in_place(), out=out, progress=False)
+    again = execute(in_place(), out=out, resume_from=expected.best, progress=False)
+    for done in (whole, again):
+        assert done.best == expected.best
+        for name, tensor in expected.server.group("global").items():
+            assert torch.equal(done.server.group("global")[name], tensor), name
 
 
 def test_a_run_ends_early_and_says_why(spec, tmp_path):

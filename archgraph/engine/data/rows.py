@@ -31,7 +31,7 @@ class Records:
         inputs: Inputs of a model by name, in order, ``[row, ...]`` each; one alone may be called
             anything.
         targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
-        clients: Whose each row is; None: nobody says.
+        clients: The client that each row belongs to; None: no client is recorded.
     """
 
     inputs: Mapping[str, Tensor]
