@@ -259,6 +259,8 @@ def test_columns_of_a_table(tmp_path):
     assert sorted(whole[:, 0].tolist()) == [30, 40, 40, 50]
     assert torch.equal(whole[:, 1:].sum(1), torch.ones(4))
     assert data.train.mean is not None and data.train.mean[1:].tolist() == [0, 0, 0]
+    turned = read_data(TableData(table=file, target="y", columns=("city", "age"), test=0.5))
+    assert torch.equal(turned.train.inputs, data.train.inputs[:, [1, 2, 3, 0]])
     # A category that looks like a number, and the other way round.
     both = TableData(table=file, target="y", columns={"age": "category", "smokes": "category"})
     assert read_data(both).shape == (5,)
@@ -372,6 +374,46 @@ def test_images_are_upright_scaled_and_of_one_number_of_channels(tmp_path):
         DataError, match=r"3.jpg: images differ in size; found 8 × 6; expected 6 × 8"
     ):
         read_data(FolderData(folder=str(tmp_path)))
+
+
+def test_an_image_of_16_bits_is_refused(tmp_path):
+    from PIL import Image
+
+    write_images(tmp_path, pictures(), np.arange(30) % 3)
+    Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "0" / "0000.png")
+    with pytest.raises(DataError, match=r"0000.png: image has more than 8 bits for a channel"):
+        read_data(FolderData(folder=str(tmp_path)))
+
+
+def test_a_turned_photo_is_upright(tmp_path):
+    """Red on the left, and to be turned by 90 degrees: red is above."""
+    from PIL import Image
+
+    write_images(tmp_path, pictures(9, (8, 6)), np.arange(9) % 3)
+    pixels = np.zeros((6, 8, 3), np.uint8)
+    pixels[:, :4] = (255, 0, 0)
+    photo = Image.fromarray(pixels)
+    photo.getexif()[0x0112] = 6
+    photo.save(tmp_path / "0" / "0000.jpg", exif=photo.getexif(), quality=100)
+    data = read_data(FolderData(folder=str(tmp_path)))
+    assert data.shape == (3, 8, 6)
+    red = [i for i in torch.cat([data.train.inputs, data.test.inputs]).float() if i[1].max() < 30]
+    assert len(red) == 1
+    assert red[0][0, :3].min() > 200 and red[0][0, 5:].max() < 60
+
+
+def test_torch_datasets_of_pictures():
+    """As those of torchvision are without a transform: images of Pillow, and integers."""
+    from PIL import Image
+
+    images, classes = pictures(), np.arange(30) % 3
+    grey = Items([Image.fromarray(image[0]) for image in images], classes)
+    given = split_of(images, classes)
+    found = dataset_of((grey, grey))
+    assert found.kind == "image"
+    assert torch.equal(found.train.inputs, dataset_of((given, given)).train.inputs)
+    coloured = Items([Image.fromarray(image[0]).convert("RGB") for image in images], classes)
+    assert dataset_of((coloured, coloured)).shape == (3, 4, 5)
 
 
 def test_text_by_character_and_by_word(tmp_path):
