@@ -376,6 +376,17 @@ def test_images_are_upright_scaled_and_of_one_number_of_channels(tmp_path):
         read_data(FolderData(folder=str(tmp_path)))
 
 
+def test_true_and_false_are_classes_and_a_constant_column_becomes_zero(tmp_path):
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    columns = {"x": np.full(20, 7.0), "y": np.arange(20) % 4 == 0}
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    data = read_data(TableData(table=str(tmp_path / "t.parquet"), target="y"))
+    assert (data.train.targets.dtype, data.labels) == (torch.int64, ("0", "1"))
+    assert torch.equal(data.train.batch(slice(None))[0], torch.zeros(len(data.train), 1))
+
+
 def test_an_image_of_16_bits_is_refused(tmp_path):
     from PIL import Image
 
