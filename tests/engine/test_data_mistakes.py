@@ -344,6 +344,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "32 bits; found 2 different ones of 8; expected values that 32 bits tell apart; subtract "
         "what they have in common, or use their logarithms",
     ),
+    "a_column_without_a_name": (
+        table(lambda text: text.replace("x0", "", 1)),
+        "experiment.yaml:7: data: rows.csv:1: columns need different names; found ''; "
+        "expected a name for each column, each once",
+    ),
     "a_label_of_three_values": (
         table(target={"labels": ["y"]}),
         "experiment.yaml:7: data: rows.csv:4: y: is not 0 or 1; found '2'; expected 0 or 1: "

@@ -468,6 +468,10 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
     write_table(tmp_path / "test.csv", inputs[:9, :1], classes[:9])
     with pytest.raises(DataError, match=r"test.csv: the table has no such column; found 'x1'"):
         read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
+    write_table(tmp_path / "test.csv", inputs[:9], ["1", *["?"] * 8])
+    with pytest.raises(DataError, match=r"test.csv:3: y: is not a number; found '\?'"):
+        values = {**said, "target": TargetSpec(values="y"), "columns": ("x0",)}
+        read_data(TableData(**values))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="leaves models no column to see"):
         read_data(TableData(**said, columns=()))  # type: ignore[arg-type]
 
@@ -541,6 +545,12 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
     assert maps.train.targets.shape[1:] == (2, 2) and maps.classes == 3
     with pytest.raises(DataError, match="the set has no such column; found 'who'"):
         read_data(one.model_copy(update={"inputs": "who"}))
+    from datasets import DatasetDict
+
+    both = DatasetDict(train=Arrow.from_dict(columns), test=Arrow.from_dict(columns))
+    both.save_to_disk(tmp_path / "both")
+    with pytest.raises(DataError, match=r"has a split `test` already; found 0\.5, beside a split"):
+        read_data(one.model_copy(update={"test": 0.5, "huggingface": str(tmp_path / "both")}))
     # An image that is only named is not followed.
     named = Arrow.from_dict({"x": [{"path": "far.png", "bytes": None}] * 9, "y": [0, 1, 0] * 3})
     named.save_to_disk(tmp_path / "named")
