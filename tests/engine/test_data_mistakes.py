@@ -450,6 +450,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: saved: row 2: x: examples differ in shape; found [2]; "
         "expected [1], as the first row has it; pad or cut them to one length",
     ),
+    "nan_in_a_saved_set": (
+        saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
+        "experiment.yaml:7: data: saved: row 2: x: is not finite; expected numbers",
+    ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
         "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; "

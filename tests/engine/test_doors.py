@@ -27,6 +27,7 @@ from archgraph.language.data import (
     TableData,
     TargetSpec,
     TextData,
+    as_learned,
 )
 from tests.engine.own import (
     CLIENTS,
@@ -222,6 +223,20 @@ def test_a_run_goes_on_only_with_the_same_data(tmp_path):
     assert len(ag.run(moved, out=tmp_path / "run", resume=True).rounds) == 2
 
 
+def test_whose_rows_are_is_a_fact_of_a_run(tmp_path):
+    """The same examples in the same order, two of them swapped between clients."""
+    inputs, classes, clients = rows()
+    write_table(tmp_path / "test.csv", inputs, classes)
+    said = {"table": "train.csv", "target": "y", "test": "test.csv", "client": "who"}
+    file = write_experiment(tmp_path, said)
+    facts = []
+    for names in (clients, [clients[1], clients[0], *clients[2:]]):
+        write_table(tmp_path / "train.csv", inputs, classes, names)
+        facts.append(dict(prepare(file).facts))
+    assert facts[0].pop("owners") != facts[1].pop("owners")
+    assert facts[0] == facts[1]
+
+
 def test_an_argument_takes_the_place_of_what_the_file_names(tmp_path):
     inputs, classes, _ = rows()
     train, test = (
@@ -310,6 +325,8 @@ def test_a_column_is_what_the_task_learns(tmp_path, task, kind):
     assert verdict.good, verdict.error
     run = ag.run(file, out=tmp_path / "run")
     assert run.experiment.data.train.targets.dtype == kind
+    flags = as_learned(TableData(table="rows.csv", target="y"), "multilabel")
+    assert flags == TableData(table="rows.csv", target=TargetSpec(labels=("y",)))
     # What the run folder says is read in the same way.
     assert prepare(tmp_path / "run" / "run.yaml").facts == run.experiment.facts
 
@@ -438,6 +455,10 @@ def test_text_by_character_and_by_word(tmp_path):
     other = write(tmp_path / "o.txt", "the dog sat on the mat\n" * 4)
     apart = read_data(TextData(text=file, by="word", bptt=8, test=other))
     assert apart.labels[-1] == "<unk>" and len(apart.test) == 3
+    assert len(read_data(TextData(text=file, bptt=8, test=0.5)).test) == 230 // 8
+    short = write(tmp_path / "s.txt", "the dog\n")
+    with pytest.raises(DataError, match=r"s\.txt: text shorter than one window; found 3 tokens"):
+        read_data(TextData(text=file, by="word", bptt=8, test=short))
 
 
 def test_a_share_for_tests_is_drawn_from_every_client_and_class():
