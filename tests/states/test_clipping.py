@@ -56,6 +56,11 @@ def test_what_is_left_out_neither_counts_nor_moves():
     assert whole.values == 12 + 5 + 2 + 4
 
 
+def test_nothing_that_counts_has_no_size():
+    steps = {"steps": torch.tensor(3)}
+    assert change(steps, steps) == (0.0, 0) and change(steps, steps).rms == 0
+
+
 def test_a_size_whose_square_overflows_is_measured():
     sent = {name: torch.zeros(1, dtype=torch.float64) for name in "ab"}
     after = {"a": sent["a"] + 3e200, "b": sent["b"] + 4e200}

@@ -397,6 +397,38 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     del pool
 
 
+@pytest.mark.parametrize("slab", [1, 2, 100])
+def test_entries_of_one_source_are_all_read_however_it_is_cut(slab):
+    """An entry that has nothing among some rows does not hide those after it."""
+    whole, parts = (
+        (Slot("w", (4,), "float32"),),
+        (Slot("a", (2,), "float32"), Slot("b", (2,), "float32")),
+    )
+    halves = {
+        "a": Entry("w", (DimMap.of([0, 1], 4),)),
+        "b": Entry("w", (DimMap.of([2, 3], 4),)),
+    }
+    pool = Pool(whole, {"w": torch.zeros(4)}, slab=slab)
+    state = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}
+    pool.add(0, Transfer(whole, parts, halves), state)
+    assert pool.middle(lambda count: 0)["w"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_pool_begins_with_a_state_of_its_graph():
+    with pytest.raises(RejectedUpdate, match="w: wrong shape"):
+        Pool((Slot("w", (4,), "float32"),), {"w": torch.zeros(3)})
+
+
+def test_distances_are_in_double_precision():
+    slots = (Slot("w", (2,), "float32"),)
+    pool = Pool(slots, {"w": torch.zeros(2)})
+    for client, value in enumerate((1.0, 1.0 + 2.0**-20)):
+        pool.add(client, Transfer.identity(slots), {"w": torch.tensor([value, 1e4 * client])})
+    sums, counts = pool.squared_distances([0, 1])
+    assert (sums.dtype, counts.dtype) == (torch.float64, torch.float64)
+    assert sums[0, 1].item() == 1e8 + 2.0**-40
+
+
 def test_entries_of_one_source_count_as_one_client():
     slots = (Slot("w", (4,), "float32"),)
     small = (Slot("a", (2,), "float32"), Slot("b", (4,), "float32"))

@@ -208,7 +208,8 @@ def _calls(node: ast.Call) -> Iterator[ast.expr]:
     """What a call is replaced by."""
     func, args, keywords = node.func, node.args, node.keywords
     ordered = not (isinstance(func, ast.Name) and func.id in SYMMETRIC)
-    if ordered and len(args) > 1 and not any(isinstance(a, ast.Starred) for a in args[:2]):
+    ordered &= len({ast.dump(argument) for argument in args[:2]}) > 1
+    if ordered and not any(isinstance(a, ast.Starred) for a in args[:2]):
         yield ast.Call(func, [args[1], args[0], *args[2:]], keywords)
     for at, keyword in enumerate(keywords):
         if keyword.arg is not None and keyword.arg not in SILENT:

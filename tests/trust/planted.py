@@ -162,6 +162,8 @@ EQUIVALENT = {
     "state.values())) → not any((value.device != self._device for value in state.values()))": (
         "moving a tensor to where it is gives that tensor"
     ),
+    "archgraph/federation/private_means.py _delta: counted(one).pull(state.group(one.group), "
+    "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
     "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"

@@ -58,6 +58,15 @@ def test_every_mutant_is_one_small_change(tmp_path):
         compile(mutant.apply(), "m.py", "exec")
 
 
+def test_arguments_that_are_the_same_are_not_exchanged(tmp_path):
+    (tmp_path / "m.py").write_text(
+        "def f(n):\n    return zeros(len(n), len(n)), power(n, len(n))\n"
+    )
+    changes = [m.change for m in mutants(tmp_path, "room", "m.py")]
+    assert "power(n, len(n)) → power(len(n), n)" in changes
+    assert not any(change.startswith("zeros") for change in changes)
+
+
 def test_a_sample_does_not_depend_on_where_code_stands(tmp_path):
     (tmp_path / "m.py").write_text(SOURCE)
     before = {m.name: rank(3, m) for m in mutants(tmp_path, "room", "m.py")}
