@@ -174,19 +174,29 @@ def contributions(group: str, values: list[float], sizes: list[float] | None = N
 
 
 def test_krum_chooses_a_client_by_all_that_it_adds(world):
-    """In one group the last client is the nearest, in the other the farthest."""
+    """In one group the first client is the nearest, in the other the farthest."""
     rules = AggregateSpec(krum=KrumOptions(malicious=0.2, keep=4))
     state = ServerState()
     for group in ("near", "far"):
         state = state.with_group(group, {"w": torch.zeros(2)})
     both = [
-        *contributions("near", [1.0, 1.2, 0.9, 1.1, 1.05]),
-        *contributions("far", [1.0, 1.1, 0.9, 1.0, 50.0]),
+        *contributions("near", [1.05, 1.2, 0.9, 1.1, 1.0]),
+        *contributions("far", [50.0, 1.1, 0.9, 1.0, 1.0]),
     ]
     new = group_means(replace(world(), aggregate=rules), state, iter(both))
-    for group, values in (("near", (1.0, 1.2, 0.9, 1.1)), ("far", (1.0, 1.1, 0.9, 1.0))):
-        mean = sum((1 + c) * v for c, v in enumerate(values)) / 10
+    for group, values in (("near", (1.2, 0.9, 1.1, 1.0)), ("far", (1.1, 0.9, 1.0, 1.0))):
+        mean = sum(c * v for c, v in enumerate(values, start=2)) / 14
         assert new.group(group)["w"].tolist() == pytest.approx([mean] * 2)
+
+
+def test_what_too_few_clients_cover_stays(world):
+    """The quorum of a rule reaches the mean."""
+    state = ServerState().with_group("global", {"w": torch.tensor([7.0, 7.0])})
+    for clients, expected in ((2, 7.0), (3, 2.0)):
+        rules = AggregateSpec(median=MedianOptions(quorum=3))
+        few = contributions("global", [1.0, 2.0, 3.0][:clients])
+        new = group_means(replace(world(), aggregate=rules), state, few)
+        assert new.group("global")["w"].tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize("rule", ROBUST)

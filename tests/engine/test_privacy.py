@@ -458,6 +458,28 @@ def test_half_precision_would_round_beyond_the_clip(dtype: str):
         Census()(state, [one])
 
 
+def test_a_client_may_add_nothing_else_to_any_group():
+    """What it adds to one group is as it was known, to the other it is not."""
+    slots = (Slot("w", (2,), "float32"),)
+    half = Transfer(slots, (Slot("w", (1,), "float32"),), {"w": Entry("w", (DimMap.of([0], 2),))})
+    state, census = ServerState(), Census()
+    for group in ("a", "b"):
+        state = state.with_group(group, {"w": torch.zeros(2)})
+
+    def adds(second: Transfer) -> list[Contribution]:
+        pairs = (("a", Transfer.identity(slots)), ("b", second))
+        return [
+            Contribution(0, group, slots, t, {"w": torch.ones(t.target[0].shape)}, 1.0)
+            for group, t in pairs
+        ]
+
+    census(state, adds(half))
+    means = PrivateMeans(census, 1.0, 1.0, 0.0, torch.Generator())
+    assert means(state, adds(half)).group("a")["w"].min() > 0
+    with pytest.raises(RunError, match="client 0: adds something else to the mean"):
+        means(state, adds(Transfer.identity(slots)))
+
+
 def test_a_second_mean_would_count_for_itself():
     state, one = one_change()
     census = Census()

@@ -371,6 +371,7 @@ def test_what_was_spilled_is_read_back(dtype: str, shape: tuple[int, ...]):
     spill.put({"before": torch.ones(7)})
     stored = spill.put({"x": tensor.t() if tensor.dim() == 2 else tensor})
     back = spill.get(stored)["x"]
+    assert back.dtype == tensor.dtype
     assert torch.equal(back, tensor.t() if tensor.dim() == 2 else tensor)
     if len(shape) == 3:
         assert torch.equal(spill.rows(stored["x"], 1, 3), tensor[1:3])

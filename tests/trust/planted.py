@@ -164,6 +164,7 @@ EQUIVALENT = {
     ),
     "archgraph/federation/private_means.py _delta: counted(one).pull(state.group(one.group), "
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
+    "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
     "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
