@@ -270,7 +270,7 @@ def test_layers_that_a_model_lacks_are_absent():
 
 def test_scales_need_two_models_and_a_baseline_that_is_there():
     one = traced()
-    with pytest.raises(GraphError, match=r"nothing to compare; found 1 models"):
+    with pytest.raises(GraphError, match=r"nothing to compare; found 1 model"):
         scale_variation({"a": one})
     with pytest.raises(GraphError, match=r"baseline: no such model; found c; expected a, b"):
         scale_variation({"a": one, "b": one}, "c")
