@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.held import Held
 from archgraph.capture.places import place
-from archgraph.capture.restored import restored
+from archgraph.capture.restored import redrawn, restored
 from archgraph.errors import TraceError
 
 _SCALES = (1e-6, 1e-3, 1.0, 1e3, 1e6)  # of random numbers, and of what they are weighted with
@@ -96,7 +96,7 @@ def other_gradient(function: Any, given: Any) -> TraceError | None:
         *((_normal, 1.0, times) for times in _BATCHES),
     ]
     try:
-        with torch.random.fork_rng(), torch.enable_grad(), restored(torch.nn.Module(), kept):
+        with redrawn(), torch.enable_grad(), restored(torch.nn.Module(), kept):
             torch.manual_seed(0)
             before = [space.prints() for space in kept.spaces]
             if all(_agrees(function, given, *trial) for trial in trials):
@@ -159,7 +159,7 @@ def other_saved(
 ) -> TraceError | None:
     """The error for hooks that give back something else than was saved; None where they do not."""
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with redrawn(), torch.no_grad():
             torch.manual_seed(0)
             trials = [(draw, 1) for draw in _DRAWS] + [(_normal, times) for times in _BATCHES]
             pairs = itertools.product(saved, trials)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from archgraph.capture.cells import HeldCell, Trial, cells
 from archgraph.capture.examples import tensors
 from archgraph.capture.export import Captured
-from archgraph.capture.restored import restored
+from archgraph.capture.restored import redrawn, restored
 from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
@@ -82,7 +82,7 @@ class _Calls:
         """The outcome of a check that calls the model; ``unknown`` where the model cannot run."""
         if any(tensor.is_meta for tensor in self.held()):
             return unknown
-        with torch.no_grad(), torch.random.fork_rng(), quiet():
+        with torch.no_grad(), redrawn(), quiet():
             try:
                 return check()
             except Exception:  # whatever the user's forward raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,18 @@ def restored(model: torch.nn.Module, kept: Held | None = None) -> Iterator[Held]
         for cache, size in zip(kept.caches, sizes, strict=True):
             if cache.cache_info().currsize != size:
                 cache.cache_clear()
+
+
+@contextlib.contextmanager
+def redrawn() -> Iterator[None]:
+    """Random numbers of torch, Python and NumPy afterwards as before, whatever a trial draws."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # trials may use it
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002  # trials may use it
 
 
 def _parts(model: torch.nn.Module) -> dict[str, Any]:

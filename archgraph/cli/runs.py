@@ -78,7 +78,7 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
     consent = click.get_current_context().find_root().params.get("python")
     python = ["--python"] if consent else []
     again = shlex.join(["archgraph", "run", *words, *python, "--resume"])
-    done = f"saved until round {last}" if last else "saved before round 1"
+    done = f"saved until round {last}" if last else "no round is saved yet"
     return f"{done}, `{again}` goes on"
 
 

@@ -321,7 +321,7 @@ class RunRecord:
         """Whether the folder's experiment is this one, but for fewer rounds."""
         try:
             recorded = json.loads((self.folder / "facts.json").read_bytes())
-            same, before = _identity(recorded) == self.identity, _rounds(recorded)
+            same, before = _identity(recorded) == self.identity, recorded.get("rounds")
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise RunError(
                 "cannot tell what this run is",
@@ -329,7 +329,7 @@ class RunRecord:
                 found=error,
                 hint="restore the file, or choose another folder (--out)",
             ) from error
-        if not same:
+        if not same or not isinstance(before, int):
             changed = list(differences(recorded, facts))
             raise RunError(
                 "the folder holds another experiment",
@@ -354,7 +354,7 @@ def _identity(facts: Mapping[str, Json]) -> str:
 
 
 def _rounds(facts: Mapping[str, Json]) -> int:
-    return int(facts.get("rounds", 0))
+    return int(facts["rounds"])
 
 
 def read_metrics(folder: Path) -> list[dict[str, Json]]:

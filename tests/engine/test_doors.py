@@ -400,7 +400,7 @@ def test_true_and_false_are_classes_and_a_constant_column_becomes_zero(tmp_path)
     columns = {"x": np.full(20, 7.0), "y": np.arange(20) % 4 == 0}
     parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
     data = read_data(TableData(table=str(tmp_path / "t.parquet"), target="y"))
-    assert (data.train.targets.dtype, data.labels) == (torch.int64, ("0", "1"))
+    assert (data.train.targets.dtype, data.labels) == (torch.int64, ("False", "True"))
     assert torch.equal(data.train.batch(slice(None))[0], torch.zeros(len(data.train), 1))
 
 

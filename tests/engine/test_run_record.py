@@ -67,6 +67,7 @@ def interrupted(setup: Experiment, folder: Path, client: int, round: int) -> Non
 
 
 # A personal layer: what a client kept decides how it trains.
+FACTS = {"rounds": 4}
 KEPT = frozenset({"1.running_mean", "1.running_var", "5.weight", "5.bias"})
 
 
@@ -208,7 +209,7 @@ def test_a_link_keeps_its_digest_and_is_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("archgraph.engine.checkpoint.sha256", counted)
     tensors = {"a/w": torch.ones(2), "b/w": torch.ones(2)}
     kept = {4: {"state/w": torch.ones(1)}}
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         record.save(Checkpoint(1, tensors, {}, kept))
         record.save(Checkpoint(2, {**tensors, "b/w": torch.zeros(2)}, {}, kept))
     assert read == [
@@ -354,18 +355,18 @@ def test_folder_that_takes_no_file_is_refused_before_any_work(tmp_path, monkeypa
 
 
 def test_a_refused_run_leaves_no_file_open(tmp_path):
-    with RunRecord.create(tmp_path, "", {}):
+    with RunRecord.create(tmp_path, "", FACTS):
         before = set(Path("/proc/self/fd").iterdir())
         for _ in range(3):
             with pytest.raises(RunError, match="another process is writing this run"):
-                RunRecord.create(tmp_path, "", {})
+                RunRecord.create(tmp_path, "", FACTS)
         assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_run_without_checkpoint_has_no_last_one(tmp_path):
-    RunRecord.create(tmp_path, "", {}).close()
+    RunRecord.create(tmp_path, "", FACTS).close()
     with pytest.raises(RunError, match="no checkpoint; a run writes its first before round 1"):
-        RunRecord.last(tmp_path, {})
+        RunRecord.last(tmp_path, FACTS)
 
 
 def test_a_checkpoint_is_a_draft_until_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
@@ -379,7 +380,7 @@ def test_a_checkpoint_is_a_draft_until_all_of_it_is_on_the_disk(tmp_path, monkey
         seen.append({p.name[:7] for p in checkpoints.iterdir()})
 
     checkpoints = tmp_path / "checkpoints"
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         monkeypatch.setattr("archgraph.engine.checkpoint.sync", noted)
         record.save(Checkpoint(1, {"w": torch.ones(1)}, {}, {4: {"state/w": torch.ones(1)}}))
     assert synced[-1] == "checkpoints"
@@ -414,7 +415,7 @@ def test_disk_that_fills_up_leaves_the_last_checkpoint(experiment, tmp_path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         loop = Loop(setup, record)
         loop.start(setup.strategy.init(setup.world))
         loop.round()
@@ -438,9 +439,9 @@ def test_checkpoint_round_trip(tmp_path):
     }
     kept = {7: {"state/w": torch.ones(2)}, 1234567: {"keep/m": torch.zeros(1)}}
     values = {"rates": [0.5, 1], "map": {"x": None, "y": 0.1 + 0.2}}
-    with RunRecord.create(tmp_path, "name: x\n", {"a": 1}) as record:
+    with RunRecord.create(tmp_path, "name: x\n", {"a": 1, **FACTS}) as record:
         record.save(Checkpoint(3, tensors, values, kept))
-    record, found, lines = RunRecord.resume(tmp_path, "", {"a": 1})
+    record, found, lines = RunRecord.resume(tmp_path, "", {"a": 1, **FACTS})
     record.close()
     assert found is not None
     assert (found.round, found.values, lines) == (3, values, [])
@@ -453,7 +454,7 @@ def test_checkpoint_round_trip(tmp_path):
 
 def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path):
     kept = {1: {"state/w": torch.ones(2)}, 2: {"state/w": torch.ones(2)}}
-    with RunRecord.create(tmp_path, "", {}, keep=2) as record:
+    with RunRecord.create(tmp_path, "", FACTS, keep=2) as record:
         record.save(Checkpoint(1, {}, {}, kept))
         kept = {**kept, 2: {"state/w": torch.zeros(2)}}
         record.save(Checkpoint(2, {}, {}, kept))
@@ -462,7 +463,7 @@ def test_only_the_last_checkpoints_stay_and_unchanged_clients_are_links(tmp_path
     assert [p.name for p in places] == ["round-000002", "round-000003"]
     links = [(p / "clients" / "000001.safetensors").stat().st_nlink for p in places]
     assert links == [2, 2]
-    record, found, _ = RunRecord.resume(tmp_path, "", {})
+    record, found, _ = RunRecord.resume(tmp_path, "", FACTS)
     record.close()
     assert found is not None
     assert torch.equal(found.kept[2]["state/w"], torch.zeros(2))
@@ -478,7 +479,7 @@ def files(folder: Path, round: int) -> dict[str, int]:
 
 
 def resumed(folder: Path) -> Checkpoint:
-    record, found, _ = RunRecord.resume(folder, "", {})
+    record, found, _ = RunRecord.resume(folder, "", FACTS)
     record.close()
     assert found is not None
     return found
@@ -492,7 +493,7 @@ def test_groups_may_be_called_anything(tmp_path):
     tensors = {f"{name}/w/0": torch.full((2,), float(i)) for i, name in enumerate(ODD)}
     tensors |= {"alone": torch.ones(1), "/rooted": torch.zeros(1), "../../up": torch.ones(3)}
     (tmp_path / "r").mkdir()
-    with RunRecord.create(tmp_path / "r", "", {}) as record:
+    with RunRecord.create(tmp_path / "r", "", FACTS) as record:
         record.save(Checkpoint(1, tensors, {}, {}))
     assert list(files(tmp_path / "r", 1)) == [*ODD, "alone"]
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
@@ -506,7 +507,7 @@ def test_groups_that_did_not_change_are_links(tmp_path):
         return {name: torch.ones(2) for name in names}
 
     first = ones("gone/w", "same/w", "same/b", "new/w", "more/w", "less/w", "less/b", "equal/w")
-    with RunRecord.create(tmp_path, "", {}, keep=9) as record:
+    with RunRecord.create(tmp_path, "", FACTS, keep=9) as record:
         record.save(Checkpoint(1, first, {}, {}))
         second = {
             "before/w": torch.zeros(2),
@@ -539,7 +540,7 @@ def test_a_tensor_that_was_changed_in_place_is_written_again(tmp_path, write):
     """Also where torch does not count the change."""
     weights = {"a/w": torch.zeros(3), "b/w": torch.zeros(3)}
     weights |= {"b/none": torch.empty(0), "b/one": torch.tensor(2.0), "b/z": torch.ones(2) * 1j}
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         record.save(Checkpoint(1, weights, {}, {}))
         write(weights["a/w"])
         record.save(Checkpoint(2, weights, {}, {}))
@@ -550,7 +551,7 @@ def test_a_tensor_that_was_changed_in_place_is_written_again(tmp_path, write):
 
 
 def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         tensors = {"a/w": torch.zeros(1000)}
         seen = weakref.ref(tensors["a/w"])
         record.save(Checkpoint(1, tensors, {}, {}))
@@ -563,9 +564,9 @@ def test_checkpoints_keep_no_tensor_alive_and_take_no_newcomer_for_it(tmp_path):
 
 
 def test_resumed_record_links_what_did_not_change(tmp_path):
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         record.save(Checkpoint(1, {"a/w": torch.ones(2), "b/w": torch.ones(2)}, {}, {}))
-    record, found, _ = RunRecord.resume(tmp_path, "", {})
+    record, found, _ = RunRecord.resume(tmp_path, "", FACTS)
     assert found is not None
     with record:
         record.save(Checkpoint(2, {**found.tensors, "b/w": torch.zeros(2)}, {}, {}))
@@ -576,11 +577,11 @@ def test_resumed_record_links_what_did_not_change(tmp_path):
 
 def test_loaded_tensors_outlive_their_file_and_never_change_it(tmp_path):
     """They are maps of the file; what is written to one of them stays in memory."""
-    with RunRecord.create(tmp_path, "", {}, keep=1) as record:
+    with RunRecord.create(tmp_path, "", FACTS, keep=1) as record:
         record.save(Checkpoint(1, {"a/w": torch.arange(3.0)}, {}, {1: {"state/w": torch.ones(1)}}))
     resumed(tmp_path).tensors["a/w"][0] = 7
     assert resumed(tmp_path).tensors["a/w"].tolist() == [0, 1, 2]
-    record, found, _ = RunRecord.resume(tmp_path, "", {}, keep=1)
+    record, found, _ = RunRecord.resume(tmp_path, "", FACTS, keep=1)
     assert found is not None
     with record:
         record.save(Checkpoint(2, {"b/w": torch.ones(1)}, {}, {1: {"state/w": torch.zeros(1)}}))
@@ -599,7 +600,7 @@ def test_loading_maps_files_and_saving_copies_none(tmp_path):
             )
 
     tensors = {f"{group}/w": torch.full((4, 1 << 20), float(group)) for group in range(4)}
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         before = private()
         record.save(Checkpoint(1, tensors, {}, {}))
         assert private() - before < 8
@@ -617,7 +618,7 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     weights = {"a/w": torch.ones(2)}
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         for round in (1, 2, 3):
             record.save(Checkpoint(round, weights, {}, {4: {"state/w": torch.ones(1)}}))
     assert files(tmp_path, 2) != files(tmp_path, 3)
@@ -626,12 +627,12 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
 
 
 def test_drafts_of_a_crash_are_swept(tmp_path):
-    with RunRecord.create(tmp_path, "", {}) as record:
+    with RunRecord.create(tmp_path, "", FACTS) as record:
         record.save(Checkpoint(1, {}, {}, {}))
     (tmp_path / "checkpoints" / ".draft-x").mkdir()
     (tmp_path / "checkpoints" / ".draft-x" / "server.json").write_text("{")
     (tmp_path / ".draft-run.yaml").write_text("x")
-    record, found, _ = RunRecord.resume(tmp_path, "", {})
+    record, found, _ = RunRecord.resume(tmp_path, "", FACTS)
     record.close()
     assert found is not None
     assert not list(tmp_path.rglob(".draft-*"))

@@ -88,7 +88,7 @@ def experiment(
         if member.name in kinds
     )
     data = examples(spec)
-    monkeypatch.setattr(world, "load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr(world, "read_data", lambda *_: data)
     monkeypatch.setattr(world, "resolve", lambda _: dataclasses.replace(family, clients=clients))
     return ExperimentSpec(
         name="foreign",
