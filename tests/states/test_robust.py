@@ -92,6 +92,18 @@ def test_a_trimmed_mean_leaves_some_values(share: float, count: int):
     assert out == math.floor(share * count) or abs(out - share * count) < 1e-8
 
 
+def test_a_fold_is_undone_in_the_precision_of_its_entry():
+    """``Aᵀ θ / |A|ᵀ|A| 1``: 0.1 · 5 / (0.1 · 0.8)."""
+    slots, one = (Slot("w", (2,), "float64"),), (Slot("w", (1,), "float64"),)
+    fold = DimMap.sparse([0, 0], [0, 1], [0.1, 0.7], size=2, length=1)
+    pool = Pool(slots, {"w": torch.zeros(2, dtype=torch.float64)})
+    pool.add(
+        0, Transfer(slots, one, {"w": Entry("w", (fold,))}), {"w": torch.tensor([5.0]).double()}
+    )
+    expected = torch.tensor([5 / 0.8, 5 / 0.8], dtype=torch.float64)
+    torch.testing.assert_close(pool.middle(MEDIAN)["w"], expected, rtol=1e-14, atol=0)
+
+
 def test_values_that_are_not_covered_do_not_count():
     values = torch.tensor([[1.0, 9.0], [2.0, 9.0], [9.0, 9.0], [4.0, 9.0]])
     covered = torch.tensor([[True, False], [True, False], [False, False], [True, False]])
@@ -377,13 +389,16 @@ def test_what_was_spilled_is_read_back(dtype: str, shape: tuple[int, ...]):
         assert torch.equal(spill.rows(stored["x"], 1, 3), tensor[1:3])
 
 
-def test_a_full_disk_is_said(monkeypatch):
+@pytest.mark.parametrize("call", ["write", "flush"])
+def test_a_full_disk_is_said(call):
+    """Also where the last bytes were waiting in a buffer."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
     class Full:
         def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
-
-        def write(self, data: Any) -> int:
-            raise OSError(28, "No space left on device")
+            return full if name == call else getattr(real, name)
 
     spill = Spill()
     real, spill._file = spill._file, Full()  # type: ignore[assignment]

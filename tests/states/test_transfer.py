@@ -19,6 +19,7 @@ from archgraph.states import (
     Transfer,
     signature,
 )
+from archgraph.states.coverage import Coverage, Term
 from archgraph.states.entry import INITIALISERS
 from archgraph.states.state import accumulator
 
@@ -262,3 +263,9 @@ def test_a_transfer_travels_without_what_it_computed():
     again = pickle.loads(pickle.dumps(half))
     assert again == half and not {"coverage", "_plan"} & set(vars(again))
     assert torch.equal(again.coverage["w"], half.coverage["w"])
+
+
+def test_what_is_covered_evenly_is_looked_up_as_one_number():
+    half = Term.of(Entry("w", (DimMap.of(range(2), 4), None)))
+    coverage = Coverage({"w": (4, 3), "v": (4, 3)}, {"w": [half], "v": [Term(1.0, (None, None))]})
+    assert [coverage[name].stride() for name in "wv"] == [(1, 0), (0, 0)]

@@ -147,6 +147,15 @@ EQUIVALENT = {
     "archgraph/states/entry.py Entry.pull: -item[0] → item[0]": (
         "the order of the maps decides what pulling costs, not what it gives"
     ),
+    "archgraph/states/entry.py Entry.pull: 1 → 0 (3)": (
+        "it would decide between maps of one dimension, of which there is one"
+    ),
+    "archgraph/states/dimension_map.py DimMap.sparse: np.asarray(weights, dtype=np.float64) → "
+    "np.asarray(weights)": "other numbers than these are whole, and are packed as these",
+    "archgraph/states/merge.py Merger._shrink: math.frexp(size)[1] - math.frexp(SUMMABLE)[1] + 1 "
+    "→ math.frexp(size)[1] - math.frexp(SUMMABLE)[1] - 1": (
+        "sums stay below 2¹¹⁰ instead of 2¹⁰⁸: they fit as well"
+    ),
     "archgraph/states/entry.py Initial.make: 8 → 7": "another random stream, as good as this one",
     "archgraph/states/dimension_map.py DimMap.values: np.frombuffer(self.weights, dtype='<f8') → "
     "np.frombuffer(self.weights)": "the default, where numbers are little-endian",
