@@ -210,7 +210,8 @@ def execute(
         first = begun(experiment)
         checkpoint = None
         if out is not None:
-            facts, device = finite(experiment.facts), experiment.world.device
+            rounds, device = experiment.world.rounds, experiment.world.device
+            facts = finite({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
                 loop.record, checkpoint, lines = RunRecord.resume(
                     out, experiment.text, facts, after=resume_from, device=device

@@ -19,7 +19,7 @@ SMALL = {"vocabulary": 50, "width": 8}
 
 def shipped(strategy: str) -> list[Any]:
     """Clients of a shipped family, one of each."""
-    clients = read_document(SPECS / "families" / f"{strategy}_lstm.yaml").data["clients"]
+    clients = read_document(SPECS / "families" / f"small_{strategy}_lstm.yaml").data["clients"]
     return [{**dict(client), "count": 1} for client in json.loads(json.dumps(clients))]
 
 
