@@ -23,6 +23,10 @@ class _Report(_Read):
     client: int
     name: str = ""
     reason: str = ""
+    malicious: bool = False
+    seen: float | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 class _Figures(_Read):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
 from archgraph.engine.points import frame
@@ -24,7 +25,7 @@ from archgraph.engine.record import RunRecord, reserved, resumable
 from archgraph.engine.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
-from archgraph.federation import GLOBAL, Evaluated, ServerState, World
+from archgraph.federation import GLOBAL, Evaluated, ServerState
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
@@ -219,7 +220,7 @@ def execute(
             else:
                 stack.enter_context(reserved(out, overwrite=overwrite))
                 loop.record = RunRecord.create(
-                    out, experiment.text, facts, files=_models(experiment.world), device=device
+                    out, experiment.text, facts, files=_files(experiment), device=device
                 )
             stack.enter_context(loop.record)
             if checkpoint is not None:
@@ -249,8 +250,12 @@ def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker
     return () if spoken or not progress or sys.stderr.isatty() else (ConsoleTracker(),)
 
 
-def _models(world: World) -> dict[str, str]:
-    """The architectures as files of the run folder, so that its tensors mean something alone."""
+def _files(experiment: Experiment) -> dict[str, str]:
+    """What the run folder says of clients and architectures, so that its tensors mean something."""
+    world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     graphs = {name: graph for name, graph in graphs.items() if graph.nodes}
-    return {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()}
+    return {
+        FILE: clients_file(experiment),
+        **{f"models/{name}.yaml": dump(graph) for name, graph in graphs.items()},
+    }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from archgraph.engine.traffic import traffic
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 
@@ -67,6 +68,7 @@ def points(line: Mapping[str, Any]) -> Iterator[Point]:
         own = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", own)
     of_run = {key: len(line[key]) for key in ("clients", "rejected", "failed") if key in line}
+    of_run |= traffic(line)
     spent = {"epsilon": line["privacy"].get("epsilon")} if "privacy" in line else {}
     seconds = {f"seconds_{purpose}": value for purpose, value in line.get("seconds", {}).items()}
     yield from _figures(number, "run", "run", {**of_run, **spent, **seconds})

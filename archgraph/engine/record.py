@@ -4,6 +4,7 @@
 
     run.yaml                  the experiment as resolved, every default written out
     facts.json                what decides its numbers, by content
+    clients.json              who takes part, with how many examples of which classes
     models/weak.yaml          each architecture
     metrics.jsonl             one line per round, on disk before the next round begins
     checkpoints/round-000007/ server.json, groups/000000.safetensors, clients/000012.safetensors
@@ -451,7 +452,14 @@ def _written(folder: Path) -> Iterator[Path]:
     yield from _leftovers(folder)
     yield from (folder / "checkpoints").glob("round-*")
     yield from (folder / "models").glob("*.yaml")
-    names = ("run.yaml", "facts.json", "metrics.jsonl", "metrics.csv", "tensorboard")
+    names = (
+        "run.yaml",
+        "facts.json",
+        "clients.json",
+        "metrics.jsonl",
+        "metrics.csv",
+        "tensorboard",
+    )
     yield from (folder / name for name in names if (folder / name).exists())
 
 

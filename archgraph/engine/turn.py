@@ -20,6 +20,7 @@ from archgraph.engine.isolation import isolated
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import outcome_of, reason
+from archgraph.engine.traffic import DOWN, UP, back, sent
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
@@ -28,7 +29,7 @@ from archgraph.states.clipping import UpdateSize, change, clipped
 from archgraph.states.spill import Spill
 
 # What the record says of an accepted client, beside its metrics.
-RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds"})
+RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds", DOWN, UP})
 
 
 class Clock:
@@ -160,12 +161,16 @@ class Turn:
         name = task.tier or self.experiment.world.clients[task.client].name
         self.watch.client(name)
         who: dict[str, Json] = {"client": task.client, "name": name}
+        who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
         began = time.perf_counter()
         try:
             with self.clock.measure("local"):
                 outcome = self._work(task)
             seconds = time.perf_counter() - began
-            return _Arrival(task, who, outcome, self._checked(task, outcome), seconds)
+            result = task.result(outcome, len(self.experiment.shares[task.client]))
+            who[UP] = back(result)
+            self._check(task, outcome, result)
+            return _Arrival(task, who, outcome, result, seconds)
         except RejectedUpdate as error:
             self.rejected.append({**who, "reason": reason(error)})
         except KeyboardInterrupt:  # this one is the user's
@@ -255,8 +260,8 @@ class Turn:
             outcome = outcome_of(program, program(work))
         return _copied(task, outcome)
 
-    def _checked(self, task: Task, outcome: Outcome) -> Result:
-        """What the server sees of an outcome that passes all checks."""
+    def _check(self, task: Task, outcome: Outcome, result: Result) -> None:
+        """Refuse what the server must not take."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
         check_ranges(task.graph, sent, outcome.state, steps)
@@ -274,9 +279,7 @@ class Turn:
                     where=name,
                     hint="call it by another name",
                 )
-        result = task.result(outcome, len(self.experiment.shares[task.client]))
         self.experiment.strategy.examine(self.experiment.world, result)
-        return result
 
 
 def _copied(task: Task, outcome: Outcome) -> Outcome:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop, sample
+from archgraph.engine.traffic import size
 from archgraph.engine.turn import Clock
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Outcome, Result, ServerState, Train, Work
@@ -103,7 +104,12 @@ def test_failed_client_is_isolated(experiment, mean):
     run = execute(experiment(mean({2: Spoil("crash")}), rounds=2, sampled=None))
     for line in run.rounds:
         assert line["failed"] == [
-            {"client": 2, "name": "even", "reason": "ValueError: out of battery"}
+            {
+                "client": 2,
+                "name": "even",
+                "bytes_down": size(run.experiment.world.state),
+                "reason": "ValueError: out of battery",
+            }
         ]
         assert len(line["clients"]) == 3
 
