@@ -57,6 +57,7 @@ from .rewrite.take import take as take
 from .rewrite.train_only import train_only as train_only
 from .rewrite.widen import widen as widen
 from .states.merge import Merger as Merger
+from .states.nested import nested as nested
 from .states.optimisers import carry as carry
 from .states.rewritten import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer

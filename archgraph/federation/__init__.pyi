@@ -12,6 +12,7 @@ from .learning import LearningTask as LearningTask
 from .metrics import DerivedMetric as DerivedMetric
 from .metrics import Metric as Metric
 from .norms import NormPolicy as NormPolicy
+from .norms import check_statistics as check_statistics
 from .objectives import Objective as Objective
 from .objectives import Penalty as Penalty
 from .objectives import TaskLoss as TaskLoss

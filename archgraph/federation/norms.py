@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from archgraph.errors import RejectedUpdate
 from archgraph.graph.ir import ArchGraph
-from archgraph.ops.table import normalisation, statistics
+from archgraph.ops.table import normalisation, statistics, variances
+from archgraph.states import State, signature
 
 NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel"]
 
@@ -47,3 +49,44 @@ class NormPolicy:
     def evaluation(self) -> Literal["stored", "recompute"]:
         """Which statistics evaluation uses: for ``Evaluated.statistics``."""
         return "recompute" if self.name == "static" else "stored"
+
+
+def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
+    """Check running statistics that a client sent beside its model.
+
+    Args:
+        graph: The architecture that they belong to.
+        tensors: What was sent of them, by name.
+        where: Whose they are, for an error.
+
+    Raises:
+        RejectedUpdate: If one is missing or has another form, or a variance is negative.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> graph, state = trace(torch.nn.BatchNorm1d(2), torch.zeros(3, 2))
+        >>> check_statistics(graph, state | {"running_var": torch.tensor([-1.0, 1])}, "client 3")
+        Traceback (most recent call last):
+        archgraph.errors.RejectedUpdate: client 3: running_var: negative variance; found -1; ...
+    """
+    names = frozenset(statistics(graph))
+    for slot in signature(graph):
+        if slot.name not in names:
+            continue
+        sent, expected = tensors.get(slot.name), (slot.shape, slot.torch_dtype)
+        found = None if sent is None else (tuple(sent.shape), sent.dtype)
+        if sent is None or found != expected:
+            raise RejectedUpdate(
+                "statistics do not fit the model",
+                where=f"{where}: {slot.name}",
+                found=found,
+                expected=expected,
+            )
+        if slot.name in variances(graph) and sent.numel() and float(sent.min()) < 0:
+            raise RejectedUpdate(
+                "negative variance",
+                where=f"{where}: {slot.name}",
+                found=f"{float(sent.min()):g}",
+                expected="0 or more",
+            )

@@ -147,7 +147,6 @@ class Transfer:
             self.source, target, {slot.name: self.entries[slot.name] for slot in target}
         )
 
-    @torch.no_grad()
     def pull(
         self,
         state: State,
@@ -155,6 +154,7 @@ class Transfer:
         seed: int | torch.Generator = 0,
         copy: bool = True,
         partial: bool = False,
+        gradients: bool = False,
     ) -> dict[str, Tensor]:
         """The target's state from the source's: contiguous copies, dtype and device kept.
 
@@ -165,10 +165,29 @@ class Transfer:
             copy: Whether an entry that is taken as a whole is copied, too; else it is the same
                 tensor as in the source.
             partial: Whether an entry whose source is missing is left out; else it is an error.
+            gradients: Whether gradients of the result flow back to the state: a part of a model is
+                then trained as a function of the whole (FjORD).
 
         Raises:
             RewriteError: If the state lacks an entry or one has another shape.
+
+        Example:
+            >>> from archgraph.states import DimMap
+            >>> slots = (Slot("w", (3,), "float32"),)
+            >>> first = Transfer(
+            ...     slots, (slots[0]._replace(shape=(1,)),), {"w": Entry("w", (DimMap.of([0], 3),))}
+            ... )
+            >>> whole = torch.ones(3, requires_grad=True)
+            >>> first.pull({"w": whole}, gradients=True)["w"].sum().backward()
+            >>> whole.grad
+            tensor([1., 0., 0.])
         """
+        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+            return self._pulled(state, seed, copy, partial)
+
+    def _pulled(
+        self, state: State, seed: int | torch.Generator, copy: bool, partial: bool
+    ) -> dict[str, Tensor]:
         if isinstance(seed, torch.Generator):
             seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
         device = next((value.device for value in state.values()), None)

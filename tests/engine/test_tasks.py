@@ -115,7 +115,7 @@ def test_what_is_learned_is_what_the_type_of_the_targets_says(spec, kind):
         ("nefl: {}", BOTH),
         ("fedadp: {}", BOTH),
         ("fedfa: {}", SHALLOW),
-        ("python: 'docs.examples.fedrolex:FedRolex'", NARROW),
+        ("fedrolex: {}", NARROW),
     ],
     ids=["heterofl", "nefl", "fedadp", "fedfa", "fedrolex"],
 )

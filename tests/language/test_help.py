@@ -147,7 +147,7 @@ def test_help_knows_other_words_for_a_key() -> None:
 
 
 def test_every_option_of_a_strategy_has_a_sentence() -> None:
-    for name in ("fedavg", "fedadp", "fedfa", "fedin", "heterofl", "nefl", "recipfl"):
+    for name in explained.strategy_names():
         for option in explained.topic(name).options:
             assert option.sentence and option.type, (name, option)
 

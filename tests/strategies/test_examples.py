@@ -13,7 +13,7 @@ from archgraph.engine.verdicts import verdicts
 from archgraph.federation import Outcome, Train, configure, seeded
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("fedavgm", "fedprox", "fedrolex")
+NAMES = ("fedavgm", "fedprox")
 
 
 @pytest.fixture
@@ -83,27 +83,6 @@ def test_fedavgm_has_momentum_on_weights_alone(folder: Path, lab) -> None:
         for name, value in state.group("global").items():
             expected = old[name] + (step if name in trained else 1)
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_fedrolex_rolls_over_all_positions(folder: Path, lab) -> None:
-    """In round t the window begins at t; after as many rounds as positions all were trained."""
-    half = ag.take(lab.graph, 0.5)
-    world = lab.make_world(lab.graph, lab.state, {"half": half}, ["half"])
-    strategy = configure("fedrolex:FedRolex")
-    state = strategy.init(world)
-    name, size = "layer2.0.conv1.weight", 12
-    for round in range(1, size + 1):
-        task = strategy.send(world, state, 0, round)
-        rows = sorted((round - 1 + i) % size for i in range(size // 2))
-        inputs = sorted((round - 1 + i) % 8 for i in range(4))
-        old = state.group("global")[name]
-        assert torch.equal(task.state[name], old[rows][:, inputs])
-        update = {k: v + 1 if v.is_floating_point() else v for k, v in task.state.items()}
-        result = task.result(Outcome(update), 1)
-        state = strategy.receive(world, state, iter([result]), round)
-        changed = state.group("global")[name] - old
-        assert changed.abs().sum((1, 2, 3)).nonzero().flatten().tolist() == rows
-    assert not (state.group("global")["fc.weight"] == lab.state["fc.weight"]).any()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ MODELS = ("resnet18", "mobilenet_v2", "vit", "bert")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("whole",),  # averages one architecture
     "fedin": ("whole", "short"),  # all clients share first and last layers
+    "fedrolex": ("whole", "half"),  # slices, and nothing else
+    "fjord": ("whole", "half"),  # of two clients one is a part of the other
     "heterofl": ("whole", "half"),  # slices, and nothing else
 }
 # No state of a global model's form on the server.

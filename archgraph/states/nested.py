@@ -1,0 +1,73 @@
+"""Parts of parts: the map from one part of a model to a smaller one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from archgraph.errors import RewriteError
+from archgraph.states.dimension_map import DimMap
+from archgraph.states.entry import Entry
+from archgraph.states.transfer import Transfer
+
+
+def nested(larger: Transfer, smaller: Transfer) -> Transfer:
+    """The map from one part of a model to a part that lies in it.
+
+    Args:
+        larger: From the model to the first part.
+        smaller: From the model to the second, every value of which the first has, too.
+
+    Returns:
+        The transfer with ``larger >> nested(larger, smaller) == smaller``.
+
+    Raises:
+        RewriteError: If the second does not lie in the first; names the entry.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.rewrite.take import take
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> half, quarter = (take(graph, share).transfer for share in (0.5, 0.25))
+        >>> print(nested(half, quarter).entries["0.weight"])
+        0.weight[:2, :]
+        >>> half >> nested(half, quarter) == quarter
+        True
+    """
+    if larger.source != smaller.source:
+        raise RewriteError("parts of different models", found=smaller, expected=larger)
+    homes: dict[str | None, list[str]] = {}
+    for name, entry in larger.entries.items():
+        homes.setdefault(entry.source, []).append(name)
+    entries = {}
+    for name, entry in smaller.entries.items():
+        places = homes.get(entry.source, []) if entry.source is not None else []
+        outer = larger.entries[places[0]] if len(places) == 1 else None
+        if outer is None or not (outer.selects and entry.selects):
+            raise RewriteError(
+                "does not come from one entry of the larger part",
+                where=name,
+                found=entry,
+                expected="a selection of positions of one entry",
+            )
+        try:
+            dims = tuple(map(_within, outer.dims, entry.dims))
+        except LookupError as error:
+            raise RewriteError(
+                "has positions that the larger part lacks", where=name, found=entry, expected=outer
+            ) from error
+        entries[name] = Entry(places[0], dims)
+    return Transfer(larger.target, smaller.target, entries)
+
+
+def _within(outer: DimMap | None, inner: DimMap | None) -> DimMap | None:
+    """Where the positions of one selection stand in another."""
+    if outer is None or outer == inner:
+        return None if outer is not None else inner
+    wanted = np.arange(outer.size) if inner is None else inner.positions
+    places = np.full(outer.size, -1)
+    places[outer.positions] = np.arange(outer.length)
+    if (places[wanted] < 0).any():
+        raise LookupError
+    return DimMap.of(places[wanted], outer.length)

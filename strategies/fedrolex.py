@@ -1,0 +1,143 @@
+"""FedRolex: narrow clients train a window of channels that rolls over the global model.
+
+Alam, Liu, Yan, Zhang: *FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
+Extraction*, NeurIPS 2022 (Algorithm 1, Eqs. 1-3).
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+``Θ``                     group ``global`` of the server state
+``β_n K_i``               ``ag.widths``: how many channels of layer i the tier has
+``ĵ = j mod K_i``         ``round - 1``, times ``step``
+``S_n,i^(j)`` (Eq. 1)     :func:`window`: that many channels from ĵ on, round the end
+``θ_n^(j)``               ``Θ`` at these channels of every layer
+Eqs. 2-3                  ``covered_mean``
+========================  ===============================================================
+
+The window of an axis depends on its size alone, so that both operands of a residual sum keep the
+same channels, also where windows of following rounds overlap.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import archgraph as ag
+from archgraph.federation import (
+    Evaluated,
+    Json,
+    Model,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Tier,
+    Weights,
+    World,
+    by_tier,
+    covered_mean,
+    option,
+    part,
+)
+
+
+@functools.lru_cache(maxsize=64)
+def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritten:
+    """As many positions of every axis as a tier has, from ``start`` on and round the end.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph = ag.trace(net, torch.zeros(1, 2)).graph
+        >>> print(window(graph, ag.take(graph, 0.5).transfer, 3).transfer.entries["0.weight"])
+        0.weight[::3, :]
+    """
+    count, free = ag.widths(graph, transfer), ag.axes(graph).free
+    rolled = {
+        axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
+        for axis in free
+        if axis.name in count
+    }
+    return ag.take(graph, positions=rolled, allow_nothing=True)
+
+
+@dataclass(frozen=True)
+class FedRolex(Strategy):
+    """Options of FedRolex.
+
+    Attributes:
+        step: How many positions the window moves in a round.
+        direction: Where it moves. ``backward``: in round t it begins t - 1 positions before the
+            first, as in the official code.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+        weights: Weight of a client: 1, or its number of examples.
+        norm: What becomes of running statistics. They cannot stay with a client: its window moves.
+
+    Example:
+        >>> FedRolex(direction="backward").step
+        1
+    """
+
+    averages: ClassVar[bool] = True
+    step: int = option(1, least=0)
+    direction: Literal["forward", "backward"] = "forward"
+    mask_absent: bool = False
+    weights: Weights = "uniform"
+    norm: Literal["static", "averaged"] = "static"
+
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "paper": {"direction": "forward"},
+        "official_code": {"direction": "backward", "mask_absent": True},
+    }
+
+    def init(self, world: World) -> ServerState:
+        """``Θ^(0)``.
+
+        Raises:
+            RunError: If a tier is more than narrower: a window takes channels, not layers.
+        """
+        for tier in world.tiers:
+            if self._rolled(world, tier, 1).transfer.target != tier.transfer.target:
+                raise ag.RunError(
+                    "FedRolex takes channels of the global model, nothing else",
+                    where=f"tier {tier.name}",
+                    found="a part that is not only narrower",
+                    expected="a tier with `take` alone",
+                    hint="fedfa, nefl and fedadp serve shallower clients, too",
+                )
+        return ServerState().with_group("global", world.state).with_values(round=1)
+
+    def begin(
+        self, world: World, state: ServerState, round: int, sampled: Sequence[int]
+    ) -> ServerState:
+        """Take note of j, on which the windows depend that are tested."""
+        return state.with_values(round=round)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``θ_n^(j)`` to client n (lines 5-7)."""
+        tier = self._rolled(world, world.tier_of(client), round)
+        return part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Every entry: the mean over the clients whose windows cover it (line 11)."""
+        return covered_mean(world, state, results, weights=self.weights)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model, and each tier's window of the round."""
+
+        def model(tier: Tier) -> Model:
+            rolled = self._rolled(world, tier, state.values["round"])
+            return Model(rolled.graph, rolled.transfer.pull(state.group("global"), copy=False))
+
+        return by_tier(world, state, norm=self.norm, model=model, idle=True)
+
+    def _rolled(self, world: World, tier: Tier, round: int) -> Tier:
+        """A tier with the window of a round."""
+        start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
+        rolled = window(world.graph, tier.transfer, start)
+        return replace(tier, graph=rolled.graph, transfer=rolled.transfer)

@@ -1,0 +1,267 @@
+"""FjORD: every client trains all widths up to its own, one drawn for each minibatch.
+
+Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: *FjORD: Fair and Accurate Federated
+Learning under heterogeneous targets with Ordered Dropout*, NeurIPS 2021 (§3-4, Algorithm 1).
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+``w``                     group ``global`` of the server state
+``P``, its widths ``p``   ``World.by_size``: the family's tiers, each inside the next
+``p_max^i``               the client's tier
+``p ~ U(P), p ≤ p_max``   drawn in :class:`OrderedDropout`, once for each minibatch
+``F_p``                   ``ag.nested``: the part of the client's model that width p has
+statistics of width p     groups ``statistics/NAME``; scales and shifts are shared and sliced
+``w^(t+1)`` (Eq. 1)       ``group_means``: of every entry, over the clients that have it
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+import archgraph as ag
+from archgraph.federation import (
+    Contribution,
+    Evaluated,
+    Examples,
+    Model,
+    NormPolicy,
+    Objective,
+    Outcome,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    TaskLoss,
+    Tier,
+    Weights,
+    Work,
+    World,
+    by_tier,
+    check_statistics,
+    descend,
+    group_means,
+    identity_of,
+    module_of,
+    part,
+    state_of,
+)
+
+
+@dataclass(frozen=True)
+class FjORD(Strategy):
+    """Options of FjORD.
+
+    Attributes:
+        distil: Train the client's own width in every step, and the drawn one to answer like it
+            (§3.2, temperature 1).
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+        weights: Weight of a client: its number of examples, or 1.
+        norm: What becomes of running statistics. ``per_width``: each width has its own.
+            ``static``: they are recomputed for evaluation.
+
+    Example:
+        >>> FjORD(distil=True).norm
+        'per_width'
+    """
+
+    averages: ClassVar[bool] = True
+    distil: bool = False
+    mask_absent: bool = False
+    weights: Weights = "examples"
+    norm: Literal["per_width", "static"] = "per_width"
+
+    def init(self, world: World) -> ServerState:
+        """``w^0``, and the statistics of every width.
+
+        Raises:
+            RunError: If a tier does not lie in the next larger one; or answers are not classes that
+                can be distilled.
+        """
+        if self.distil and world.learning.form != "classes":
+            raise ag.RunError(
+                "distillation compares probabilities of classes",
+                where="strategy.fjord.distil",
+                found=f"the task {world.learning.name}",
+                expected="a task with classes, or distil: false",
+            )
+        state = ServerState().with_group("global", world.state)
+        for tier in world.tiers:
+            widths(world.by_size, tier.name)
+            own = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
+            state = state.with_group(f"statistics/{tier.name}", own)
+        return state
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """The model of width ``p_max``, and the statistics of all widths up to it."""
+        tier = world.tier_of(client)
+        own = widths(world.by_size, tier.name)
+        objective = TaskLoss(mask_absent=self.mask_absent)
+        program = OrderedDropout(own, self.distil, objective)
+        statistics = {
+            f"{width.name}/{name}": value
+            for width in own
+            for name, value in state.group(f"statistics/{width.name}").items()
+        }
+        task = part(world, state, client, program=program, norm="static")
+        return replace(task, extras=statistics)
+
+    def examine(self, world: World, result: Result) -> None:
+        """See whether statistics are what they should be, width by width.
+
+        Raises:
+            RejectedUpdate: Names the first that is not.
+        """
+        if self.norm == "per_width":
+            for width in widths(world.by_size, result.tier):
+                check_statistics(width.graph, _of(width, result.extras), width.name)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Of every entry the mean over the clients that have it; statistics width by width."""
+
+        def contributions() -> Iterator[Contribution]:
+            for result in results:
+                whole = Contribution.of(result, world.graph, self.weights)
+                yield whole
+                for width in widths(world.by_size, result.tier):
+                    names = tuple(state.group(f"statistics/{width.name}"))
+                    same = identity_of(width.graph, names)
+                    own, group = _of(width, result.extras), f"statistics/{width.name}"
+                    if names:
+                        yield Contribution(
+                            result.client, group, same.source, same, own, whole.weight
+                        )
+
+        return group_means(world, state, contributions())
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Every width with its statistics; the largest is what is shown as the global model."""
+
+        def model(tier: Tier) -> Model:
+            weights = tier.transfer.pull(state.group("global"), copy=False)
+            return Model(tier.graph, weights | state.group(f"statistics/{tier.name}"))
+
+        norm: Literal["static", "averaged"] = "static" if self.norm == "static" else "averaged"
+        statistics = NormPolicy(norm).evaluation
+        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from by_tier(world, state, norm=norm, model=model, whole=False, idle=True)
+
+    def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
+        """Running statistics that the server holds for a width."""
+        return NormPolicy("static").left_out(graph) if self.norm == "per_width" else frozenset()
+
+
+class Width(NamedTuple):
+    """A width that a client trains.
+
+    Attributes:
+        name: Name of its tier.
+        graph: Its architecture.
+        transfer: From the state of the client's own model to that of this width.
+    """
+
+    name: str
+    graph: ag.ArchGraph
+    transfer: ag.Transfer
+
+
+@functools.lru_cache(maxsize=64)
+def _widths(tiers: tuple[Tier, ...]) -> tuple[Width, ...]:
+    """Architectures from the smallest to the last, each as a part of the last."""
+    last = tiers[-1]
+    made = []
+    for tier in tiers:
+        try:
+            inside = ag.nested(last.transfer, tier.transfer)
+        except ag.RewriteError as error:
+            hint = "heterofl, nefl and fedfa serve clients whose models are not nested"
+            where = f"tier {tier.name} is not a part of tier {last.name}"
+            raise error.within(where, kind=ag.RunError, hint=hint) from error
+        made.append(Width(tier.name, tier.graph, inside))
+    return tuple(made)
+
+
+def widths(sizes: tuple[Tier, ...], name: str) -> tuple[Width, ...]:
+    """The widths that a client of a tier trains: all up to its own, as parts of its own.
+
+    Args:
+        sizes: The tiers from the smallest on.
+        name: The client's.
+
+    Raises:
+        RunError: If a smaller tier is not a part of it.
+    """
+    own = [tier.name for tier in sizes].index(name)
+    return _widths(tuple(replace(tier, source={}) for tier in sizes[: own + 1]))
+
+
+def _of(width: Width, extras: State) -> dict[str, Tensor]:
+    """What belongs to a width."""
+    prefix = f"{width.name}/"
+    return {k.removeprefix(prefix): v for k, v in extras.items() if k.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class OrderedDropout:
+    """Training of nested widths that are slices of one model's parameters.
+
+    Attributes:
+        widths: From the narrowest to the client's own.
+        distil: Whether narrower widths learn from the client's own.
+        objective: What a width minimises.
+    """
+
+    widths: tuple[Width, ...]
+    distil: bool = False
+    objective: Objective = field(default_factory=TaskLoss)
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train, and return the state and the statistics of each width."""
+        whole = module_of(work)
+        parameters = dict(whole.named_parameters())
+        modules = {
+            width.name: module_of(
+                Model(width.graph, width.transfer.pull(work.state) | _of(width, work.extras)),
+                work.device,
+            ).train()
+            for width in self.widths
+        }
+        own = self.widths[-1]
+
+        def outputs(width: Width, examples: Examples) -> object:
+            sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
+            return functional_call(modules[width.name], sliced, examples.inputs)
+
+        def loss(examples: Examples) -> Tensor:
+            drawn = int(torch.randint(len(self.widths), (), generator=work.generator))
+            width = self.widths[drawn]
+            answers = outputs(width, examples)
+            if not self.distil or width is own:
+                return self.objective(answers, examples, work)
+            taught = outputs(own, examples)
+            logits, wanted = (
+                work.learning.predictions(y).flatten(0, -2) for y in (answers, taught)
+            )
+            hard = self.objective(taught, examples, work)
+            return hard + functional.cross_entropy(logits, wanted.detach().softmax(-1))
+
+        metrics = descend(work, parameters, loss)
+        statistics = {
+            name: value
+            for width in self.widths
+            for inner, value in state_of(modules[width.name]).items()
+            if (name := f"{width.name}/{inner}") in work.extras
+        }
+        return Outcome(state_of(whole), work.keep, extras=statistics, metrics=metrics)
