@@ -140,4 +140,6 @@ class FedRolex(Strategy):
         """A tier with the window of a round."""
         start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
         rolled = window(world.graph, tier.transfer, start)
-        return replace(tier, graph=rolled.graph, transfer=rolled.transfer)
+        # One graph for all windows, where it is one: its module is compiled once.
+        graph = tier.graph if tier.graph == rolled.graph else rolled.graph
+        return replace(tier, graph=graph, transfer=rolled.transfer)
