@@ -28,7 +28,7 @@ def test_the_larger_part_and_what_is_nested_in_it_compose_to_the_smaller(graph):
 def test_what_is_not_nested_is_refused(graph):
     axis = ag.axes(graph).of("0.weight")[0].name
     parts = [ag.take(graph, positions={axis: p}).transfer for p in ([0, 1, 2], [2, 3])]
-    with pytest.raises(ag.RewriteError, match=r"0.weight: has positions that the larger part lacks"):
+    with pytest.raises(ag.RewriteError, match=r"0.weight: has positions that the larger"):
         ag.nested(*parts)
     exits = ag.add_exits(graph, {"0": 2}).transfer
     with pytest.raises(ag.RewriteError, match=r"exits.* does not come from one entry"):

@@ -80,7 +80,8 @@ def test_a_client_trains_the_widths_up_to_its_own_and_returns_their_statistics(l
     for width in ("quarter", "half"):
         name = f"{width}/layer1.0.bn1.running_mean"
         assert not torch.equal(outcome.extras[name], task.extras[name])
-    counts = [int(outcome.extras[f"{w}/layer1.0.bn1.num_batches_tracked"]) for w in ("quarter", "half")]
+    counter = "layer1.0.bn1.num_batches_tracked"
+    counts = [int(outcome.extras[f"{width}/{counter}"]) for width in ("quarter", "half")]
     assert sum(counts) == 10 and min(counts) > 0
     # Labels are not a width: the last layer keeps its rows.
     assert outcome.state["fc.weight"].shape == (5, 6)
@@ -98,7 +99,8 @@ def test_weights_and_statistics_are_merged_by_hand(lab, tiers):
         results.append(task.result(Outcome(own, extras=extras), world.clients[client].examples))
     state = strategy.receive(world, before, iter(results), 1)
     bias, name = state.group("global")["layer2.0.conv1.weight"], "layer1.0.bn1.running_var"
-    assert bias[0, 0, 0, 0] == 1.25 and bias[5, 3, 0, 0] == 2.0  # (30·1 + 10·2) / 40; client 1 alone
+    # (30·1 + 10·2) / 40; client 1 alone.
+    assert bias[0, 0, 0, 0] == 1.25 and bias[5, 3, 0, 0] == 2.0
     assert torch.equal(bias[6:], lab.state["layer2.0.conv1.weight"][6:])
     assert state.group("statistics/quarter")[name].tolist() == [1.25, 1.25]
     assert state.group("statistics/half")[name].tolist() == [2.0] * 4
