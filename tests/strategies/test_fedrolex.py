@@ -79,6 +79,7 @@ def test_shortcuts_stay_aligned_where_windows_overlap(lab, tiers, step):
     world = lab.make_world(lab.graph, lab.state, tiers, ["half"])
     strategy = FedRolex(step=step)
     task = strategy.send(world, strategy.init(world), 0, 4)
+    assert task.transfer is not None
     positions = {
         name: (entry.dims[0].positions.tolist(), lab.graph.param[name].shape[0])
         for name, entry in task.transfer.entries.items()

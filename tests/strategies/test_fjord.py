@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import archgraph as ag
 from archgraph.federation import TASKS, LocalOptions, Outcome
-from archgraph.strategies.fjord import FjORD, widths
+from archgraph.strategies.fjord import FjORD, OrderedDropout, widths
 
 SLOW = LocalOptions(batch=100, lr=0.5)
 
@@ -73,6 +73,7 @@ def test_a_client_trains_the_widths_up_to_its_own_and_returns_their_statistics(l
     strategy = FjORD()
     state = strategy.init(world)
     task = strategy.send(world, state, 0, 1)
+    assert isinstance(task.program, OrderedDropout)
     assert [width.name for width in task.program.widths] == ["quarter", "half"]
     assert {name.partition("/")[0] for name in task.extras} == {"quarter", "half"}
     outcome = task.program(lab.work_of(task, lab.toy(0, 40), LocalOptions(batch=4, lr=0.1)))
