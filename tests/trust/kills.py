@@ -1,8 +1,10 @@
 """Runs that are killed and go on: ``python -m tests.trust.kills``.
 
 Small runs of several strategies are killed with SIGKILL at random moments, several times each,
-resumed as a person would (``--resume`` where the folder exists), and at last left to end. Whatever
-is in the folder of such a run must then equal, bit for bit, what an undisturbed run writes.
+resumed as a person would (``--resume`` where the folder exists), and at last left to end. Every
+other run is asked for two rounds at first and prolonged when it has ended (``--set rounds=5
+--resume``), with kills in both parts. Whatever is in the folder must then equal, bit for bit, what
+an undisturbed run writes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ STRATEGIES = {
     "fedin": (DEPTHS, "{}"),
     "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
 }
-ROUNDS = 5
+STAGES = ((5,), (2, 5))  # numbers of rounds that a run is asked for, one after the other
 MOST = 8  # kills of one run
 LIMIT = 120.0  # seconds for one attempt
 
@@ -57,6 +59,7 @@ class Report:
     early: int = 0  # of these before the folder held a run
     writing: int = 0  # of these while something was written
     runs: int = 0
+    longer: int = 0  # of these in two stages
     faults: list[str] = field(default_factory=list)  # dead ends and runs with other bits
 
 
@@ -86,34 +89,45 @@ def killed(name: str, kills: int, rng: random.Random, folder: Path) -> Report:
     """Kill runs of a strategy so many times in all."""
     spec = folder / "experiment.yaml"
     spec.write_text(_experiment(name))
-    begin = time.monotonic()
-    if error := _attempt(spec, folder / "whole", LIMIT):
-        raise RuntimeError(f"{name} does not run: {error}")
-    seconds, whole, report = time.monotonic() - begin, bits(folder / "whole"), Report()
+    report, whole = Report(), {}
+    for stages in STAGES:
+        begin, out = time.monotonic(), folder / f"whole-{len(stages)}"
+        for rounds in stages:
+            if error := _attempt(spec, out, rounds, LIMIT):
+                raise RuntimeError(f"{name} does not run: {error}")
+        whole[stages] = time.monotonic() - begin, bits(out)
     while report.kills < kills:
+        stages = STAGES[report.runs % len(STAGES)]
         report.runs += 1
-        out = folder / f"run-{report.runs}"
-        for _ in range(min(rng.randint(1, MOST), kills - report.kills)):
-            # A third of the moments lie within the first second, where a run begins.
-            moment = rng.uniform(0, min(1, seconds) if rng.random() < 1 / 3 else seconds)
-            error = _attempt(spec, out, moment)
-            if error is None:  # it was faster
-                break
+        report.longer += len(stages) > 1
+        out, (seconds, expected) = folder / f"run-{report.runs}", whole[stages]
+        for rounds in stages:
+            for moment in _moments(rng, seconds / len(stages), kills - report.kills):
+                error = _attempt(spec, out, rounds, moment)
+                if error != "":  # ended, for good or not
+                    break
+                report.kills += 1
+                report.early += not (out / "run.yaml").exists()
+                report.writing += any(out.rglob(".draft-*"))
             if error:
                 report.faults.append(f"dead end of run {report.runs}: {error}")
                 break
-            report.kills += 1
-            report.early += not (out / "run.yaml").exists()
-            report.writing += any(out.rglob(".draft-*"))
-        if error := _attempt(spec, out, LIMIT):
-            report.faults.append(f"dead end of run {report.runs}: {error}")
-        elif found := differing(whole, bits(out)):
-            report.faults.append(f"other bits in run {report.runs}: {', '.join(found)}")
+        else:
+            if found := differing(expected, bits(out)):
+                report.faults.append(f"other bits in run {report.runs}: {', '.join(found)}")
     return report
 
 
-def _attempt(spec: Path, out: Path, moment: float) -> str | None:
-    """Run, or go on with, an experiment until a moment.
+def _moments(rng: random.Random, seconds: float, kills: int) -> Iterator[float]:
+    """When to kill what takes so long; at last it is left to end."""
+    for _ in range(min(rng.randint(1, MOST), kills)):
+        # A third of the moments lie within the first second, where a run begins.
+        yield rng.uniform(0, min(1, seconds) if rng.random() < 1 / 3 else seconds)
+    yield LIMIT
+
+
+def _attempt(spec: Path, out: Path, rounds: int, moment: float) -> str | None:
+    """Run, or go on with, an experiment for so many rounds in all, until a moment.
 
     Returns:
         None if it ended before, its error if it failed, an empty text if it was killed.
@@ -124,7 +138,8 @@ def _attempt(spec: Path, out: Path, moment: float) -> str | None:
     if not child:
         try:
             silent()
-            ag.run(spec, out=out, resume=out.exists(), progress=False)
+            experiment = ag.load_experiment(spec).model_copy(update={"rounds": rounds})
+            ag.run(experiment, out=out, resume=out.exists(), progress=False)
             os._exit(0)
         except BaseException:
             log.write_text(traceback.format_exc())
@@ -179,7 +194,7 @@ name: killed
 family: {{archgraph: 1, name: killed, model: {MODEL}, clients: {clients}}}
 data: {{dataset: digits, limit: 200, partition: {{scheme: dirichlet, alpha: 0.5}}}}
 strategy: {{{name}: {options}}}
-rounds: {ROUNDS}
+rounds: {STAGES[0][0]}
 sample: 0.75
 local: {{batch: 16, lr: 0.05, momentum: 0.9}}
 evaluate: {{every: 2}}
@@ -195,6 +210,7 @@ def _table(reports: Mapping[str, Report]) -> str:
         "before the run had begun",
         "while writing",
         "runs",
+        "of these prolonged",
         "equal bits",
         "dead ends",
     )
@@ -202,7 +218,18 @@ def _table(reports: Mapping[str, Report]) -> str:
     for name, report in reports.items():
         dead = sum(fault.startswith("dead") for fault in report.faults)
         equal = report.runs - len(report.faults)
-        rows.append((name, report.kills, report.early, report.writing, report.runs, equal, dead))
+        rows.append(
+            (
+                name,
+                report.kills,
+                report.early,
+                report.writing,
+                report.runs,
+                report.longer,
+                equal,
+                dead,
+            )
+        )
     rows.append(("all", *(sum(row[i] for row in rows) for i in range(1, len(head)))))
     return page.table(head, rows)
 
