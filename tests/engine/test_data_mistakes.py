@@ -344,6 +344,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "32 bits; found 2 different ones of 8; expected values that 32 bits tell apart; subtract "
         "what they have in common, or use their logarithms",
     ),
+    "targets_of_an_epoch": (
+        parquet(["x", "t"], [0.5] * 8, range(1_700_000_000, 1_700_000_008), target={"values": "t"}),
+        "experiment.yaml:7: data: rows.parquet: row 1: t: values become equal when they are "
+        "rounded to 32 bits; found 1 different ones of 8; expected values that 32 bits tell "
+        "apart; subtract what they have in common, or use their logarithms",
+    ),
+    "integers_of_19_digits": (
+        parquet("x", range(2**62, 2**62 + 8)),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: values become equal when they are "
+        "rounded to 64 bits; found 1 different ones of 8; expected numbers of up to 15 digits; "
+        "leave the column out, or subtract what they have in common",
+    ),
     "a_column_without_a_name": (
         table(lambda text: text.replace("x0", "", 1)),
         "experiment.yaml:7: data: rows.csv:1: columns need different names; found ''; "
@@ -453,6 +465,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
         "experiment.yaml:7: data: saved: row 2: x: is not finite; expected numbers",
+    ),
+    "seconds_in_a_saved_set": (
+        saved({"x": [[1.7e9 + n] for n in range(6)], "y": [0, 1] * 3}),
+        "experiment.yaml:7: data: saved: row 1: x: values become equal when they are rounded to "
+        "32 bits; found 1 different ones of 6; expected values that 32 bits tell apart; subtract "
+        "what they have in common, or use their logarithms",
     ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
@@ -638,6 +656,12 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
         ((X, X[:, 0] / 0), SPLIT),
         "data: train: targets[0]: is not finite; found NaN or infinite; expected numbers; 9 "
         "of 9 examples have such numbers",
+    ),
+    "seconds_of_an_epoch": (
+        ((X.double() + 1.7e9, Y), SPLIT),
+        "data: train: values become equal when they are rounded to 32 bits; found 1 different "
+        "ones of 9; expected values that 32 bits tell apart; subtract what they have in common, "
+        "or use their logarithms",
     ),
     "complex_inputs": (((X + 1j, Y), SPLIT), "data: train: are complex numbers; found complex64"),
     "another_number_of_classes": (

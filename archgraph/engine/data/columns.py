@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.engine.data.rows import numbered
+from archgraph.engine.data.rows import check_apart, numbered
 from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
 
@@ -110,6 +110,16 @@ class Column:
                 else "a number that fits into 32 bits",
                 hint=otherwise if alien else None,
             )
+        if (np.abs(values) > 2.0**53).any():
+            before, after = len(set(self.cells)), len(np.unique(values))
+            if after * 2 <= before:
+                raise DataError(
+                    "values become equal when they are rounded to 64 bits",
+                    where=f"{self.place(0)}: {self.name}",
+                    found=f"{after} different ones of {before}",
+                    expected="numbers of up to 15 digits",
+                    hint="leave the column out, or subtract what they have in common",
+                )
         return values
 
     def flags(self) -> np.ndarray:
@@ -237,12 +247,12 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if isinstance(target, TargetSpec) and target.values is not None:
         otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
-        numbers = np.stack([column.numbers(otherwise) for column in columns], 1).astype(np.float32)
+        numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
         single = isinstance(target.values, str)
-        return torch.from_numpy(numbers[:, 0] if single else numbers), ()
+        return _rounded(numbers[:, 0] if single else numbers, columns), ()
     texts = first.texts()  # all there
     if isinstance(target, str) and first.numeric and not first.integral:
-        return torch.from_numpy(first.numbers().astype(np.float32)), ()
+        return _rounded(first.numbers(), columns), ()
     if isinstance(target, str) and len(set(texts)) > MOST_GUESSED:
         raise DataError(
             "is it a class or a number?",
@@ -255,6 +265,14 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
         return numbered(texts)
     _check_written(first, texts)
     return numbered(texts, _integer)
+
+
+def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
+    """Numbers to be predicted, float32; raises if most become equal."""
+    exact = torch.from_numpy(numbers)
+    names = [column.name for column in columns]
+    check_apart(exact, exact.float(), columns[0].place(0), names)
+    return exact.float()
 
 
 def _check_written(column: Column, texts: Sequence[str]) -> None:

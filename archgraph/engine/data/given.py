@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from archgraph.engine.data.rows import Records, dataset_of_rows
+from archgraph.engine.data.rows import Records, check_apart, dataset_of_rows
 from archgraph.engine.data.values import Dataset, InputKind
 from archgraph.errors import DataError
 
@@ -227,7 +227,7 @@ def _input(value: Any, where: str) -> Tensor:
     """Inputs as a model takes them: floating point numbers float32, integers as they are."""
     rows = _array(value, where)
     if rows.is_floating_point():
-        return _finite(rows.to(torch.float32), where)
+        return _single(rows, where)
     if rows.is_complex():
         raise DataError("are complex numbers", where=where, found=_dtype(rows))
     return rows.to(torch.uint8) if rows.dtype == torch.bool else rows
@@ -248,7 +248,15 @@ def _target(value: Any, where: str) -> Tensor:
             expected="classes, labels, or numbers to be predicted",
             hint="for one class each: targets.argmax(1); for several labels: targets.bool()",
         )
-    return _finite(rows.to(torch.float32), where)
+    return _single(rows, where)
+
+
+def _single(rows: Tensor, where: str) -> Tensor:
+    """Finite numbers as float32, which most of them survive."""
+    single = _finite(rows.to(torch.float32), where)
+    if rows.dtype == torch.float64 and rows.dim():
+        check_apart(rows, single, where)
+    return single
 
 
 def _finite(rows: Tensor, where: str) -> Tensor:

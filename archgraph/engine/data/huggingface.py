@@ -22,7 +22,7 @@ from archgraph.engine.data.columns import MOST_VALUES, Column, clients, target_c
 from archgraph.engine.data.extras import extra
 from archgraph.engine.data.files import MOST_BYTES
 from archgraph.engine.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decoded
-from archgraph.engine.data.rows import SHARE, Records, dataset_of_rows, parted
+from archgraph.engine.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
 from archgraph.engine.data.values import Dataset, InputKind
 from archgraph.errors import DataError
 from archgraph.hints import unknown
@@ -241,7 +241,10 @@ def _stacked(column: Column) -> Tensor:
     if not finite.all():
         where = f"{column.place(int(np.flatnonzero(~finite)[0]))}: {column.name}"
         raise DataError("is not finite", where=where, expected="numbers")
-    return torch.from_numpy(stacked.astype(np.float32))
+    exact = torch.from_numpy(stacked)
+    if exact.dtype == torch.float64:
+        check_apart(exact, exact.float(), f"{column.place(0)}: {column.name}")
+    return exact.float()
 
 
 def _images(column: Column) -> Tensor:

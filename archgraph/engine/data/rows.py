@@ -21,6 +21,8 @@ from archgraph.errors import DataError
 SHARE = 0.2
 """Share of rows that is set aside for tests where nothing is said."""
 MOST_CLASSES = 2**20
+MOST_COMPARED = 2**22  # values, of the first rows
+NOISE = 1e-12  # of a column's values: rounding errors that may vanish
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,53 @@ def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
             hint="enlarge the share for tests" if len(train) else None,
         )
     return rows.at(train), rows.at(test)
+
+
+def check_apart(
+    exact: Tensor,
+    rounded: Tensor,
+    where: str,
+    names: Sequence[str] = (),
+    hint: str = "subtract what they have in common, or use their logarithms",
+) -> None:
+    """Refuse numbers of 64 bits of which 32 bits cannot tell most apart.
+
+    Args:
+        exact: The numbers, float64 ``[row, ...]``.
+        rounded: What becomes of them.
+        where: What they are, for errors.
+        names: Of each column, if they have names.
+        hint: What to do.
+
+    Raises:
+        DataError: If most values of a column become equal.
+
+    Example:
+        >>> seconds = torch.arange(9, dtype=torch.float64) + 1.7e9
+        >>> check_apart(seconds - 1.7e9, (seconds - 1.7e9).float(), "time")
+        >>> rounding = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64)
+        >>> check_apart(rounding, rounding.float(), "a constant")
+        >>> check_apart(seconds, seconds.float(), "time")
+        Traceback (most recent call last):
+        archgraph.errors.DataError: time: values become equal when they are rounded to 32 bits; \
+found 1 different ones of 9; expected values that 32 bits tell apart; subtract what they have in \
+common, or use their logarithms
+    """
+    if not exact.numel():
+        return
+    some = max(MOST_COMPARED // max(exact[:1].numel(), 1), 64)
+    before, after = (x[:some].flatten(1).sort(0).values for x in (exact[:, None], rounded[:, None]))
+    least, most = before[:1].amin(0), before[-1:].amax(0)
+    told, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
+    spread = most - least > NOISE * torch.maximum(least.abs(), most.abs())
+    for place in torch.nonzero((left * 2 <= told) & spread)[:1, 0].tolist():
+        raise DataError(
+            "values become equal when they are rounded to 32 bits",
+            where=f"{where}: {names[place]}" if names else where,
+            found=f"{left[place]} different ones of {told[place]}",
+            expected="values that 32 bits tell apart",
+            hint=hint,
+        )
 
 
 def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:

@@ -24,7 +24,7 @@ from archgraph.engine.data.columns import (
 )
 from archgraph.engine.data.extras import extra
 from archgraph.engine.data.files import MOST_BYTES, decoded
-from archgraph.engine.data.rows import SHARE, Records, dataset_of_rows, parted
+from archgraph.engine.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
 from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import unknown
@@ -108,22 +108,16 @@ def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_apart(made: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
     """Raise if models, who see 32 bits, cannot tell most values of a column of numbers apart."""
-    for place in torch.nonzero(made.measured)[:, 0].tolist():
-        exact = made.values[:, place]
-        scaled = exact
-        if statistics is not None:
-            scaled = (exact - statistics[0][place]) / statistics[1][place]
-        before, after = (len(np.unique(values.numpy())) for values in (exact, scaled.float()))
-        if after * 2 <= before:
-            raise DataError(
-                "values become equal when they are rounded to 32 bits",
-                where=f"{where}: {made.names[place]}",
-                found=f"{after} different ones of {before}",
-                expected="values that 32 bits tell apart",
-                hint="subtract what they have in common, or use their logarithms"
-                if statistics is not None
-                else "leave out standardise: false, or subtract what they have in common",
-            )
+    exact = made.values[:, made.measured]
+    scaled, hint = exact, "leave out standardise: false, or subtract what they have in common"
+    if statistics is not None:
+        mean, deviation = (each[made.measured] for each in statistics)
+        scaled, hint = (
+            (exact - mean) / deviation,
+            "subtract what they have in common, or use their logarithms",
+        )
+    pairs = zip(made.names, made.measured.tolist(), strict=True)
+    check_apart(exact, scaled.float(), where, [name for name, counts in pairs if counts], hint)
 
 
 def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
