@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -71,7 +71,8 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
         seed: Seed of the initialisation.
 
     Raises:
-        GraphError: If the state lacks a leaf or has one of another shape.
+        GraphError: If the state lacks a leaf or has one of another shape, or has different values
+            for tied ones.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -80,6 +81,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
         torch.Size([5, 2])
     """
     values = dict(state) if state is not None else initial_state(graph, seed)
+    _check_tied(graph, values)
     kind: type[ArchModule] = graph._memo("archgraph.build", _module_class)
     module = kind()
     module.arch = graph
@@ -160,7 +162,8 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
     each of their names, and ``load_state_dict`` asks for all of them.
 
     Raises:
-        GraphError: If the state lacks a tensor or has one of another shape.
+        GraphError: If the state lacks a tensor or has one of another shape, or has different values
+            for tied ones.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -174,6 +177,7 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
     """
     params = [param for param in graph.params if param.role != "constant"]
     _fits(state, {param.name: param.shape for param in params})
+    _check_tied(graph, state)
     return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
 
 
@@ -181,10 +185,12 @@ def load_state(module: torch.nn.Module, state: State) -> None:
     """Copy a state into a built module, in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape; nothing is copied then.
+        GraphError: If a tensor is missing or has another shape, or tied ones differ; nothing is
+            copied then.
     """
     own = state_of(module)
     _fits(state, {name: tuple(tensor.shape) for name, tensor in own.items()})
+    _check_tied(cast(ArchModule, module).arch, state)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
@@ -196,6 +202,32 @@ def _fits(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
         found = tuple(state[name].shape) if name in state else "nothing"
         if found != shape:
             raise GraphError("state does not fit", where=name, found=found, expected=shape)
+
+
+def _check_tied(graph: ArchGraph, state: State) -> None:
+    """Refuse a state that has a tensor under several names, with different values."""
+    for param in graph.params:
+        for name in param.aliases:
+            if name not in state or param.name not in state:
+                continue
+            one, other = state[param.name], state[name]
+            if not _equal(one, other):
+                raise GraphError(
+                    "tied tensors have different values",
+                    where=name,
+                    found=f"other values than {param.name}",
+                    expected="the same, since the graph has one tensor for both",
+                    hint=f"leave {name} out, or trace the model with its weights untied",
+                )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same values; NaN equals NaN."""
+    if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
+        return True
+    return one.shape == other.shape and bool(
+        torch.isclose(one, other.to(one), rtol=0, atol=0, equal_nan=True).all()
+    )
 
 
 # -- code -----------------------------------------------------------------------------------

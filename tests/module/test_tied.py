@@ -10,6 +10,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import GraphError
+from archgraph.module.build import load_state
 from tests.zoo.collection import entry
 
 
@@ -66,3 +67,19 @@ def test_a_state_that_does_not_fit_is_refused():
         ag.state_dict(graph, {k: v for k, v in state.items() if k != "embedding.weight"})
     with pytest.raises(GraphError, match=r"first\.bias.*found \(3,\); expected \(4,\)"):
         ag.state_dict(graph, {**state, "first.bias": torch.zeros(3)})
+
+
+def test_tied_tensors_of_different_values_are_refused():
+    """Either could be meant; a state with equal ones under all names is as good as one without."""
+    net, args, _ = _tied()
+    graph, state = ag.trace(net, *args)
+    full = {name: value.clone() for name, value in net.state_dict().items()}
+    full["first.weight"][0, 0] = full["second.weight"][0, 0] = torch.nan
+    other = full | {"head.weight": torch.zeros(7, 4)}
+    message = r"head\.weight: tied tensors have different values; found other values than embedding"
+    built = ag.build(graph, full)
+    for use in (ag.build, ag.state_dict, lambda _, state: load_state(built, state)):
+        use(graph, full)
+        with pytest.raises(GraphError, match=message):
+            use(graph, other)
+    assert ag.build(graph, state)
