@@ -14,7 +14,7 @@ from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, any_shape
-from archgraph.federation.metrics import METRICS, AnyMetric, TargetForm, aligned
+from archgraph.federation.metrics import IGNORED, METRICS, AnyMetric, TargetForm, aligned
 from archgraph.language.python import imported
 from archgraph.language.task import TaskSpec
 
@@ -74,8 +74,9 @@ class OwnLoss:
 
     Attributes:
         function: Of predictions and targets of a batch: their mean loss, one for each example, or
-            one for each target. Predictions that have one axis of size 1 more than their targets
-            arrive without it, unless targets are classes: they would be broadcast.
+            one for each target, of which those of class -100 do not count. Predictions that have
+            one axis of size 1 more than their targets arrive without it, unless targets are
+            classes: they would be broadcast.
         form: What a target is.
     """
 
@@ -99,6 +100,10 @@ class OwnLoss:
                 found=tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
+        if self.form == "classes" and value.shape == targets.shape:
+            counted = targets != IGNORED
+            value = torch.where(counted, value, 0)
+            return value.sum() / counted.sum().clamp(min=1) if reduction == "mean" else value
         return value.mean() if reduction == "mean" else value
 
 

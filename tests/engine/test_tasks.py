@@ -251,6 +251,24 @@ def test_a_loss_of_ones_own_is_not_broadcast(form):
     assert float(loss(said, said[:, 0])) == 0
 
 
+def test_a_loss_of_ones_own_for_each_target_leaves_out_what_does_not_count():
+    """It trains and is tested as the built-in one, whatever it says of ignored targets."""
+    said, true = torch.randn(2, 5, 4), torch.tensor([[0, 3, -100, 1, -100], [-100] * 5])
+
+    def each(predictions, targets):
+        losses = nn.functional.cross_entropy(
+            predictions.movedim(-1, 1), targets.clamp(min=0), reduction="none"
+        )
+        return losses + 9.0 * (targets < 0)
+
+    built_in = TASKS["next_token"]
+    own = dataclasses.replace(built_in, loss=OwnLoss(each, "classes"))
+    for batch in (slice(0, 2), slice(1, 2)):
+        found, expected = (task.loss(said[batch], true[batch]) for task in (own, built_in))
+        assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    torch.testing.assert_close(own.losses(said, true), built_in.losses(said, true))
+
+
 def test_an_example_of_unknown_form_counts_once_however_many_values_it_has(tiny_work):
     """What is tested is the number that training minimises."""
     work = tiny_work("regression", ())
