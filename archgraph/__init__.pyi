@@ -30,6 +30,7 @@ from .graph.text import parse as parse
 from .language import load as load
 from .language import load_experiment as load_experiment
 from .language import load_family as load_family
+from .language import load_study as load_study
 from .language import save as save
 from .module.build import build as build
 from .module.build import load_state as load_state
@@ -37,6 +38,7 @@ from .module.build import state_dict as state_dict
 from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
 from .ops.check import check as check
+from .papers.study import study as study
 from .relate.align import align as align
 from .relate.alignment import Alignment as Alignment
 from .relate.join import join as join

@@ -23,8 +23,9 @@ def check(
 ) -> None:
     """Check files, or compare published figures.
 
-    Models, families, experiments and published figures. An experiment is refused for whatever a run
-    would refuse before its first round; its data is not read.
+    Models, families, experiments, studies and published figures. An experiment is refused for
+    whatever a run would refuse before its first round; its data is not read. Every cell of a study
+    is checked so, and its architectures against the figures that its paper prints.
 
     Python code that files name runs only with your consent (--python): without it such files are
     checked in their form only.
@@ -41,10 +42,10 @@ def check(
         if not all(finding.good for finding in findings):
             raise typer.Exit(DIFFERENT)
         return
-    from archgraph.engine.verdicts import verdicts
+    from archgraph.papers.checked import checked
 
     counted: Counter[str] = Counter()
-    for verdict in verdicts(paths):
+    for verdict in checked(paths):
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -63,7 +64,8 @@ def check(
 @command()
 def schema(
     kind: Annotated[
-        Literal["model", "family", "experiment", "figures"], typer.Argument(help="Kind of file.")
+        Literal["model", "family", "experiment", "study", "figures"],
+        typer.Argument(help="Kind of file."),
     ],
     output: OutputFile = None,
 ) -> None:

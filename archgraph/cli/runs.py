@@ -1,11 +1,11 @@
-"""Commands about runs: run, report, compare, demo."""
+"""Commands about runs: run, report, compare, study, demo."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 import typer
@@ -156,6 +156,54 @@ def compare(
         show_tables(compared.tables())
     if output is not None and not (as_json or as_csv or as_markdown):
         wrote(output)
+
+
+@training()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file.")],
+    size: Annotated[
+        Literal["paper", "small"], typer.Option(help="As published, or for two cores.")
+    ] = "small",
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Processes of one thread each.")
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of runs and tables.")] = Path("runs/studies"),
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    only_read: Annotated[
+        bool, typer.Option("--only-read", help="Run nothing: the table of what is there.")
+    ] = False,
+) -> None:
+    """Run a published table and put what was measured beside it.
+
+    Every cell is an ordinary run for each seed, in a folder named after what decides its figures:
+    runs that are done, for whatever study, are not run again. Stopped in whatever way, the same
+    command goes on where it was.
+
+    Each claim of the paper is judged by a paired t test over the seeds: it holds, does not hold, or
+    is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
+    run failed.
+    """
+    import archgraph
+    from archgraph.papers.study_tables import study_tables, write_study
+
+    try:
+        result = archgraph.study(
+            file,
+            size=size,
+            workers=workers,
+            out=out,
+            data_root=data,
+            only_read=only_read,
+            told=say,
+        )
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on where it was", error=True)
+        raise typer.Exit(INTERRUPTED) from None
+    show_tables(study_tables(result))
+    for path in write_study(result, file.stem, out):
+        wrote(path)
+    if result.failed:
+        raise typer.Exit(DIFFERENT)
 
 
 @training()

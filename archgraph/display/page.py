@@ -6,7 +6,7 @@ import base64
 import html
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ def page(log: Log) -> str:
     body.append("<h2>Models</h2>")
     body.append(result.html() if result.rows else "<p>Nothing was tested yet.</p>")
     body.append("<h2>Over the rounds</h2>")
-    body.append(_image(picture(curves(log.rounds)), "svg+xml", "curves"))
+    body.append(image(picture(curves(log.rounds)), "svg+xml", "curves"))
     if spent := seconds(log.rounds):
         total = sum(spent.values()) or 1.0
         share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
@@ -82,10 +82,15 @@ def page(log: Log) -> str:
         body += pictures
     body.append("<h2>Settings</h2>")
     body.append(f"<pre>{html.escape(log.config)}</pre>")
+    return html_page(log.name, body)
+
+
+def html_page(title: str, body: Iterable[str]) -> str:
+    """A whole page: what stands below one another in it, in the house's style."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(log.name)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -98,7 +103,7 @@ def _drawing(svg: str) -> str:
     return f"<figure>{inside}</figure>"
 
 
-def _image(data: bytes, kind: str, name: str) -> str:
+def image(data: bytes, kind: str, name: str) -> str:
     """A picture as a file inside the page: whatever an SVG holds, it cannot run or reach out."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return f'<figure><img alt="{html.escape(name)}" src="{source}"></figure>'
@@ -135,8 +140,8 @@ def _pictures(log: Log) -> Iterator[str]:
     for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
         for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
             name = html.escape(path.stem)
-            image = _image(path.read_bytes(), subtype, path.stem)
-            yield f"<details><summary>{name}</summary>{image}</details>"
+            shown = image(path.read_bytes(), subtype, path.stem)
+            yield f"<details><summary>{name}</summary>{shown}</details>"
 
 
 def _graphs(log: Log) -> Iterator[tuple[str, ArchGraph | str]]:

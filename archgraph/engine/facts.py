@@ -19,6 +19,9 @@ from archgraph.federation.family import Family
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
 from archgraph.plain import Json
 
+# What decides no figure of a run.
+UNNAMED = ("name", "out", "engine", "patience", "trackers")
+
 
 def family_of(spec: ExperimentSpec) -> FamilySpec:
     """The family that an experiment names or holds."""
@@ -27,7 +30,7 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
 
 def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     """The experiment as YAML with every default written out; :func:`prepare` reads it back."""
-    values = _plain(spec, strategy)
+    values = settled(spec, strategy, every=True)
     values["family"] = family_of(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
@@ -37,13 +40,23 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     return stream.getvalue()
 
 
-def _plain(spec: ExperimentSpec, strategy: Strategy) -> dict[str, Json]:
+def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:
+    """What an experiment says but for its family, as plain values with every default.
+
+    Args:
+        spec: The experiment.
+        strategy: Its strategy, configured.
+        every: With what decides no numbers, too: where its data lies.
+    """
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
     options = pydantic_core.to_jsonable_python(strategy)
     python = "python" in spec.strategy
     values["strategy"] = (
         {"python": spec.strategy_name, **options} if python else {spec.strategy_name: options}
     )
+    if not every:
+        known = ("partition", *spec.data.known)
+        values["data"] = {key: value for key, value in values["data"].items() if key in known}
     return values
 
 
@@ -51,11 +64,9 @@ def facts(
     spec: ExperimentSpec, strategy: Strategy, family: Family, data: Dataset
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
-    values = _plain(spec, strategy)
-    for name in ("name", "out", "engine", "evaluate", "patience", "trackers"):
+    values = settled(spec, strategy)
+    for name in (*UNNAMED, "evaluate"):
         values.pop(name, None)
-    known = ("partition", *spec.data.known)
-    values["data"] = {key: value for key, value in values["data"].items() if key in known}
     return {
         **values,
         "graph": family.graph.digest,

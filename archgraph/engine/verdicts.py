@@ -15,13 +15,13 @@ from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
     from archgraph.federation.family import Family
-    from archgraph.language import FamilySpec
+    from archgraph.language import ExperimentSpec, FamilySpec
     from archgraph.language.document import Document
 
 # What is known of the families that were met: a note and what it is, or what is wrong with it.
 Resolutions: TypeAlias = "dict[Path, tuple[str, Family | None] | ArchGraphError]"
 
-FileKind = Literal["model", "family", "experiment", "figures", "file"]
+FileKind = Literal["model", "family", "experiment", "study", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
 UNSEEN = "not imported"
 
@@ -110,6 +110,8 @@ def _kind(path: Path) -> FileKind:
 
     data = read_document(path).data
     keys = set(data) if isinstance(data, dict) else set()
+    if "study" in keys:
+        return "study"
     if keys & {"family", "strategy", "rounds"}:
         return "experiment"
     if "figures" in keys:
@@ -135,6 +137,44 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         return f"{paper.paper}, {len(paper.figures)} entries; --figures compares them"
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
+    if kind == "study":
+        return _study(path, made)
+    family = read_document(path).data["family"]
+    place = (path.parent / family if isinstance(family, str) else path).resolve()
+    return _experiment(load_experiment(path), place, made)
+
+
+def _study(path: Path, made: Resolutions) -> str:
+    """What a study holds; every cell of every size is checked as an experiment, equal ones once."""
+    from archgraph.engine.cell import address
+    from archgraph.language.study import cells, load_study
+
+    study = load_study(path)
+    many, seen, waits, unseen = 0, set(), set(), False
+    for size in study.sizes:
+        for cell in cells(study, size):
+            many += 1
+            if cell.experiment is None:
+                waits.add(cell.waits)
+                continue
+            name = address(cell.experiment)
+            if name not in seen:
+                seen.add(name)
+                family = cell.experiment.document_of(("family",)).data["family"]
+                place = path.parent / family if isinstance(family, str) else path / name
+                try:
+                    note = _experiment(cell.experiment, place.resolve(), made)
+                except ArchGraphError as error:
+                    raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
+                unseen = unseen or note.endswith(UNSEEN)
+    text = f"{study.study}: {plural(many, 'cell')}, {plural(len(study.claims), 'claim')}"
+    if waits:
+        text += f"; waits for {', '.join(sorted(waits))}"
+    return f"{text}; Python model {UNSEEN}" if unseen else text
+
+
+def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions) -> str:
+    """What an experiment holds, its family resolved once for each place of one."""
     import torch
 
     from archgraph.engine.data import Dataset
@@ -143,7 +183,6 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     from archgraph.federation import Strategy, configure
     from archgraph.language.data import PythonData
 
-    spec = load_experiment(path)
     unseen = "python" in spec.strategy and needs_consent(spec.strategy_name, Strategy)
     objective = spec.task.function if spec.task is not None else None
     if not unseen:
@@ -156,8 +195,6 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     with spec.locating("data"):
         task = None if spec.task is None else spec.task.kind
         imagined = None if hidden else read_data(spec.data, task, check=True)
-    family = read_document(path).data["family"]
-    place = (path.parent / family if isinstance(family, str) else path).resolve()
     held, resolved = _family(spec.family, place, made)  # type: ignore[arg-type]  # was read
     closed = [spec.strategy_name] if unseen else []
     closed += [spec.data.python] if isinstance(spec.data, PythonData) and hidden else []

@@ -8,3 +8,5 @@ from .linked import load_family as load_family
 from .loading import load as load
 from .loading import load_model as load_model
 from .loading import save as save
+from .study import StudySpec as StudySpec
+from .study import load_study as load_study

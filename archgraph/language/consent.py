@@ -35,6 +35,11 @@ def allowed(python: bool = True) -> Iterator[None]:
         _GIVEN.reset(token)
 
 
+def given() -> bool:
+    """Whether consent was given here, for a process that works for this one."""
+    return _GIVEN.get()
+
+
 def needs_consent(name: str, base: type) -> bool:
     """Whether running what a name stands for needs consent that was not given.
 

@@ -58,6 +58,13 @@ from archgraph.language.model import (
 )
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.steps import STEPS, StepOptions
+from archgraph.language.study import (
+    StudyArchitectures,
+    StudyClaim,
+    StudyFigure,
+    StudySize,
+    StudySpec,
+)
 from archgraph.language.task import TaskSpec
 from archgraph.language.validation import ValidationSpec
 from archgraph.language.yaml import read_document
@@ -92,6 +99,13 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "attack": AttackSpec,
         "evaluate": EvaluateSpec,
         "engine": EngineSpec,
+    },
+    "study files": {
+        "study": StudySpec,
+        "figures": StudyFigure,
+        "claims": StudyClaim,
+        "architectures": StudyArchitectures,
+        "sizes": StudySize,
     },
 }
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"

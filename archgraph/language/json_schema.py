@@ -17,14 +17,16 @@ from archgraph.language.flat import FlatModel
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
+from archgraph.language.study import StudySpec
 
-SchemaKind = Literal["model", "family", "experiment", "figures"]
-KINDS: tuple[SchemaKind, ...] = ("model", "family", "experiment", "figures")
+SchemaKind = Literal["model", "family", "experiment", "study", "figures"]
+KINDS: tuple[SchemaKind, ...] = ("model", "family", "experiment", "study", "figures")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _FILES: Mapping[str, type[BaseModel]] = {
     "family": FamilySpec,
     "experiment": ExperimentSpec,
+    "study": StudySpec,
     "figures": FiguresSpec,
 }
 
@@ -33,7 +35,7 @@ def schema(kind: SchemaKind) -> dict[str, Any]:
     """JSON schema of a kind of file.
 
     Args:
-        kind: ``model``, ``family``, ``experiment`` or ``figures``.
+        kind: ``model``, ``family``, ``experiment``, ``study`` or ``figures``.
 
     Raises:
         SpecError: If there is no such kind.

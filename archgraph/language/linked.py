@@ -31,7 +31,15 @@ def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
     Raises:
         SpecError: If either cannot be understood, with file, line and key.
     """
-    document = read_document(path)
+    return read_experiment(read_document(path))
+
+
+def read_experiment(document: Document) -> ExperimentSpec:
+    """The experiment that a document holds; files that it names are found from the document's.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+    """
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
         file = beside(document, spec.family, ("family",))

@@ -17,6 +17,7 @@ from archgraph.hints import unknown
 from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.figures import FigureSpec, FiguresSpec, Printed
+from archgraph.language.study import StudySpec
 from archgraph.language.yaml import read_document
 from archgraph.tables import Table
 
@@ -59,6 +60,7 @@ def figures(
 
     Args:
         paths: Files of figures, or folders whose files of figures are read, folders below included.
+            A study stands for the figures of its architectures.
         python: Consent to run the Python code that models name. Without it such models are not
             looked at.
 
@@ -87,9 +89,31 @@ def figures(
             documents.append(document)
     if not documents:
         raise SpecError("holds no file of figures", where=", ".join(map(str, chosen)))
-    sources = _Sources()
+    sources = Sources()
     with allowed(python):
-        return tuple(finding for d in documents for finding in _compared(d, sources))
+        return tuple(finding for d in documents for finding in findings(d, sources))
+
+
+def findings(document: Document, sources: Sources) -> Iterator[Finding]:
+    """The findings of a file of figures; of a study, those about its architectures.
+
+    Raises:
+        SpecError: As :func:`figures`; and if a study names figures that are not in the file.
+    """
+    from archgraph.language import beside
+
+    if "study" not in document.data:
+        yield from _compared(document, sources)
+        return
+    named = document.validate(StudySpec).architectures
+    if named is None:
+        return
+    place: Place = ("architectures", "figures")
+    file = read_document(beside(document, named.figures, place))
+    found = list(_compared(file, sources, named.of))
+    if not found:
+        document.fail(("architectures", "of"), "begins no figure's name", found=named.of)
+    yield from found
 
 
 def figures_table(findings: Iterable[Finding]) -> Table:
@@ -126,7 +150,7 @@ def figures_table(findings: Iterable[Finding]) -> Table:
 
 
 @dataclass
-class _Sources:
+class Sources:
     """Graphs and families, each made once for all files."""
 
     graphs: dict[tuple[str, str], ArchGraph] = field(default_factory=dict)
@@ -154,9 +178,11 @@ class _Sources:
         return self.families[key]
 
 
-def _compared(document: Document, sources: _Sources) -> Iterator[Finding]:
+def _compared(document: Document, sources: Sources, of: str = "") -> Iterator[Finding]:
     spec = document.validate(FiguresSpec)
     for index, figure in enumerate(spec.figures):
+        if not figure.what.startswith(of):
+            continue
         place: Place = ("figures", index)
         if isinstance(figure.published, Printed):
             yield _finding(document, spec, figure, figure.published, place, sources)
@@ -172,7 +198,7 @@ def _finding(
     figure: FigureSpec,
     published: Printed,
     place: Place,
-    sources: _Sources,
+    sources: Sources,
 ) -> Finding:
     try:
         ours = _ours(document, figure, place, sources)
@@ -210,7 +236,7 @@ def _verdict(
 
 
 def _ours(
-    document: Document, figure: FigureSpec, place: Place, sources: _Sources
+    document: Document, figure: FigureSpec, place: Place, sources: Sources
 ) -> Fraction | None:
     """The value that a figure's specs give; None where that would run code unasked."""
     from archgraph.language import beside

@@ -31,7 +31,8 @@ from sybil.typing import Parser
 
 from archgraph.cli import app
 from archgraph.cli.app import ANYWHERE
-from archgraph.language import load, load_experiment, load_family
+from archgraph.language import load, load_experiment, load_family, load_study
+from archgraph.language.study import cells
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -73,6 +74,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 }
 # By which keys a file is known.
 KEYS = {
+    "study": {"study"},
     "experiment": {
         "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate", "engine",
         "seed", "out", "task", "validation", "trackers",
@@ -80,10 +82,18 @@ KEYS = {
     "family": {"clients", "choose", "change"},
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},
 }  # fmt: skip
+
+
+def read_study(path: Path) -> None:
+    for size in (study := load_study(path)).sizes:
+        cells(study, size)
+
+
 READ: dict[str, Callable[[Path], Any]] = {
     "model": functools.partial(load, python=True),
     "family": load_family,
     "experiment": load_experiment,
+    "study": read_study,
 }
 
 

@@ -26,6 +26,7 @@ FOLDERS = {
     "model": "models",
     "family": "families",
     "experiment": "experiments",
+    "study": "studies",
     "figures": "papers",
 }
 
@@ -135,6 +136,6 @@ def test_other_kinds_are_unknown() -> None:
         schema(unknown)
     assert str(error.value) == (
         "is not a kind of file; found 'modle'; expected one of model, family, experiment, "
-        "figures; "
+        "study, figures; "
         "did you mean 'model'?"
     )

@@ -1,0 +1,370 @@
+"""The YAML of studies: a published table, the experiments behind its cells and what it claims."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from archgraph.errors import SpecError
+from archgraph.fields import Base, Mistake, Natural, Place, Version
+from archgraph.hints import unknown
+from archgraph.language.document import Document, FromFile
+from archgraph.language.experiment import ExperimentSpec, installed_strategy
+from archgraph.language.linked import read_experiment
+from archgraph.language.yaml import read_document
+from archgraph.plain import Json
+
+StudySizeName = Literal["paper", "small"]
+STUDY_SIZES: tuple[StudySizeName, ...] = ("paper", "small")
+
+# Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
+# setting by setting; a family, a strategy and everything else is replaced.
+_Changes = dict[str, Json]
+_MERGED = frozenset(
+    {"aggregate", "attack", "data", "engine", "evaluate", "local", "validation", "values"}
+)
+# {name} in a text: a value of the row, the column or the size.
+_VALUE = re.compile(r"\{(\w+)\}")
+_Text = Annotated[str, Field(min_length=1)]
+
+
+def _one_column() -> dict[str, _Changes]:
+    return {"": {}}
+
+
+class StudyFigure(Base):
+    """What is read from the run of a cell."""
+
+    measure: _Text = Field(
+        description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
+        "global_accuracy, local_accuracy, global_perplexity, seconds, tier.NAME.matched, …"
+    )
+    last: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="averaged over the tests of the last rounds: a fraction (< 1) of all, or a "
+        "number; left out: the last test",
+    )
+    better: Literal["more", "less"] = Field(default="more", description="which way is better")
+
+
+class StudyClaim(Base):
+    """An order that the paper claims: one verdict for each cell that is compared."""
+
+    better: _Text = Field(description="a row; or a part of a column's name")
+    than: _Text | Annotated[tuple[_Text, ...], Field(min_length=1)] = Field(
+        description="the rows (or parts of columns' names) that it is better than"
+    )
+    by: _Text | None = Field(default=None, description="by which figure; left out: by each")
+    where: _Text = Field(
+        default="*", description="columns (or rows) in which it is claimed: a pattern with * and ?"
+    )
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What the claim compares with."""
+        return (self.than,) if isinstance(self.than, str) else self.than
+
+
+class StudyArchitectures(Base):
+    """Published figures of the study's architectures."""
+
+    figures: _Text = Field(description="a file of published figures")
+    of: _Text = Field(description="which of them: the beginning of their `what`")
+
+
+class StudySize(Base):
+    """What a size changes."""
+
+    about: str = Field(default="", description="how it differs from the paper")
+    experiment: _Changes = Field(default={}, description="what changes in every cell")
+    rows: dict[str, _Changes] = Field(default={}, description="what changes in a row")
+    columns: dict[str, _Changes] = Field(
+        default={}, description="what changes in columns with this name, or this part of a name"
+    )
+    seeds: Annotated[tuple[Natural, ...], Field(min_length=1)] = Field(
+        default=(0,), description="a run of every cell for each"
+    )
+    leave_out: tuple[_Text, ...] = Field(default=(), description="further cells that are not there")
+
+
+class StudySpec(FromFile):
+    """A published table: what its rows and columns change in one experiment, and its claims."""
+
+    archgraph: Version = 1
+    study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
+    about: str = Field(default="", description="what a reader of the table must know")
+    experiment: _Changes = Field(description="keys of an experiment that all cells share")
+    rows: Annotated[dict[str, _Changes], Field(min_length=1)] = Field(
+        description="what each row changes in the experiment"
+    )
+    columns: dict[str, _Changes] | tuple[dict[str, _Changes], ...] = Field(
+        default_factory=_one_column,
+        description="what each column changes; several mappings: every combination, the last one "
+        "fastest, named `a, b`",
+    )
+    figures: Annotated[dict[str, StudyFigure | _Text], Field(min_length=1)] = Field(
+        description="what a cell shows: the name of a measure, or one with options"
+    )
+    published: dict[str, tuple[float | None, ...]] = Field(
+        default={},
+        description="by row, a number as printed for each column and figure, figures fastest; "
+        "null: not printed",
+    )
+    claims: tuple[StudyClaim, ...] = Field(default=(), description="orders that the paper claims")
+    architectures: StudyArchitectures | None = Field(
+        default=None, description="what the paper prints about parameters and operations"
+    )
+    waits_for: tuple[_Text, ...] = Field(
+        default=(), description="strategies without which some rows wait"
+    )
+    leave_out: tuple[_Text, ...] = Field(
+        default=(),
+        description="cells that are not there: a row, a column, a part of columns' names, or "
+        "`row | column`, with * and ?",
+    )
+    sizes: dict[StudySizeName, StudySize] = Field(
+        default={"paper": StudySize()}, description="paper: as published; small: for two cores"
+    )
+
+    @property
+    def parts(self) -> tuple[Mapping[str, _Changes], ...]:
+        """The mappings whose combinations are the columns."""
+        return (self.columns,) if isinstance(self.columns, dict) else self.columns
+
+    @property
+    def read(self) -> dict[str, StudyFigure]:
+        """What a cell shows, with options."""
+        named = self.figures.items()
+        return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in named}
+
+    def combined(self) -> dict[str, tuple[str, ...]]:
+        """The columns: the names of their parts, by name."""
+        combinations = itertools.product(*self.parts)
+        return {", ".join(filter(None, names)): names for names in combinations}
+
+    def named(self) -> Iterator[_Named]:
+        """Row, column and parts of the column's name of every cell that the sizes may leave out."""
+        for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
+            yield row, column, parts
+
+    def printed(self, row: str, column: str, figure: str) -> float | None:
+        """What the paper prints in a cell; None: nothing."""
+        place = list(self.combined()).index(column) * len(self.figures)
+        values = self.published.get(row)
+        return None if values is None else values[place + list(self.figures).index(figure)]
+
+    def compared(self, claim: StudyClaim) -> Iterator[tuple[_Pair, _Pair, str]]:
+        """The cells (row and column) and the figures of a claim: better, other, figure."""
+        columns, figures = self.combined(), [claim.by] if claim.by else list(self.figures)
+        for other, figure in itertools.product(claim.others, figures):
+            if claim.better in self.rows:
+                for column in columns:
+                    if fnmatchcase(column, claim.where):
+                        yield (claim.better, column), (other, column), figure
+                continue
+            for row, (column, parts) in itertools.product(self.rows, columns.items()):
+                if claim.better in parts and fnmatchcase(row, claim.where):
+                    changed = (other if part == claim.better else part for part in parts)
+                    yield (row, column), (row, ", ".join(filter(None, changed))), figure
+
+    @pydantic.model_validator(mode="after")
+    def _complete(self) -> StudySpec:
+        expected = len(self.combined()) * len(self.figures)
+        for row, values in self.published.items():
+            _known(row, self.rows, ("published", row), "row")
+            if len(values) != expected:
+                raise Mistake(
+                    "has not one number for each column and figure",
+                    place=("published", row),
+                    found=len(values),
+                    expected=expected,
+                )
+        parts = [name for part in self.parts for name in part]
+        for size, changes in self.sizes.items():
+            for row in changes.rows:
+                _known(row, self.rows, ("sizes", size, "rows", row), "row")
+            for name in changes.columns:
+                place = ("sizes", size, "columns", name)
+                _known(name, (*parts, *self.combined()), place, "column")
+            for i, name in enumerate(changes.leave_out):
+                self._left_out(name, ("sizes", size, "leave_out", i))
+        for i, name in enumerate(self.leave_out):
+            self._left_out(name, ("leave_out", i))
+        for index, claim in enumerate(self.claims):
+            self._claimed(claim, ("claims", index), parts)
+        return self
+
+    def _left_out(self, name: str, place: Place) -> None:
+        """Whether there is anything to leave out."""
+        if not any(_matches(name, cell) for cell in self.named()):
+            raise Mistake("leaves nothing out", place=place, found=name)
+
+    def _claimed(self, claim: StudyClaim, place: Place, parts: Sequence[str]) -> None:
+        """Whether a claim is about the table, and is what the paper prints."""
+        rows = claim.better in self.rows
+        _known(claim.better, (*self.rows, *parts), (*place, "better"), "row or column")
+        for other in claim.others:
+            _known(other, self.rows if rows else parts, (*place, "than"), "row or column")
+        if claim.by is not None:
+            _known(claim.by, self.figures, (*place, "by"), "figure")
+        pairs = list(self.compared(claim))
+        if not pairs:
+            raise Mistake("compares nothing", place=(*place, "where"), found=claim.where)
+        for first, second, figure in pairs:
+            values = self.printed(*first, figure), self.printed(*second, figure)
+            sign = 1 if self.read[figure].better == "more" else -1
+            if None not in values and sign * ((values[0] or 0) - (values[1] or 0)) <= 0:
+                raise Mistake(
+                    "is not what the paper prints",
+                    place=place,
+                    found=f"{claim.better} {values[0]}, {second[0]} {values[1]} ({first[1]})",
+                )
+
+
+_Pair = tuple[str, str]
+_Named = tuple[str, str, tuple[str, ...]]
+
+
+def _matches(pattern: str, cell: _Named) -> bool:
+    row, column, parts = cell
+    names = (f"{row} | {column}",) if "|" in pattern else (row, column, *parts)
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _known(name: str, names: Any, place: Place, kind: str) -> None:
+    if name not in names:
+        raise Mistake(f"is not a {kind}", place=place, **unknown(name, list(names)))
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """A cell of a study, or what it waits for.
+
+    Attributes:
+        row: Its row.
+        column: Its column.
+        experiment: What is run, for the first seed; None: it waits.
+        waits: The strategy that is not there yet.
+    """
+
+    row: str
+    column: str
+    experiment: ExperimentSpec | None
+    waits: str = ""
+
+
+def load_study(path: str | os.PathLike[str]) -> StudySpec:
+    """Read a study file; :func:`cells` makes its experiments.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+    """
+    document = read_document(path)
+    return document.validate(StudySpec).read_from(document)
+
+
+def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
+    """The cells of a study in one size, row by row.
+
+    Raises:
+        SpecError: If the study has no such size, or a cell is not an experiment; with file and
+            line.
+    """
+    document = study.document_of(("sizes",))
+    changes = study.sizes.get(size)
+    if changes is None:
+        document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
+    left_out = (*study.leave_out, *changes.leave_out)
+    return tuple(
+        _cell(study, document, size, *named)
+        for named in study.named()
+        if not any(_matches(pattern, named) for pattern in left_out)
+    )
+
+
+def _cell(
+    study: StudySpec, document: Document, size: str, row: str, column: str, parts: Sequence[str]
+) -> StudyCell:
+    keyed: list[Place] = [("columns",)] if isinstance(study.columns, dict) else []
+    keyed = keyed or [("columns", index) for index in range(len(parts))]
+    shared: Place = ("sizes", size)
+    places: list[Place] = [
+        ("experiment",),
+        ("rows", row),
+        *((*place, name) for place, name in zip(keyed, parts, strict=True)),
+        (*shared, "experiment"),
+        (*shared, "rows", row),
+        *((*shared, "columns", name) for name in dict.fromkeys((*parts, column))),
+    ]
+    merged = _merged(document, places)
+    named = ", ".join(filter(None, (study.study, row, column)))
+    whole = {"name": named, "seed": study.sizes[size].seeds[0], **merged.data}  # type: ignore[index]  # a size of the study
+    made = Document(document.file, whole, merged.lines, merged.texts)
+    waits = _missing(study, made)
+    return StudyCell(row, column, None if waits else read_experiment(made), waits)
+
+
+def _missing(study: StudySpec, document: Document) -> str:
+    """The strategy of a cell, where the study waits for it."""
+    strategy = document.data.get("strategy")
+    name = str(next(iter(strategy), "")) if isinstance(strategy, dict) else ""
+    if name in study.waits_for:
+        try:
+            installed_strategy(name)
+        except SpecError:
+            return name
+    return ""
+
+
+def _merged(document: Document, places: Sequence[Place]) -> Document:
+    """Parts of a file laid over one another: one experiment, with the line of every key."""
+    data: dict[str, Any] = {}
+    lines: dict[Place, int] = {(): 1}
+    for place in places:
+        part = document.sub(place)
+        for key, value in (part.data or {}).items():
+            both = key in _MERGED and isinstance(value, dict) and isinstance(data.get(key), dict)
+            fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]
+            lines = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
+            lines |= {k: v for k, v in part.lines.items() if any(_below(k, f) for f in fresh)}
+            lines.setdefault((key,), part.lines.get((key,), 1))
+            data[key] = {**data[key], **value} if both else value
+            if both:
+                data[key] = {k: v for k, v in data[key].items() if v is not None}
+    values = data.pop("values", {})
+    shown = {key: value for key, value in data.items() if value is not None}
+    whole = Document(document.file, shown, lines)
+    return Document(document.file, _filled(whole, shown, values, ()), lines)
+
+
+def _below(place: Place, above: Place) -> bool:
+    return place[: len(above)] == above
+
+
+def _filled(document: Document, value: Any, values: Mapping[str, Any], place: Place) -> Any:
+    """A value with the study's own values in its texts; a text that is one of them becomes it."""
+    match value:
+        case dict():
+            return {k: _filled(document, v, values, (*place, k)) for k, v in value.items()}
+        case tuple() | list():
+            return tuple(_filled(document, v, values, (*place, i)) for i, v in enumerate(value))
+        case str():
+            for name in _VALUE.findall(value):
+                if name not in values:
+                    document.fail(
+                        place, "names no value of the cell", **unknown(name, list(values))
+                    )
+            whole = _VALUE.fullmatch(value)
+            if whole is not None:
+                return values[whole[1]]
+            return _VALUE.sub(lambda found: str(values[found[1]]), value)
+        case _:
+            return value

@@ -1,0 +1,238 @@
+"""Studies: run what stands behind a published table, and put what was measured beside it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from archgraph.display.comparison import RunGroup, comparison
+from archgraph.display.measures import SHARES
+from archgraph.engine.cell import address, finished, run_cell
+from archgraph.engine.workers import side_by_side
+from archgraph.errors import RunError
+from archgraph.language.consent import allowed, given
+from archgraph.language.study import (
+    StudyCell,
+    StudyClaim,
+    StudySizeName,
+    StudySpec,
+    cells,
+    load_study,
+)
+from archgraph.papers.paired import Paired, paired
+from archgraph.tables import plural
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of a study.
+
+    Attributes:
+        cell: Whose run it is.
+        seed: Its seed.
+        folder: Its run folder, which other studies may share.
+    """
+
+    cell: StudyCell
+    seed: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class StudyFinding:
+    """What came of one claim in one place of the table.
+
+    Attributes:
+        claim: What is claimed, in words.
+        where: The column (or row).
+        figure: By which figure.
+        paired: Differences by seed; None: a cell is missing.
+    """
+
+    claim: str
+    where: str
+    figure: str
+    paired: Paired | None
+
+    @property
+    def verdict(self) -> str:
+        """Holds, does not hold, undecided (and how many seeds would decide), or not measured."""
+        if self.paired is None:
+            return "not measured"
+        if self.paired.verdict != "undecided":
+            return self.paired.verdict
+        if self.paired.std is None:
+            return "undecided: one seed"
+        needed = self.paired.needed
+        return f"undecided: {f'{needed} seeds' if needed else 'more than 1000 seeds'} would decide"
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A table as measured.
+
+    Attributes:
+        spec: The study.
+        size: In which size.
+        runs: All of its runs, finished or not.
+        waiting: Cells whose strategy is not there yet.
+        groups: The finished runs of a cell, by row and column.
+        failed: Why a run ended, by its folder.
+    """
+
+    spec: StudySpec
+    size: StudySizeName
+    runs: tuple[StudyRun, ...]
+    waiting: tuple[StudyCell, ...]
+    groups: Mapping[tuple[str, str], Mapping[str, RunGroup]]
+    failed: Mapping[Path, str] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Finished runs."""
+        return sum(finished(r.folder, r.cell.experiment) for r in self.runs if r.cell.experiment)
+
+    def values(self, row: str, column: str, figure: str) -> dict[int, float]:
+        """A figure of a cell by seed, as papers print it: shares in per cent; empty: none yet."""
+        group = self.groups.get((row, column), {}).get(figure)
+        measure = self.spec.read[figure].measure
+        found = None if group is None else group.figures.get(measure)
+        if group is None or found is None:
+            return {}
+        factor = 100 if measure.replace(".", "_").split("_")[-1] in SHARES else 1
+        pairs = zip(group.seeds, found.values, strict=True)
+        return {seed: factor * value for seed, value in pairs}
+
+    @functools.cached_property
+    def findings(self) -> tuple[StudyFinding, ...]:
+        """What came of each claim, in each place of the table that this size has."""
+        there = {(r.cell.row, r.cell.column) for r in self.runs}
+        there |= {(cell.row, cell.column) for cell in self.waiting}
+        return tuple(
+            self._finding(claim, first, second, figure)
+            for claim in self.spec.claims
+            for first, second, figure in self.spec.compared(claim)
+            if {first, second} <= there
+        )
+
+    def _finding(
+        self, claim: StudyClaim, first: tuple[str, str], second: tuple[str, str], figure: str
+    ) -> StudyFinding:
+        ours, theirs = self.values(*first, figure), self.values(*second, figure)
+        common = [seed for seed in ours if seed in theirs]
+        rows = claim.better in self.spec.rows
+        other = second[0] if rows else next(o for o in claim.others if o in second[1])
+        more = self.spec.read[figure].better == "more"
+        statistic = paired([ours[s] for s in common], [theirs[s] for s in common], more=more)
+        return StudyFinding(
+            f"{claim.better} better than {other}",
+            first[1] if rows else first[0],
+            figure,
+            statistic if common else None,
+        )
+
+
+def study(
+    file: str | os.PathLike[str] | StudySpec,
+    *,
+    size: StudySizeName = "small",
+    workers: int = 1,
+    out: str | os.PathLike[str] = "runs/studies",
+    data_root: str | os.PathLike[str] | None = None,
+    python: bool = False,
+    only_read: bool = False,
+    told: Callable[[str], object] = lambda line: None,
+) -> StudyResult:
+    """Run what is missing of a study, and put what was measured beside what was published.
+
+    Every run is an ordinary run folder under ``out/runs``, named after what decides its figures:
+    equal runs of several studies are one. Runs that are done are not run again and those that were
+    cut off go on after their last checkpoint, so the same call goes on where it stopped.
+
+    Args:
+        file: A study file, or what was read from one.
+        size: ``paper`` as published, or ``small``.
+        workers: Processes of one thread each; the figures do not depend on it.
+        out: Folder of runs and tables.
+        data_root: Folder of the data; None: what ``ARCHGRAPH_DATA`` names.
+        python: Consent to run the Python code that the study's files name.
+        only_read: Run nothing: the table of the runs that are there.
+        told: Hears a line about every run.
+
+    Raises:
+        SpecError: If the study cannot be understood, or one of its cells is not an experiment.
+        RunError: If the tables cannot be written. A run that fails does not end the study: see
+            :attr:`StudyResult.failed`.
+    """
+    if workers < 1:
+        raise RunError("too few", where="workers", found=workers, expected="1 or more")
+    spec = file if isinstance(file, StudySpec) else load_study(file)
+    with allowed(python):
+        python, every = given(), cells(spec, size)
+        runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
+    failed = {} if only_read else dict(_missing(runs, workers, data_root, python, told))
+    waiting = tuple(cell for cell in every if cell.experiment is None)
+    return StudyResult(spec, size, runs, waiting, _groups(spec, runs), failed)
+
+
+def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tuple[StudyRun, ...]:
+    """The runs, all of the first seed first: a table is whole as soon as it can be."""
+    found = []
+    for seed in seeds:
+        for cell in every:
+            if cell.experiment is not None:
+                spec = cell.experiment.model_copy(update={"seed": seed})
+                one = StudyCell(cell.row, cell.column, spec)
+                found.append(StudyRun(one, seed, place / address(spec)))
+    return tuple(found)
+
+
+def _missing(
+    runs: Sequence[StudyRun],
+    workers: int,
+    data_root: str | os.PathLike[str] | None,
+    python: bool,
+    told: Callable[[str], object],
+) -> Iterator[tuple[Path, str]]:
+    """Run what is not done; which runs failed, and why."""
+    left: dict[Path, StudyRun] = {}
+    for one in runs:
+        if one.cell.experiment is not None and not finished(one.folder, one.cell.experiment):
+            left.setdefault(one.folder, one)
+    total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
+    listed = list(left.values())
+    if total > len(listed):
+        told(f"{total - len(listed)} of {plural(total, 'run')} done before")
+    arguments = [(one.cell.experiment, one.folder, data, python) for one in listed]
+    ended = side_by_side(_run, arguments, workers)
+    for number, (index, trouble) in enumerate(ended, total - len(listed) + 1):
+        one = listed[index]
+        name = ", ".join(filter(None, (one.cell.row, one.cell.column, f"seed {one.seed}")))
+        told(f"{number} of {total}: {name}: {trouble or 'done'}")
+        if trouble:
+            yield one.folder, trouble
+
+
+def _run(spec: object, folder: Path, data_root: Path | None, python: bool) -> None:
+    run_cell(spec, folder, data_root=data_root, python=python)  # type: ignore[arg-type]  # a cell's
+
+
+def _groups(
+    spec: StudySpec, runs: Sequence[StudyRun]
+) -> dict[tuple[str, str], dict[str, RunGroup]]:
+    """Finished runs of a cell together, read once for each span of rounds."""
+    folders: dict[tuple[str, str], list[Path]] = {}
+    for one in runs:
+        experiment = one.cell.experiment
+        if experiment is not None and finished(one.folder, experiment):
+            folders.setdefault((one.cell.row, one.cell.column), []).append(one.folder)
+    return {
+        cell: {
+            name: comparison(places, tiers=True, last=figure.last).groups[0]
+            for name, figure in spec.read.items()
+        }
+        for cell, places in folders.items()
+    }

@@ -1,0 +1,197 @@
+"""Studies as they run: shared cells, going on after a kill, tables, what failed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import archgraph as ag
+from archgraph.cli import app
+from archgraph.errors import RunError
+from archgraph.papers.checked import checked
+from archgraph.papers.study import StudyResult
+from archgraph.papers.study_tables import study_csv, study_markdown, study_tables
+
+STUDY = """\
+archgraph: 1
+study: Somebody, Table 1
+experiment:
+  family:
+    model:
+      archgraph: 1
+      name: net
+      inputs: {image: [1, 8, 8]}
+      sections:
+        - {name: body, steps: [flatten, linear: 16, relu]}
+        - {name: head, steps: [linear: 10]}
+    clients: [{name: small, take: {body: 0.5}}, {name: large}]
+  data: {dataset: digits, limit: 200, partition: {scheme: iid}}
+  local: {lr: 0.1}
+  rounds: 3
+rows:
+  HeteroFL: {strategy: {heterofl: {}}}
+  Standalone: {strategy: {standalone: {}}}
+columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}
+figures: {average: average_accuracy, "last two": {measure: average_accuracy, last: 2}}
+published: {HeteroFL: [90, 89, 20, 20], Standalone: [80, 79, 10, null]}
+claims: [{better: HeteroFL, than: Standalone, by: average}]
+sizes:
+  paper: {rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}
+  small: {seeds: [0, 1]}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    (folder / "table1.yaml").write_text(STUDY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(place: Path) -> StudyResult:
+    return ag.study(place / "table1.yaml", out=place / "out")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [timeless(json.loads(x)) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(value: Any) -> Any:
+    """What a line says but for its seconds, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def test_the_table_shows_what_the_runs_measured(result: StudyResult):
+    assert not result.failed and len(result.runs) == 8 and result.done == 8
+    for one in result.runs:
+        last = lines(one.folder)[-1]["evaluation"]["models"]
+        mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
+        ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
+        assert ours == pytest.approx(mean)
+    table, claims = study_tables(result)
+    assert table.columns[1:3] == ("clean, average", "clean, last two")
+    values = result.values("HeteroFL", "clean", "average")
+    mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
+    assert table.rows[0][1] == f"{mean:.2f} ± {spread:.2f} (90)"
+    assert claims.rows[0][:3] == ("HeteroFL better than Standalone", "clean", "average")
+    assert claims.rows[0][4] == "2"
+
+
+def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
+    clean = result.findings[0].paired
+    ours, theirs = (result.values(row, "clean", "average") for row in ("HeteroFL", "Standalone"))
+    assert clean is not None
+    assert clean.differences == tuple(ours[seed] - theirs[seed] for seed in (0, 1))
+
+
+def test_csv_and_markdown_hold_the_same_figures(result: StudyResult):
+    rows = list(csv.DictReader(study_csv(result).splitlines()))
+    assert len(rows) == 8 and rows[0]["published"] == "90.0" and rows[7]["published"] == ""
+    first = list(map(float, rows[0]["values"].split()))
+    assert first == list(result.values("HeteroFL", "clean", "average").values())
+    text = study_markdown(result)
+    assert text.startswith("## Somebody, Table 1\n") and "| HeteroFL |" in text
+
+
+def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResult, place: Path):
+    before = {one.folder: (one.folder / "metrics.jsonl").stat().st_mtime_ns for one in result.runs}
+    other = STUDY.replace("Somebody, Table 1", "Another").replace("local: {lr: 0.1}", "local: {}")
+    other = other.replace("HeteroFL: {strategy: {heterofl: {}}}", "H: {strategy: {heterofl: }}")
+    other = other.replace("HeteroFL", "H").replace("name: net", "name: other")
+    (place / "another.yaml").write_text(other.replace("name: other", "name: net"))
+    heard: list[str] = []
+    again = ag.study(place / "another.yaml", out=place / "out", told=heard.append)
+    assert heard == ["8 of 8 runs done before"]
+    assert {one.folder for one in again.runs} == set(before)
+    assert all((f / "metrics.jsonl").stat().st_mtime_ns == at for f, at in before.items())
+    (place / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.2"))
+    unlike = ag.study(place / "unlike.yaml", out=place / "out", only_read=True)
+    assert not {one.folder for one in unlike.runs} & set(before) and unlike.done == 0
+
+
+def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Path):
+    """Two workers die with the process that started them; the last run is cut off by hand."""
+    out = place / "killed"
+    words = ["study", str(place / "table1.yaml"), "--workers", "2", "--out", str(out)]
+    started = subprocess.Popen([sys.executable, "-m", "archgraph", *words])
+    while not any((out / "runs").glob("*/checkpoints/round-000001")):
+        assert started.poll() is None
+        time.sleep(0.05)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    time.sleep(1.0)  # workers notice
+    folders = list((out / "runs").iterdir())
+    before = [(f / "metrics.jsonl").read_bytes() for f in folders]
+    time.sleep(1.0)
+    assert before == [(f / "metrics.jsonl").read_bytes() for f in folders]
+    assert len(folders) < 8
+    copied = next(one for one in result.runs if not (out / "runs" / one.folder.name).exists())
+    cut = shutil.copytree(copied.folder, out / "runs" / copied.folder.name)
+    shutil.rmtree(cut / "checkpoints/round-000003")  # as if killed between line and checkpoint
+    assert [p.name for p in (cut / "checkpoints").iterdir()] == ["round-000002"]
+    (cut / "metrics.jsonl").write_bytes(
+        b"".join((cut / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2])
+    )
+    whole = ag.study(place / "table1.yaml", out=out)
+    assert whole.done == 8
+    for one, other in zip(whole.runs, result.runs, strict=True):
+        assert one.folder.name == other.folder.name
+        assert lines(one.folder) == lines(other.folder)
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
+    call = CliRunner().invoke
+    words = [str(place / "table1.yaml"), "--size", "paper", "--out", str(place / "out")]
+    done = call(app, ["study", *words, "--data", str(place)])
+    assert done.exit_code == 1, done.output
+    # Of the first seed, the cells that do not differ between the sizes.
+    assert "2 of 4 runs done before" in done.output
+    assert "3 of 4: Standalone, clean, seed 0: " in done.output and "cifar" in done.output
+    assert "Not measured" in done.output and "not measured" in done.output
+    page = (place / "out" / "table1-paper.html").read_text()
+    assert "Somebody, Table 1" in page and "data:image/svg+xml" in page
+    for ending in ("txt", "md", "csv"):
+        assert (place / "out" / f"table1-paper.{ending}").is_file()
+
+
+def test_a_study_asks_for_one_worker_or_more(place: Path):
+    with pytest.raises(RunError, match="workers: too few"):
+        ag.study(place / "table1.yaml", workers=0)
+
+
+def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
+    figures = "archgraph: 1\npaper: A\nsource: Somebody\nfigures:\n  - {what: Table 1, published: "
+    net = "{sections: [{name: fc, steps: [linear: 3]}], inputs: {x: [4]}, archgraph: 1}"
+    (place / "net.yaml").write_text(net)
+
+    def verdict(text: str, published: str = "15") -> Any:
+        (place / "figures.yaml").write_text(f"{figures}{published}, model: net.yaml}}\n")
+        named = "architectures: {figures: figures.yaml, of: Table 1}\n"
+        (place / "checked.yaml").write_text(text + named)
+        return next(checked([place / "checked.yaml"]))
+
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    good = verdict(text)
+    assert good.good and good.kind == "study", good.error
+    assert good.note == "Somebody, Table 1: 8 cells, 1 claim; 1 of 1 published figure met"
+    other = verdict(text, published="16")
+    assert "is not what the paper prints; found 15; expected 16" in str(other.error)
+    assert "figures.yaml:5" in str(other.error)
+    wrong = verdict(text.replace("{standalone: {}}", "{fedin: {}}"))
+    assert str(wrong.error).startswith("Standalone, clean: ")
+    waits = verdict("waits_for: [fedsoon]\n" + text.replace("{standalone: {}}", "{fedsoon: {}}"))
+    assert "waits for fedsoon" in waits.note
