@@ -110,7 +110,7 @@ def other_gradient(function: Any, given: Any) -> TraceError | None:
         "of its forward",
         where=f"{code.co_filename}:{code.co_firstlineno}",
         hint="write forward so that its gradient is the right one (x + (y - x).detach() passes "
-        "the gradient straight through), or trace with strict=False",
+        "the gradient straight through)",
     )
 
 
@@ -172,8 +172,7 @@ def other_saved(
         "changes what is saved for the gradients; a graph saves what it computes",
         where=where,
         found=place(pack),
-        hint="build without these hooks and run the built module under them, or trace with "
-        "strict=False",
+        hint="build without these hooks and run the built module under them",
     )
 
 

@@ -53,7 +53,7 @@ def fold(tape: Tape, names: Collection[str]) -> Tape:
         TraceError(
             "forward changes a tensor in place that is not part of the state; the graph does not",
             where=name,
-            hint="make it a persistent buffer (register_buffer), or trace with strict=False",
+            hint="make it a persistent buffer (register_buffer)",
         )
         for node, name in tape.labels.items()
         if not torch.equal(tape.tensors[node].nan_to_num(), before[node].nan_to_num())

@@ -55,7 +55,7 @@ def registered(model: torch.nn.Module) -> Iterator[TraceError]:
                 f"{what} of all modules is registered, and the built module has other submodules",
                 where="torch.nn.modules.module",
                 found=place(hook),
-                hint="remove it before tracing, or trace with strict=False",
+                hint="remove it before tracing",
             )
     for path, module in model.named_modules():
         yield from _hooks(path or type(model).__name__, module, _ON_MODULE)
@@ -149,6 +149,5 @@ def _error(where: str, what: str, hook: Any) -> TraceError:
         f"has {what}, which may change gradients; a graph holds no hooks",
         where=where,
         found=place(hook),
-        hint="remove it before tracing and register it on the built module, or trace with "
-        "strict=False",
+        hint="remove it before tracing and register it on the built module",
     )

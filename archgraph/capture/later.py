@@ -59,7 +59,7 @@ def _matters(name: str, place: str) -> TraceError:
     return TraceError(
         f"forward changes {name}, and a later call computes something else; a graph does not",
         where=place,
-        hint="make it a buffer (register_buffer), or trace with strict=False",
+        hint="make it a buffer (register_buffer)",
     )
 
 
@@ -67,7 +67,7 @@ def _unknown(name: str, place: str) -> TraceError:
     return TraceError(
         f"forward uses {name}, and nothing shows whether a call changes it",
         where=place,
-        hint="keep numbers, tensors or containers instead, or trace with strict=False",
+        hint="keep numbers, tensors or containers instead",
     )
 
 
@@ -200,31 +200,31 @@ _ASKED: tuple[tuple[tuple[str, ...], Callable[[_Calls], bool], str, str], ...] =
         _CAPTURING,
         lambda calls: calls.program(),
         "forward computes something else while it is captured",
-        "let it go by something else than how it is run, or trace with strict=False",
+        "let it go by something else than how it is run",
     ),
     (
         ("time", "time_ns", "perf_counter", "monotonic", "now", "today", "urandom"),
         lambda calls: calls.otherwise(contextlib.nullcontext),
         "forward computes something else each time, and a graph does not",
-        "give what changes as an input, draw with torch, or trace with strict=False",
+        "give what changes as an input, draw with torch",
     ),
     (
         ("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf", "is_inference_mode_enabled"),
         lambda calls: calls.otherwise(torch.enable_grad),
         "forward computes something else while gradients are recorded, and a graph does not",
-        "let it go by self.training, or trace with strict=False",
+        "let it go by self.training",
     ),
     (
         ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype"),
         lambda calls: calls.autocast(),
         "forward asks whether autocast is on, and computes something else than its graph then",
-        "choose the precision by an argument, or trace with strict=False",
+        "choose the precision by an argument",
     ),
     (
         ("grad", "zero_grad"),
         lambda calls: calls.gradients(),
         "forward changes the gradients of parameters or goes by them, and a graph does not",
-        "keep them out of forward, or trace with strict=False",
+        "keep them out of forward",
     ),
 )
 

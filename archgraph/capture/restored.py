@@ -110,7 +110,7 @@ def _replaced(model: torch.nn.Module, before: dict[str, Any]) -> Iterator[TraceE
                 f"forward {made}; the parts of a graph stay as they are",
                 where=name,
                 found=place(type(model).forward),
-                hint="do it before tracing, or trace with strict=False",
+                hint="do it before tracing",
             )
 
 

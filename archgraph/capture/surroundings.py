@@ -182,7 +182,7 @@ def _ungraded_checkpoint() -> TraceError:
         "a checkpoint that re-enters lets no gradient through to parameters, since none of its "
         "inputs needs one",
         where=running(),
-        hint="give use_reentrant=False, or trace with strict=False",
+        hint="give use_reentrant=False",
     )
 
 
@@ -209,7 +209,7 @@ def _drawing(notes: list[Note], place: str) -> Iterator[None]:
                 TraceError(
                     "forward seeds torch's random numbers, and a graph does not",
                     where=place,
-                    hint="seed them before the call, or trace with strict=False",
+                    hint="seed them before the call",
                 )
             )
             torch.set_rng_state(drawn)
@@ -220,7 +220,7 @@ def _drawing(notes: list[Note], place: str) -> Iterator[None]:
                     "forward draws from Python's random numbers: what it drew while it was traced "
                     "is fixed in the graph",
                     where=place,
-                    hint="draw with torch instead, or trace with strict=False",
+                    hint="draw with torch instead",
                 )
             )
             random.setstate(python)

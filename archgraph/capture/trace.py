@@ -127,6 +127,8 @@ def _said(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
+                ways = filter(None, (note.hint, "trace with strict=False, which notes it"))
+                note.hint = ", or ".join(ways)
                 raise note
             warnings.warn(str(note), TraceWarning, stacklevel=3)
     return tuple(dict.fromkeys(map(str, notes)))
@@ -259,7 +261,7 @@ def _both_modes(
             "train mode could not be captured, and eval mode would stand in for it",
             where=error.where,
             found=error.message,
-            hint="trace with train=False if that is meant, or with strict=False, which notes it",
+            hint="trace with train=False if that is meant",
         )
         alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
         return live_flags(alone, leaves.params)

@@ -23,7 +23,7 @@ def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
                 "has extra state (get_extra_state), and a graph holds tensors only",
                 where=path or type(model).__name__,
                 found=place(type(module).get_extra_state),
-                hint="keep it in buffers, or trace with strict=False, which leaves it out",
+                hint="keep it in buffers",
             )
 
 
@@ -42,7 +42,7 @@ def other_state(model: torch.nn.Module) -> Iterator[TraceError]:
                 "tensor there",
                 where=key,
                 found=place(hooks[0]) if hooks else None,
-                hint="remove what changes the state_dict, or trace with strict=False",
+                hint="remove what changes the state_dict",
             )
 
 
@@ -66,7 +66,7 @@ def other_classes(model: torch.nn.Module) -> Iterator[TraceError]:
                     "holds plain tensors",
                     where=name,
                     found=place(work),
-                    hint="make it a plain tensor before tracing, or trace with strict=False",
+                    hint="make it a plain tensor before tracing",
                 )
 
 
@@ -86,7 +86,7 @@ def shared(
             yield TraceError(
                 "was computed from parameters before forward; a graph would hold it as a constant",
                 where=name,
-                hint="compute it in forward, or trace with strict=False",
+                hint="compute it in forward",
             )
     for pair in overlapping(found.values()):
         if any(tensor.requires_grad or name in written for name, tensor in pair):
@@ -95,8 +95,7 @@ def shared(
                 "shares memory with a leaf that changes, and would not change with it",
                 where=second,
                 found=f"the memory of {first}",
-                hint=f"let both names hold one parameter, compute {second} in forward, or trace "
-                "with strict=False, which copies both",
+                hint=f"let both names hold one parameter, or compute {second} in forward",
             )
 
 

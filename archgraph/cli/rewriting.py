@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ from archgraph.cli.arguments import (
     value_of,
 )
 from archgraph.cli.output import say, show_item, wrote
-from archgraph.errors import SpecError
+from archgraph.errors import ArchGraphError, SpecError
 from archgraph.rewrite.registry import ROWS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def rewrite(
     from archgraph.tables import count, plural
 
     graph = graph_of(file, choose)
-    result = rewritten(graph, _rewrites(asked), verify=verify)
+    result = rewritten(graph, _rewrites(asked), verify=verify, inside=_option)
     if details:
         say(result.transfer.describe())
     else:
@@ -90,6 +91,15 @@ def rewrite(
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+@contextlib.contextmanager
+def _option(name: str) -> Iterator[None]:
+    """Errors inside name the option that asked for a rewrite."""
+    try:
+        yield
+    except ArchGraphError as error:
+        raise error.within(_flag(name)) from error
 
 
 def _with_rows() -> Any:

@@ -115,35 +115,18 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     """
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
-    shapes = [data.shape, *(tuple(x.shape[1:]) for x in data.train.beside.values())]
-    if [tuple(node.shape[1:]) for node in inputs] != shapes:
-        wanted = f"one input of shape {data.shape}"
-        if len(shapes) > 1:
-            named = zip(data.inputs, shapes, strict=True)
-            wanted = ", ".join(f"{name} of shape {shape}" for name, shape in named)
+    examples = _examples(data)
+    if len(inputs) != len(examples) or not all(map(_takes, inputs, examples)):
         raise RunError(
             "the model does not take this data",
             where=where,
-            found=", ".join(str(node.type) for node in inputs) or "no input",
-            expected=f"{wanted} per example ({data.name})",
-            hint=_channels_last(inputs, shapes),
-        )
-    integral = inputs[0].dtype.startswith("int")
-    if integral != data.integral:
-        raise RunError(
-            "the model takes another kind of input",
-            where=where,
-            found=inputs[0].dtype,
-            expected="integers for text, floating point numbers otherwise",
-        )
-    for name, node in zip(data.inputs[1:], inputs[1:], strict=True):
-        if node.dtype != (expected := _dtype(data.train.beside[name])):
-            raise RunError(
-                "the model takes another kind of input",
-                where=f"{where}: {name}",
-                found=node.dtype,
-                expected=expected,
+            found=f"{_listed(data.inputs, examples)} ({data.name})",
+            expected=_listed(
+                [n.name for n in inputs], [TensorType(n.shape, n.dtype) for n in inputs]
             )
+            or "no input",
+            hint=_remedy(inputs, examples),
+        )
     output = _logits(graph.outputs)
     if output is not None and isinstance(learning.predict, Logits) and not learning.predict.output:
         _shaped(graph.node[output.name].shape[1:], data, learning, where)
@@ -151,19 +134,49 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
         _knows_words(graph, data)
 
 
+def _examples(data: Dataset) -> list[TensorType]:
+    """The inputs of a batch, as a model takes them."""
+    given = (data.train.inputs, *data.train.beside.values())
+    shapes = (data.shape, *(tuple(x.shape[1:]) for x in given[1:]))
+    kinds = ("int64" if data.integral else "float32", *map(_dtype, given[1:]))
+    return [TensorType((Batch(), *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
+
+
+def _takes(node: Node, example: TensorType) -> bool:
+    """Whether an input of a model is of this shape and kind."""
+    whole = node.dtype.startswith("int")
+    return node.shape == example.shape and whole == example.dtype.startswith("int")
+
+
+def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
+    """Types of inputs, by name where there are several.
+
+    >>> _listed(["x"], [TensorType((Batch(), 3), "float32")])
+    'float32[batch, 3]'
+    """
+    if len(types) < 2:
+        return ", ".join(map(str, types))
+    return ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))
+
+
+def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | None:
+    """What to do about inputs that do not fit, where that is clear."""
+    if len(inputs) != 1 or len(examples) != 1:
+        return None
+    takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
+    if takes == gives:
+        whole = examples[0].dtype.startswith("int")
+        return "begin with an embedding, and say dtype: int64 in `inputs`" if whole else None
+    if len(gives) == 3 and takes == (gives[2], *gives[:2]):
+        return "channels come first: images.permute(0, 3, 1, 2)"
+    if takes[1:] == gives:
+        return f"write the model's inputs without the batch axis: {list(gives)}"
+    return f"a model of this data takes {list(gives)} for each example"
+
+
 def _dtype(given: torch.Tensor) -> str:
     """Type of an input as models take it."""
     return "float32" if given.is_floating_point() else "int64"
-
-
-def _channels_last(inputs: Sequence[Node], shapes: Sequence[tuple[int, ...]]) -> str | None:
-    """What to do about images whose channels are their last axis."""
-    if len(inputs) != 1 or len(shapes[0]) != 3:
-        return None
-    height, width, channels = shapes[0]
-    if tuple(inputs[0].shape[1:]) != (channels, height, width):
-        return None
-    return "channels come first: images.permute(0, 3, 1, 2)"
 
 
 def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:

@@ -62,7 +62,7 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
         able = [one.name for one in TASKS.values() if one.form not in strategy.unlearnable]
         raise RunError(
             f"cannot learn this task: {reason}",
-            where=f"strategy {name}",
+            where=f"strategy.{name}",
             found=task.name,
             expected=" or ".join(able),
         )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.language.consent import allowed, named, needs_consent
@@ -72,11 +72,14 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         ...     [verdict.good for verdict in verdicts([folder])]
         [False]
     """
+    from archgraph.language.linked import kind_of
+    from archgraph.language.yaml import read_document
+
     made: Resolutions = {}
     for path in list(files(paths)):
         kind: FileKind = "file"
         try:
-            kind = _kind(path)
+            kind = cast(FileKind, kind_of(read_document(path).data) or "model")
             with allowed(python):
                 note = _checked(path, kind, made)
             verdict = Verdict(path, kind, None, note, note.endswith(UNSEEN))
@@ -102,21 +105,6 @@ def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 yield file
-
-
-def _kind(path: Path) -> FileKind:
-    """What a file wants to be, by the keys that only one kind has."""
-    from archgraph.language.yaml import read_document
-
-    data = read_document(path).data
-    keys = set(data) if isinstance(data, dict) else set()
-    if "study" in keys:
-        return "study"
-    if keys & {"family", "strategy", "rounds"}:
-        return "experiment"
-    if "figures" in keys:
-        return "figures"
-    return "family" if "clients" in keys else "model"
 
 
 def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:

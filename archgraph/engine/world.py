@@ -69,21 +69,27 @@ def prepare(
         RunError: If model, data and strategy do not fit one another.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    device = _device(spec.engine.device)
+    with spec.locating("engine"):
+        device = _device(spec.engine.device)
     with allowed(python):
         with spec.locating("strategy"):
             strategy = configure(spec.strategy_name, spec.strategy_options)
         family = family or resolve(family_of(spec))
-    _check_options(spec, strategy, family)
+    with spec.locating("strategy"):
+        _check_options(spec, strategy, family)
     named, found = _data(spec, data, imagined, data_root, python)
     with allowed(python), spec.locating("task"):
         learning = learning_task(spec.task, found)
-    check_strategy(strategy, spec.strategy_name, learning)
-    family, found = matched(family, found, learning)
+    with spec.locating("strategy"):
+        check_strategy(strategy, spec.strategy_name, learning)
+    with spec.locating("family"):
+        family, found = matched(family, found, learning)
     kinds = [member.name for member in family.clients for _ in range(member.count)]
-    sampled = _sampled(spec.sample, len(kinds))
+    with spec.locating("sample"):
+        sampled = _sampled(spec.sample, len(kinds))
     if spec.aggregate is not None:
-        _check_rules(spec.aggregate, sampled)
+        with spec.locating("aggregate"):
+            _check_rules(spec.aggregate, sampled)
     if found.owners:
         with spec.locating("data"):
             shares = _owned(named, found, len(kinds))
@@ -124,7 +130,7 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model",
-            where=f"strategy {spec.strategy_name}",
+            where=f"strategy.{spec.strategy_name}",
             found="a family without one",
             expected="a model that contains the clients' models",
             hint="write `model: join` in the family, or name a model file",
@@ -147,7 +153,7 @@ def _check_averages(strategy: Strategy, name: str, key: str) -> None:
     if not strategy.averages:
         raise RunError(
             "the strategy does not average by `covered_mean` or `group_means` alone",
-            where=f"strategy {name}",
+            where=f"strategy.{name}",
             found=f"`{key}`, which changes what these do",
             expected="an experiment without it, or another strategy",
             hint="a strategy of your own that averages by them alone says `averages = True`",
@@ -204,13 +210,16 @@ def begun(experiment: Experiment) -> ServerState:
         RunError: If the strategy refuses this world, or :func:`testable` its models.
     """
     strategy, world = experiment.strategy, experiment.world
-    first = returned(ServerState, strategy.init(world), strategy, "init")
+    with experiment.locating("strategy"):
+        first = returned(ServerState, strategy.init(world), strategy, "init")
     # A strategy that surveys its clients has its models only afterwards.
     if next(iter(strategy.survey(world, first)), None) is None:
-        testable(experiment, first)
+        with experiment.locating("family"):
+            testable(experiment, first)
     if experiment.privacy is not None:
-        _check_averages(strategy, type(strategy).__name__, "privacy")
-        check_privacy(experiment, first)
+        with experiment.locating("privacy"):
+            _check_averages(strategy, type(strategy).__name__, "privacy")
+            check_privacy(experiment, first)
     return first
 
 

@@ -93,32 +93,40 @@ class Census:
         return {slot.name: total[slot.name].expand(slot.shape) for slot in slots}
 
     def _check(self, one: Contribution, part: Transfer) -> None:
-        """Refuse what cannot be made private."""
-        where, found, hint = f"client {one.client}", "", ""
+        """Refuse what cannot be made private, all of it at once."""
         merged = one.transfer.entries.keys() - one.skip
         statistics = self.statistics.get(one.client, frozenset()) & merged
-        if one.weight != 1:
-            found, hint = f"a weight of {one.weight:g}", "set `weights: uniform`"
-        elif one.rows is not None:
-            found, hint = "rows of the labels that it has", "set `label_rows: false`"
-        elif one.sizes:
-            found, hint = "a mean that is scaled by sizes of its weights", "set `scale: false`"
-        elif statistics:
-            found = f"running statistics ({min(statistics)})"
-            hint = "leave them out (`norm: static` or `norm: local`), or use layer or group norms"
-        elif any(slot.torch_dtype.is_complex for slot in part.target):
-            found = "complex parameters"
-        elif any(slot.torch_dtype.itemsize < 4 for slot in part.target):
-            found, hint = "parameters of half precision, whose sums are rounded beyond the clip", ""
-        elif any(float(part.coverage[name].amax()) > ONCE for name in sources(part)):
-            found = "values that it gives more than once"
+        kinds = [slot.torch_dtype for slot in part.target]
+        faults = (
+            (one.weight != 1, f"a weight of {one.weight:g}", "`weights: uniform`"),
+            (one.rows is not None, "rows of the labels that it has", "`label_rows: false`"),
+            (bool(one.sizes), "a mean that is scaled by sizes of its weights", "`scale: false`"),
+            (
+                bool(statistics),
+                f"running statistics ({min(statistics, default='')})",
+                "`norm: static` or `norm: local` (or use layer or group norms)",
+            ),
+            (any(kind.is_complex for kind in kinds), "complex parameters", ""),
+            (
+                any(kind.itemsize < 4 for kind in kinds),
+                "parameters of half precision, whose sums are rounded beyond the clip",
+                "",
+            ),
+            (
+                any(float(part.coverage[name].amax()) > ONCE for name in sources(part)),
+                "values that it gives more than once",
+                "",
+            ),
+        )
+        found = [text for wrong, text, _ in faults if wrong]
+        cures = [cure for wrong, _, cure in faults if wrong and cure]
         if found:
             raise RunError(
                 "the mean cannot be made private",
-                where=where,
-                found=found,
+                where=f"client {one.client}",
+                found=" and ".join(found),
                 expected="every client to add its parameters alike, whatever its data",
-                hint=hint or None,
+                hint=f"set {' and '.join(cures)}" if cures else None,
             )
 
 

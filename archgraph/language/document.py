@@ -70,11 +70,14 @@ class Document:
     def locating(self, *place: Key) -> Iterator[None]:
         """Errors raised inside begin with the file and line of a place.
 
-        An error whose own place is a key below (``strategy.fedavg.weights``) points at that line.
+        An error whose own place is a key below (``strategy.fedavg.weights``) points at that line;
+        one that points into the file already stays as it is.
         """
         try:
             yield
         except ArchGraphError as error:
+            if (error.where or "").startswith(f"{self.file}:"):
+                raise
             parts = (error.where or "").split(".")
             inside: Place = tuple(int(part) if part.isdecimal() else part for part in parts)
             if inside[: len(place)] == place:

@@ -191,6 +191,17 @@ class ExperimentSpec(FromFile):
     seed: Natural = Field(default=0, description="every random number follows from it")
     out: str | None = Field(default=None, description="run folder; default: runs/NAME")
 
+    @pydantic.field_validator("strategy", mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise Mistake(
+                "must be a strategy and its options",
+                found=repr(value),
+                expected=f"{{{value}: {{}}}}",
+            )
+        return value
+
     @pydantic.field_validator("strategy")
     @classmethod
     def _one_strategy(cls, value: dict[str, Json]) -> dict[str, Json]:

@@ -40,6 +40,16 @@ def read_experiment(document: Document) -> ExperimentSpec:
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
     """
+    kind = kind_of(document.data)
+    if kind in ("model", "family"):
+        name = Path(document.file).name
+        whole = f"{{model: {name}, clients: [{{name: all, count: 4}}]}}"
+        document.fail(
+            (),
+            f"is a {kind}, not an experiment",
+            expected="keys such as family, data, strategy and rounds",
+            hint=f"name it in an experiment, family: {name if kind == 'family' else whole}",
+        )
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
         file = beside(document, spec.family, ("family",))
@@ -83,6 +93,25 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
             found=f"{total:g}",
             expected="1 together" if complete else "less than 1 together",
         )
+
+
+def kind_of(data: object) -> str:
+    """What the content of a file wants to be, by the keys that only one kind has.
+
+    >>> kind_of({"clients": []}), kind_of({"rounds": 3}), kind_of({"sections": []}), kind_of([])
+    ('family', 'experiment', 'model', '')
+    """
+    keys = set(data) if isinstance(data, dict) else set()
+    return next((kind for kind, own in _KEYS.items() if keys & own), "")
+
+
+_KEYS = {
+    "study": {"study"},
+    "experiment": {"family", "strategy", "rounds"},
+    "figures": {"figures"},
+    "family": {"clients"},
+    "model": {"sections", "nodes", "python", "inputs"},
+}
 
 
 def _family(document: Document) -> FamilySpec:

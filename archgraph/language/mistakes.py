@@ -77,10 +77,10 @@ def explain(
                 "is an unknown key",
                 found=repr(key),
                 expected=f"one of {', '.join(names)}" if names else None,
-                hint=suggestion(key, names),
+                hint=_advice(key, names, model, first["loc"][:-1]),
             )
         case "missing":
-            document.fail(inner, f"lacks the key {key!r}")
+            document.fail(inner, f"lacks the key {key!r}", expected=_description(model, first))
         case "value_error":
             cause = first["ctx"]["error"]
             if isinstance(cause, Mistake):
@@ -163,6 +163,25 @@ def _field_names(model: Any, loc: tuple[Key, ...]) -> list[str]:
         tagged = [m for m in found if key == m.__name__ or _tag_of(m, key)]
         found = inner or tagged or found
     return [f.alias or n for n, f in found[0].model_fields.items()] if len(found) == 1 else []
+
+
+def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str | None:
+    """The hint about an unknown key: a name like it, or the part of the file where it belongs."""
+    if (hint := suggestion(key, names)) is not None:
+        return hint
+    if key.isdecimal():
+        return "write numbers with a point, not with a comma"
+    parts = () if loc else model.model_fields.items()
+    for name, field in parts:
+        if any(key in inner.model_fields for inner in _models(field.annotation)):
+            return f"it is a key of {name!r}: {name}.{key}"
+    return None
+
+
+def _description(model: Any, fault: Any) -> str | None:
+    """What a key that is missing from the whole file would say."""
+    field = model.model_fields.get(fault["loc"][-1]) if len(fault["loc"]) == 1 else None
+    return field.description.partition(";")[0] if field and field.description else None
 
 
 def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:

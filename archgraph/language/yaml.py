@@ -30,6 +30,18 @@ _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset({"null", "bool", "int", "float", "str", "map", "seq", "timestamp"})
 _WORDS = {"true": True, "false": False}
 
+# What is not YAML, in the parser's words, and what to do.
+_CURES = (
+    (r"character '\\t'", "indent with spaces, not with tabs"),
+    (r"<block end>", "let the keys of a mapping, or the dashes of a list, begin in one column"),
+    (r"mapping values are not allowed", "write one key in a line, and text with a colon in quotes"),
+    (
+        r"expected ',' or '[\]}]'",
+        "close every bracket, and put commas between items",
+    ),
+    (r"could not find expected ':'", "write a colon and a space behind each key"),
+)
+
 
 class _Reader:
     """Turns composed YAML nodes into plain data, noting lines and counting what it makes."""
@@ -296,10 +308,10 @@ def _compose(text: str, file: str) -> Node:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
+        problem = str(error.problem or error.context).removeprefix("found ")
+        hints = (hint for pattern, hint in _CURES if re.search(pattern, problem))
         raise SpecError(
-            "is not YAML",
-            where=f"{file}:{line}",
-            found=str(error.problem or error.context).removeprefix("found "),
+            "is not YAML", where=f"{file}:{line}", found=problem, hint=next(hints, None)
         ) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

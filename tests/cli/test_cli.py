@@ -14,74 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
-import typer.main
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph
-from archgraph import cli
 from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, count, head_length, shortened
-
-MODEL = """\
-archgraph: 1
-name: tiny
-inputs: {image: [1, 8, 8]}
-params: {depth: 2}
-blocks:
-  residual:
-    params: {width: null}
-    shortcut: auto
-    steps: [conv: {out: $width}, batch_norm, relu]
-sections:
-  - {name: stem, steps: [conv: {out: 4}, relu]}
-  - {name: body, block: residual, depth: $depth, width: 4}
-  - {name: head, steps: [global_avg_pool, flatten, linear: {out: 10}]}
-choices: {depth: [1, 2, 3]}
-"""
-FAMILY = """\
-archgraph: 1
-name: pair
-model: model.yaml
-clients:
-  - {name: whole, count: 1}
-  - {name: half, count: 3, take: 0.5}
-"""
-EXPERIMENT = """\
-archgraph: 1
-name: quick
-family: family.yaml
-data: {dataset: digits, partition: {scheme: iid}, limit: 200}
-strategy: {heterofl: {}}
-rounds: 2
-local: {epochs: 1, batch: 50, lr: 0.1}
-"""
-
-
-def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(typer.main.get_command(cli.app), [str(a) for a in args])
-
-
-def refused(result: Result, *words: str) -> None:
-    """The law of mistakes: exit code 2, one message on standard error, no traceback."""
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    for word in words:
-        assert word in result.stderr
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "made_here", raising=False)
-    for name, text in (("model", MODEL), ("family", FAMILY), ("experiment", EXPERIMENT)):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    return tmp_path
+from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
@@ -522,7 +461,8 @@ sections:
         (
             FLAT,
             "digits -> mnist",
-            "model: the model does not take this data; found float32[batch, 1",
+            "new.yaml:3: family: model: the model does not take this data; found "
+            "float32[batch, 1, 28",
         ),
         (
             FLAT.replace("out: 10", "out: 7"),

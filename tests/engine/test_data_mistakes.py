@@ -527,8 +527,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "other_classes_than_the_model": (
         table(cell(3, 2, "3"), columns=["x0", "x1"]),
-        "tiny: the model's output does not fit classification; found [batch, 3]; expected "
-        "[batch, 4]: a logit for each of 4 classes (rows)",
+        "experiment.yaml:3: family: tiny: the model's output does not fit classification; "
+        "found [batch, 3]; expected [batch, 4]: a logit for each of 4 classes (rows)",
     ),
     "labels_out_of_range": (
         function("d = torch.rand(9, 2), torch.arange(9) - 4; return d, d"),
@@ -666,8 +666,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "complex_inputs": (((X + 1j, Y), SPLIT), "data: train: are complex numbers; found complex64"),
     "another_number_of_classes": (
         ((X, Y), (X, Y + 1)),
-        "tiny: the model's output does not fit classification; found [batch, 3]; expected "
-        "[batch, 4]: a logit for each of 4 classes (data)",
+        "experiment.yaml:3: family: tiny: the model's output does not fit classification; "
+        "found [batch, 3]; expected [batch, 4]: a logit for each of 4 classes (data)",
     ),
 }
 

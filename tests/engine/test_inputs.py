@@ -128,7 +128,7 @@ def test_data_with_one_input_leaves_models_alone():
     own = family(traced(One))
     found, kept = matched(own, data)
     assert found.clients[0].graph is own.clients[0].graph and kept.inputs == ()
-    with pytest.raises(RunError, match=r"does not take this data; .*one input of shape \(6,\)"):
+    with pytest.raises(RunError, match=r"this data; found int64\[batch, 6\] \(plain\); "):
         matched(family(traced(Two)), data)
 
 
@@ -146,7 +146,7 @@ def test_data_with_one_input_leaves_models_alone():
         (lambda: traced(One, words=5), "does not know these words"),
         (
             lambda: traced(Two, dtype=torch.float32),
-            "attention_mask: the model takes another kind of input; found float32; expected int64",
+            "does not take this data; .*attention_mask int64.*expected .*attention_mask float32",
         ),
     ],
 )
@@ -180,7 +180,10 @@ def test_a_model_that_asks_for_something_else_is_refused():
     with pytest.raises(RunError, match="an input that the data does not have; found position_ids"):
         fitted(traced(Odd), pairs())
     data = pairs()
-    with pytest.raises(RunError, match=r"expected input_ids of shape \(6,\), attention_mask of"):
+    with pytest.raises(
+        RunError,
+        match=r"found input_ids int64\[batch, 6\], attention_mask int64",
+    ):
         fits(traced(Two), data)
 
 

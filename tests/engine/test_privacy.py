@@ -237,6 +237,12 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
             "takes more from clients than what it averages",
         ),
         ("{fedadp: {}}", "", "a weight of .*; set `weights: uniform`"),
+        (  # all at once
+            "{heterofl: {weights: examples, norm: averaged}}",
+            "batch_norm, ",
+            r"found a weight of 60 and rows of the labels that it has and running statistics \(.*; "
+            "set `weights: uniform` and `label_rows: false` and `norm: static` or `norm: local`",
+        ),
         ("{standalone: {}}", "", "the strategy does not average .*found `privacy`"),
     ],
 )

@@ -72,8 +72,16 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
             "a: &x {b: 1}\nc: {<<: *x}",
             "f.yaml:2: has a key that is not a plain word; expected a word",
         ),
-        ("a:\n\t- b", "f.yaml:2: is not YAML; found character '\\t' that cannot start any token"),
-        ("a: [1", "f.yaml:1: is not YAML; found expected ',' or ']', but got '<stream end>'"),
+        (
+            "a:\n\t- b",
+            "f.yaml:2: is not YAML; found character '\\t' that cannot start any token; "
+            "indent with spaces, not with tabs",
+        ),
+        (
+            "a: [1",
+            "f.yaml:1: is not YAML; found expected ',' or ']', but got '<stream end>'; close "
+            "every bracket, and put commas between items",
+        ),
         ("a: 1\nb: *c", "f.yaml:2: is not YAML; found undefined alias 'c'"),
         ("a: 1\nb: \x00", "f.yaml:2: holds a character that YAML does not allow; found U+0000"),
         ("- a", "f.yaml:1: is not a mapping; expected keys and values"),

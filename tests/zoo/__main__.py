@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from tests.zoo import exam, growth, hypernet, table
 from tests.zoo.collection import GROUPS, Entry, entries, entry
+from tests.zoo.page import merged
 from tests.zoo.report import Failure
 
 GIGABYTES = 10  # of private memory for a model, 22 for one that runs alone
@@ -79,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="begin no model after this time; those left are said to be not examined",
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table (docs/zoo.md)")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="with --write, of `cuts`: models that are not examined stay as the file has them",
+    )
     parser.add_argument("--one", metavar="GROUP/NAME", help="examine here and print the report")
     options = parser.parse_args(arguments)
     if options.one:
@@ -100,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{passed} of {len(found)} pass, {time.perf_counter() - start:.0f} s")  # noqa: T201 - the command's product
     if options.write:
         page = EXAMS[options.exam].table(found, options.level, len(chosen))
+        if options.keep:
+            page = merged(options.write.read_text(), page)
         options.write.write_text(page)
     return 0 if passed == len(found) else 1
 

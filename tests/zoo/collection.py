@@ -60,6 +60,18 @@ HEAVY = ("regnet_y_128gf", "vit_h_14", "vit_l_16", "vit_l_32")
 # Pixels, where an architecture does not run at 64: patch sizes, windows, auxiliary heads.
 PIXELS = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 
+# Segmentation and video: the shape of two examples and what differs from the defaults.
+_MAPS: dict[str, Any] = {"weights_backbone": None, "num_classes": 5}
+OTHERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "deeplabv3_mobilenet_v3_large": ((2, 3, 64, 64), _MAPS),
+    "fcn_resnet50": ((2, 3, 32, 32), {**_MAPS, "aux_loss": True}),
+    "lraspp_mobilenet_v3_large": ((2, 3, 64, 64), _MAPS),
+    "mc3_18": ((2, 3, 4, 32, 32), {}),
+    "r2plus1d_18": ((2, 3, 4, 32, 32), {}),
+    "r3d_18": ((2, 3, 4, 32, 32), {}),
+    "swin3d_t": ((2, 3, 4, 64, 64), {}),
+}
+
 
 def _torchvision() -> list[Entry]:
     import torchvision
@@ -68,7 +80,7 @@ def _torchvision() -> list[Entry]:
     return [
         Entry(name, "torchvision", functools.partial(_classifier, name), name in HEAVY)
         for name in sorted(names)
-    ]
+    ] + [Entry(name, "torchvision", functools.partial(_other, name)) for name in OTHERS]
 
 
 def _classifier(name: str) -> Foreign:
@@ -83,6 +95,15 @@ def _classifier(name: str) -> Foreign:
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, **options)
     return Foreign(model, (torch.randn(2, 3, size, size),))
+
+
+def _other(name: str) -> Foreign:
+    import torchvision
+
+    shape, options = OTHERS[name]
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None, **options)
+    return Foreign(model, (torch.randn(*shape),))
 
 
 # -- transformers -------------------------------------------------------------------------------
@@ -108,6 +129,10 @@ def _image() -> dict[str, Any]:
 
 def _larger() -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 64, 64)}
+
+
+def _spectrum() -> dict[str, Any]:
+    return {"input_features": torch.randn(2, 24, 20), "decoder_input_ids": _ids(8)}
 
 
 def _wave() -> dict[str, Any]:
@@ -333,6 +358,19 @@ FAMILIES: dict[str, Family] = {
          "neck_hidden_sizes": [8, 16, 16, 24, 24, 24, 32], "num_attention_heads": 4,
          "mlp_ratio": 2.0, "expand_ratio": 2.0},
     ),
+    "mobilevit_segmentation": Family(
+        "MobileViTForSemanticSegmentation", _larger,
+        {"image_size": 64, "patch_size": 2, "hidden_sizes": [16, 24, 32],
+         "neck_hidden_sizes": [8, 16, 16, 24, 24, 24, 32], "num_attention_heads": 4,
+         "mlp_ratio": 2.0, "expand_ratio": 2.0, "num_labels": 5, "aspp_out_channels": 16},
+    ),
+    "dpt": Family(
+        "DPTForSemanticSegmentation", _image,
+        {**_VIT, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3],
+         "neck_hidden_sizes": [8, 12, 16, 24], "fusion_hidden_size": 16, "num_labels": 5,
+         # In training it computes a head that no output reads: its statistics would not move.
+         "use_auxiliary_head": False},
+    ),
     "mobilenet_v2": Family(
         "MobileNetV2ForImageClassification", _larger,
         {"image_size": 64, "depth_multiplier": 0.35},
@@ -368,6 +406,14 @@ FAMILIES: dict[str, Family] = {
          "num_mel_bins": 20, "max_source_positions": 20, "max_target_positions": 20,
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
          "suppress_tokens": None, "begin_suppress_tokens": None},
+    ),
+    "sew": Family("SEWForCTC", _wave, {**_AUDIO, "squeeze_factor": 1}),
+    "unispeech": Family("UniSpeechForCTC", _wave, {**_AUDIO, "num_ctc_classes": 20}),
+    "speech_to_text": Family(
+        "Speech2TextForConditionalGeneration", _spectrum,
+        {**{k: v for k, v in _SEQ2SEQ.items() if k != "max_position_embeddings"},
+         "input_feat_per_channel": 20, "conv_channels": 24, "max_source_positions": 40,
+         "max_target_positions": 20},
     ),
     "audio_spectrogram": Family(
         "ASTForAudioClassification", lambda: {"input_values": torch.randn(2, 24, 16)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 
@@ -67,7 +68,9 @@ def table(found: Found, level: str, models: int) -> str:
         for text in (*(f"no {check}: {reason}" for check, reason in r.left_out), *r.notes)
     ]
     if notes:
-        parts.append("## Left out and noted\n\n" + "\n".join(escaped(n) for n in notes))
+        packages = r"\S*/site-packages/"  # where they lie is this machine's affair
+        texts = [re.sub(packages, "", escaped(note)) for note in notes]
+        parts.append("## Left out and noted\n\n" + "\n".join(texts))
     return "\n\n".join(parts) + "\n"
 
 

@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 
-from tests.zoo.collection import FAMILIES, entries, entry
+from tests.zoo.collection import FAMILIES, OTHERS, entries, entry
 from tests.zoo.exam import Report, examine
+from tests.zoo.page import merged
 from tests.zoo.report import Failure
 from tests.zoo.table import table
 
@@ -15,11 +16,11 @@ pytestmark = pytest.mark.slow
 
 CLASSIFIERS = (
     "densenet121", "googlenet", "mobilenet_v2", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
-    "squeezenet1_1", "swin_t",
+    "squeezenet1_1", "r3d_18",
 )  # fmt: skip
 TRANSFORMERS = (
     "albert", "bert", "clip", "convnext", "deberta", "gpt2", "llama", "opt", "roberta", "segformer",
-    "swin", "t5", "vit", "wav2vec2", "whisper",
+    "swin", "t5", "vit", "sew", "whisper",
 )  # fmt: skip
 NAMES = [f"torchvision/{n}" for n in CLASSIFIERS] + [f"transformers/{n}" for n in TRANSFORMERS]
 
@@ -46,7 +47,7 @@ def test_every_model_is_in_the_collection_once():
     names = [(e.group, e.name) for e in entries()]
     assert len(set(names)) == len(names)
     groups = [group for group, _ in names]
-    assert groups.count("torchvision") == 80
+    assert groups.count("torchvision") == 80 + len(OTHERS)
     assert groups.count("transformers") == len(FAMILIES) >= 24
 
 
@@ -54,7 +55,7 @@ def test_a_report_survives_json_and_the_table_shows_its_failures():
     report = Report(
         parameters=1_000, nodes=3, share=0.5, gap=1e-16, seconds={"trace": 0.04},
         passed=("trace",), failures=(Failure("law", "RewriteError: a | b", "place"),),
-        left_out=(("macs", "why"),), notes=("noted",),
+        left_out=(("macs", "why"),), notes=("/x/site-packages/noted",),
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report
     assert not report.ok
@@ -64,3 +65,15 @@ def test_a_report_survives_json_and_the_table_shows_its_failures():
     assert "- transformers/bert: no macs: why\n- transformers/bert: noted" in page
     row = next(line for line in page.splitlines() if line.startswith("| bert |"))
     assert row.endswith("| 1e-16 | 50.00% | 0.0 |  |  | **fail** |")
+
+
+def test_some_models_are_examined_again_and_the_others_stay():
+    good, bad = Report(parameters=7, share=0.5), Report(failures=(Failure("law", "a"),))
+    names = ("transformers/bert", "transformers/vit", "handmade/unet")
+    bert, vit, unet = map(entry, names)
+    old = table([(bert, bad), (unet, good)], "quick", 2)
+    again = table([(bert, good), (vit, good)], "full", 2)
+    both = table([(bert, good), (vit, good), (unet, good)], "quick", 3)
+    assert merged(old, again) == both and merged(both, both) == both
+    back = merged(both, table([(bert, bad)], "quick", 1))
+    assert "transformers/bert\n  - law: a" in back and "| 3 | 2 | 66.7% | 50.00% |" in back
