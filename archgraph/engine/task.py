@@ -13,8 +13,15 @@ from archgraph.engine.data import Dataset
 from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
-from archgraph.federation.learning import DEFAULTS, any_shape
-from archgraph.federation.metrics import IGNORED, METRICS, AnyMetric, TargetForm, aligned
+from archgraph.federation.learning import DEFAULTS, Standardised, any_shape
+from archgraph.federation.metrics import (
+    IGNORED,
+    METRICS,
+    AnyMetric,
+    Metric,
+    TargetForm,
+    aligned,
+)
 from archgraph.language.python import imported
 from archgraph.language.task import TaskSpec
 
@@ -48,7 +55,8 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function), task.form))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
-    return _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
+    task = _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
+    return _standardised(task, targets) if spec.standardise else task
 
 
 def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
@@ -110,6 +118,20 @@ class OwnLoss:
 _ANY = LearningTask(
     "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
 )
+
+
+def _standardised(task: LearningTask, targets: Tensor) -> LearningTask:
+    """The task on targets of mean 0 and deviation 1; metrics see their own units, the loss not."""
+    std, mean = torch.std_mean(targets.double(), 0, correction=0)
+    std = torch.where(std > 0, std, 1.0)
+    loss = Standardised(task.loss, mean.float(), std.float())
+
+    def restored(metric: AnyMetric) -> AnyMetric:
+        if not isinstance(metric, Metric):
+            return metric
+        return dataclasses.replace(metric, rows=lambda p, t: metric.rows(loss.restored(p), t))
+
+    return dataclasses.replace(task, loss=loss, metrics=tuple(map(restored, task.metrics)))
 
 
 def _learns(task: LearningTask, targets: Tensor) -> bool:

@@ -33,6 +33,36 @@ class Loss(Protocol):
         """The mean over all targets; ``none``: one value for each target."""
 
 
+@dataclass(frozen=True)
+class Standardised:
+    """A loss of standardised targets; what models predict is in their units.
+
+    Attributes:
+        loss: The loss.
+        mean: Mean of the targets, of the shape of an example's.
+        std: Their standard deviation.
+
+    Example:
+        >>> loss = Standardised(squared_error, torch.tensor(10.0), torch.tensor(2.0))
+        >>> loss(torch.tensor([1.0]), torch.tensor([14.0])), loss.restored(torch.tensor([[1.0]]))
+        (tensor(1.), tensor([12.]))
+    """
+
+    loss: Loss
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """The loss of predictions and standardised targets."""
+        mean, std = self.mean.to(targets.device), self.std.to(targets.device)
+        return self.loss(predictions, (targets - mean) / std, reduction)
+
+    def restored(self, predictions: Tensor) -> Tensor:
+        """Predictions in the targets' own units."""
+        said = predictions.squeeze(-1) if predictions.dim() == self.mean.dim() + 2 else predictions
+        return said * self.std.to(said.device) + self.mean.to(said.device)
+
+
 class TargetType(NamedTuple):
     """The targets that a task learns.
 

@@ -181,7 +181,9 @@ def _advice(key: str, names: list[str], model: Any, loc: tuple[Key, ...]) -> str
 def _description(model: Any, fault: Any) -> str | None:
     """What a key that is missing from the whole file would say."""
     field = model.model_fields.get(fault["loc"][-1]) if len(fault["loc"]) == 1 else None
-    return field.description.partition(";")[0] if field and field.description else None
+    if field is None or not field.description:
+        return None
+    return f"{fault['loc'][-1]}: {field.description.partition(';')[0]}"
 
 
 def _tag_of(model: type[pydantic.BaseModel], key: Key) -> bool:

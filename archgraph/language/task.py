@@ -38,6 +38,23 @@ class TaskSpec(Base):
         "one, or the one called logits",
     )
 
+    standardise: bool = Field(
+        default=False,
+        description="of a regression: models learn targets less their mean over the training rows, "
+        "divided by their standard deviation; metrics stay in the targets' own units",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _numbers(self) -> TaskSpec:
+        if self.standardise and self.kind != "regression":
+            raise Mistake(
+                "is of targets that are numbers",
+                place=("standardise",),
+                found=self.kind or "no kind",
+                expected="kind: regression",
+            )
+        return self
+
     @pydantic.model_validator(mode="after")
     def _something(self) -> TaskSpec:
         if self.kind is None and self.objective is None:

@@ -259,8 +259,8 @@ MISTAKES = {
     "no strategy": Mistake(
         experiment("strategy: {heterofl: {}}\n", ""),
         RUN,
-        "experiment.yaml:1: lacks the key 'strategy'; expected one strategy and its options, "
-        "e.g. {fedfa: {percentile: 0.95}}",
+        "experiment.yaml:1: lacks the key 'strategy'; expected strategy: one strategy and its "
+        "options, e.g. {fedfa: {percentile: 0.95}}",
     ),
     "FedAvg on two architectures": Mistake(
         experiment("heterofl", "fedavg"),
@@ -497,5 +497,5 @@ def test_a_mistake_is_located_and_says_what_to_do(
 
 def test_a_run_is_not_resumed_with_other_settings(here: Path) -> None:
     assert call(*RUN.split(), "--set", "rounds=1").exit_code == 0
-    other = call(*RUN.split(), "--resume", "--set", "local.lr=0.2")
-    refused(other, "another experiment; found local.lr: 0.2 instead of 0.1")
+    other = call(*RUN.split(), "--resume", "--set", "rounds=1", "--set", "local.lr=0.2")
+    refused(other, "another experiment; found local.lr: 0.1 instead of 0.2")

@@ -307,7 +307,7 @@ def test_what_is_not_a_rule_is_refused_with_its_place(value, reason):
 def test_a_strategy_that_does_not_average_is_refused_by_name(name):
     assert find_strategy(name).averages is (name in AVERAGING)
     if name not in AVERAGING:
-        with pytest.raises(RunError, match=f"strategy {name}: the strategy does not average"):
+        with pytest.raises(RunError, match=rf"strategy\.{name}: the strategy does not average"):
             prepare(spec("{clip: 1.0}", name))
 
 

@@ -525,6 +525,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "set; found Tensor [9, 2]; expected a torch dataset, or a pair (inputs, targets) of "
         "tensors",
     ),
+    "a_target_that_is_no_number": (
+        table(cell(7, 2, "tbd"), columns=["x0", "x1"]),
+        "experiment.yaml:7: data: rows.csv:7: y: is not a number; found 'tbd'; expected a number, "
+        "such as -1.5 or 2e3; if these are classes: target: {classes: y}",
+    ),
     "other_classes_than_the_model": (
         table(cell(3, 2, "3"), columns=["x0", "x1"]),
         "experiment.yaml:3: family: tiny: the model's output does not fit classification; "

@@ -20,6 +20,7 @@ from archgraph.engine.task import OwnLoss
 from archgraph.engine.testing import answers
 from archgraph.engine.world import prepare
 from archgraph.federation import TASKS, LearningTask, TaskLoss
+from archgraph.federation.learning import Standardised
 from archgraph.federation.tasks import Examples
 from archgraph.language import ExperimentSpec
 
@@ -131,7 +132,8 @@ def test_strategies_learn_every_kind_of_target(spec, kind, strategy, clients):
 
 def test_recipfl_says_why_it_does_not_learn_numbers(spec):
     text = (
-        r"strategy recipfl: cannot learn this task: it distils probabilities of classes \(Eq. 9\); "
+        r"strategy\.recipfl: cannot learn this task: it distils probabilities of classes "
+        r"\(Eq. 9\); "
         "found regression; expected classification or segmentation or next_token"
     )
     with pytest.raises(ag.RunError, match=text):
@@ -149,6 +151,45 @@ def measured(task: LearningTask, said: torch.Tensor, targets: torch.Tensor, batc
     data = Split(torch.arange(len(said)), targets)
     (found,) = answers(Says(), data, learning=task, batch=batch)
     return found.summary()
+
+
+def in_thousands() -> Dataset:
+    """Targets of a mean of 300,000, which no model learns as they are."""
+    data = made("regression")
+    large = [
+        dataclasses.replace(part, targets=part.targets * 50_000 + 300_000)
+        for part in (data.train, data.test)
+    ]
+    return dataclasses.replace(data, train=large[0], test=large[1])
+
+
+def test_standardised_targets_are_measured_in_their_own_units(spec):
+    plain, ours = (
+        execute(prepare(spec("regression", more=f"task: {task}"), data=data), progress=False)
+        for task, data in (
+            ("regression", made("regression")),
+            ("{kind: regression, standardise: true}", in_thousands()),
+        )
+    )
+    before, found = (run.evaluation["global"] for run in (plain, ours))
+    assert found["r2"] > 0.3 and found["loss"] < 3 < found["mae"]
+    loss = ours.experiment.world.learning.loss
+    assert isinstance(loss, Standardised)
+    assert found["mse"] == pytest.approx(float(loss.std) ** 2 * found["loss"], rel=1e-4)
+    assert found["rmse"] == pytest.approx(math.sqrt(found["mse"]))
+    assert before["loss"] == pytest.approx(before["mse"])  # as ever without it
+
+
+def test_targets_alike_in_all_rows_are_not_divided_by_nothing(spec):
+    data = made("regression")
+    same = dataclasses.replace(data.train, targets=torch.full_like(data.train.targets, 7.0))
+    text = "task: {kind: regression, standardise: true}"
+    run = prepare(spec("regression", more=text), data=dataclasses.replace(data, train=same))
+    loss = run.world.learning.loss
+    assert isinstance(loss, Standardised)
+    assert loss.restored(torch.zeros(2, 1)).tolist() == [7.0, 7.0]
+    with pytest.raises(ag.SpecError, match=r"standardise: is of targets that are numbers"):
+        spec("segmentation", more="task: {kind: segmentation, standardise: true}")
 
 
 @pytest.mark.parametrize("batch", [3, 20])

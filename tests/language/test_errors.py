@@ -168,7 +168,7 @@ def test_the_good_model_is_good() -> None:
         (
             "{out: $width, stride: $stride}",
             "{stride: 2}",
-            "m.yaml:10: blocks.b.steps[0].conv: lacks the key 'out'",
+            "m.yaml:10: blocks.b.steps[0].conv: lacks the key 'out'; expected out: output channels",
         ),
         ("- relu", "- dropout: 1.0",
          "m.yaml:11: blocks.b.steps[1].dropout: has a wrong value; found 1.0; "
@@ -344,7 +344,10 @@ def test_choices_beyond_the_candidates() -> None:
             "python: os:getcwd\ninputs: {x: [3]}",
             "m.yaml:1: python: does not make a model; found str; expected torch.nn.Module",
         ),
-        ("name: x", "m.yaml:1: lacks the key 'archgraph'"),
+        (
+            "name: x",
+            "m.yaml:1: lacks the key 'archgraph'; expected archgraph: version of the language",
+        ),
     ],
 )
 def test_mistakes_in_other_forms(text: str, message: str) -> None:
@@ -456,7 +459,8 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),
         ("{fedfa: {percentile: 0.9}}", "fedfa",
-         "e.yaml:7: strategy: has a wrong value; found 'fedfa'; expected a mapping"),
+         "e.yaml:7: strategy: must be a strategy and its options; found 'fedfa'; expected "
+         "{fedfa: {}}"),
         ("rounds: 3", "rounds: three",
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("rounds: 3\nsample: 0.5", "rounds: three\nsample: 1.5",

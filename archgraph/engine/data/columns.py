@@ -253,6 +253,8 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
     texts = first.texts()  # all there
     if isinstance(target, str) and first.numeric and not first.integral:
         return _rounded(first.numbers(), columns), ()
+    if isinstance(target, str) and first.mostly_numeric and not first.numeric:
+        first.numbers(f"if these are classes: target: {{classes: {first.name}}}")
     if isinstance(target, str) and len(set(texts)) > MOST_GUESSED:
         raise DataError(
             "is it a class or a number?",
