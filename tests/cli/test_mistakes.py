@@ -7,6 +7,7 @@ was expected, what to do.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +96,8 @@ def changed(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
+# Packages beside this one may bring more.
+STRATEGIES = ", ".join(sorted(one.name for one in entry_points(group="archgraph.strategies")))
 RUN = "run experiment.yaml --out out"
 ROWS = "{table: rows.csv, target: y}"
 
@@ -247,8 +250,7 @@ MISTAKES = {
         experiment("heterofl", "hetrofl"),
         RUN,
         "experiment.yaml:5: strategy: unknown strategy; found 'hetrofl'; expected one of "
-        "allsmall, exclusivefl, fedadp, fedavg, fedfa, fedin, flexifed, heterofl, nefl, "
-        "recipfl, standalone; did you mean 'heterofl'?",
+        f"{STRATEGIES}; did you mean 'heterofl'?",
     ),
     "a strategy without braces": Mistake(
         experiment("{heterofl: {}}", "heterofl"),
