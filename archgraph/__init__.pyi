@@ -3,6 +3,7 @@ from .analysis.cost import cost as cost
 from .analysis.layers import Layer as Layer
 from .analysis.layers import layers as layers
 from .analysis.outline import outline as outline
+from .analysis.roles import exits as exits
 from .analysis.roles import frozen as frozen
 from .analysis.roles import label_rows as label_rows
 from .analysis.roles import layer_weights as layer_weights

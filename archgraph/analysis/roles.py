@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf, Ref, per_graph, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, per_graph, refs, walk
+from archgraph.graph.passes import reached, specialise
 from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.ops.table import row
 
@@ -121,6 +122,32 @@ def with_features(graph: ArchGraph) -> ArchGraph:
     """
     last = head(graph)
     return graph.replace(outputs=(graph.outputs, *((Ref(last[1]),) if last else ())))
+
+
+@takes_graph
+@per_graph
+def exits(graph: ArchGraph) -> tuple[str, ...]:
+    """Names of a network's answers, from the shallowest to the deepest.
+
+    An answer is deeper if more operators lead to it; the main one is behind its equals. Empty where
+    the answers have no names.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.rewrite.exits import add_exits
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.Linear(6, 2))
+        >>> exits(add_exits(trace(net, zeros(1, 3)).graph, {"2": 2, "0": 2}).graph)
+        ('0', '2', 'main')
+    """
+    whole = specialise(graph, training=False)
+    if not isinstance(whole.outputs, Record):
+        return ()
+    depth = {
+        name: len(reached(refs(value), lambda node: whole.node[node].uses()))
+        for name, value in whole.outputs.fields
+    }
+    return tuple(sorted(depth, key=lambda name: (depth[name], name == "main")))
 
 
 @takes_graph

@@ -19,6 +19,7 @@ from .objectives import TaskLoss as TaskLoss
 from .objectives import mask_absent as mask_absent
 from .outputs import Logits as Logits
 from .outputs import Predict as Predict
+from .pairwise import PairwiseProducts as PairwiseProducts
 from .registry import configure as configure
 from .registry import find_strategy as find_strategy
 from .reservoir import reservoir as reservoir

@@ -113,7 +113,12 @@ class EndsAfter(Base):
     """Options of ``ends_after``."""
 
     section: str = Field(description="the last section or block that stays")
-    head: Count = Field(description="number of classes: a mean over positions, a linear layer")
+    head: Count | None = Field(
+        default=None,
+        description="number of classes: a mean over positions, a linear layer; without it the exit "
+        "that add_exits put there, and those before it",
+        examples=[10],
+    )
 
 
 def _blocks(value: Any) -> Any:

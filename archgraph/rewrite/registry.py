@@ -96,7 +96,7 @@ ROWS: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "ends_after", "ends_after", "EndsAfter",
-        "Cut the network off behind a section and add a new classifier there.",
+        "Cut the network off behind a section, at a new classifier or at the exit there.",
         "{section: layer1, head: 10}", "equals the classifier on that section's result",
     ),
     RewriteRow(

@@ -41,7 +41,7 @@ from archgraph.states.clipping import change
 
 AVERAGING = (
     *("allsmall", "exclusivefl", "fedadp", "fedavg", "fedfa", "fedin", "flexifed", "heterofl"),
-    *("fedrolex", "fjord", "nefl"),
+    *("clusteredfl", "depthfl", "fedrolex", "fjord", "inclusivefl", "nefl", "scalefl"),
 )
 
 

@@ -64,6 +64,23 @@ def test_what_cannot_end(whole):
         ag.ends_after(graph, "stage1", ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph)
 
 
+def test_without_a_head_it_ends_at_the_exit_there(whole):
+    _, graph, state = whole
+    early = ag.add_exits(graph, {"stage1": 7, "stage2": 7})
+    short = ag.ends_after(early.graph, "stage2", verify=True)
+    assert set(dict(short.graph.outputs.fields)) == {"stage1", "stage2"}
+    pulled = early.transfer.pull(state)
+    x = torch.randn(3, 3, 8, 8)
+    wanted = ag.build(early.graph, pulled).eval()(x)
+    answers = ag.build(short.graph, short.transfer.pull(pulled)).eval()(x)
+    assert all(torch.equal(answers[name], wanted[name]) for name in answers)
+    assert not [n for n in short.graph.state_names if n.startswith(("stage3", "fc"))]
+    with pytest.raises(RewriteError, match="stage3: no exit there; found main, stage1, stage2"):
+        ag.ends_after(early.graph, "stage3")
+    with pytest.raises(RewriteError, match="stage1: no exit there; found one answer without"):
+        ag.ends_after(graph, "stage1")
+
+
 def test_counters_of_an_evaluated_capture_go_with_their_modules(whole):
     graph = ag.trace(whole[0], torch.randn(2, 3, 8, 8), train=False).graph
     names = ag.ends_after(graph, "stage1", 3).graph.state_names

@@ -1,0 +1,57 @@
+"""Inner products of clients' updates, two by two, with one update in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from archgraph.states import State
+from archgraph.states.spill import Spill, StoredState
+
+PIECE = 1 << 16  # values of each update that are compared at a time
+
+
+class PairwiseProducts:
+    """Updates on disk, and the matrix of their inner products.
+
+    Example:
+        >>> products = PairwiseProducts()
+        >>> products.add(4, {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(1.0)})
+        >>> products.add(7, {"w": torch.tensor([3.0, -1.0]), "b": torch.tensor(0.0)})
+        >>> products.of([4, 7]).tolist()
+        [[6.0, 1.0], [1.0, 10.0]]
+    """
+
+    def __init__(self) -> None:
+        self._spill = Spill()
+        self._stored: dict[int, StoredState] = {}
+
+    def add(self, client: int, update: State) -> None:
+        """Write a client's update.
+
+        Raises:
+            RunError: If there is no room on the disk.
+        """
+        self._stored[client] = self._spill.put({k: v.reshape(-1) for k, v in update.items()})
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """Whose updates there are."""
+        return frozenset(self._stored)
+
+    def of(self, clients: Sequence[int]) -> Tensor:
+        """``⟨Δ_i, Δ_j⟩`` of clients whose updates have the same entries, float64.
+
+        Shapes:
+            ``[client, client]``
+        """
+        matrix = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        for name, first in self._stored[clients[0]].items():
+            for start in range(0, first.shape[0], PIECE):
+                stop = min(start + PIECE, first.shape[0])
+                rows = [self._spill.rows(self._stored[c][name], start, stop) for c in clients]
+                piece = torch.stack(rows).double()
+                matrix += piece @ piece.T
+        return matrix

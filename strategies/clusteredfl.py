@@ -1,0 +1,216 @@
+"""Clustered-FL: clients whose updates point apart are trained apart.
+
+Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
+Optimization under Privacy Constraints*, IEEE TNNLS 2020 (Algorithms 1-2, Eqs. 26-30).
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+cluster ``c``             a number: ``values["clusters"]`` has it for each client
+``θ_c``                   group ``cluster/c`` of the server state
+``ΔW_i``                  parameters as a client returns them minus those that it was sent
+``α_ij``                  cosine of two updates, of :class:`PairwiseProducts`
+``ε_1``, ``ε_2``          ``mean_norm``, ``largest_norm``
+bipartition               :func:`halves`
+========================  ===============================================================
+
+FedFA and FedADP call FedAvg within each architecture by this name: preset ``by_architecture``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from archgraph.federation import (
+    Contribution,
+    Evaluated,
+    Json,
+    Model,
+    PairwiseProducts,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Weights,
+    World,
+    by_tier,
+    group_means,
+    option,
+    part,
+)
+
+
+@dataclass(frozen=True)
+class ClusteredFL(Strategy):
+    """Options of Clustered-FL.
+
+    Attributes:
+        split: Split clusters by the directions of their clients' updates. At first each
+            architecture is a cluster; off: that is all.
+        mean_norm: ε_1: a cluster is split if the norm of its mean update is below, ...
+        largest_norm: ε_2: ... and that of its largest one above.
+        after: Rounds before the first split.
+        weights: Weight of a client: 1, or its number of examples.
+        norm: What becomes of running statistics.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+
+    Example:
+        >>> ClusteredFL().mean_norm
+        0.4
+    """
+
+    averages: ClassVar[bool] = True
+    split: bool = True
+    mean_norm: float = option(0.4, least=0)
+    largest_norm: float = option(1.6, least=0)
+    after: int = option(20, least=0)
+    weights: Weights = "uniform"
+    norm: Literal["averaged", "static", "local"] = "averaged"
+    mask_absent: bool = False
+
+    needs_global: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "sattler": {"split": True},
+        "by_architecture": {"split": False},
+    }
+
+    def init(self, world: World) -> ServerState:
+        """A cluster for each architecture, with the first weights of its first tier."""
+        digests = [world.tier_of(c.id).graph.digest for c in world.clients]
+        order = list(dict.fromkeys(digests))
+        state = ServerState().with_values(clusters=[order.index(digest) for digest in digests])
+        for number, digest in enumerate(order):
+            first = next(tier for tier in world.tiers if tier.graph.digest == digest)
+            state = state.with_group(f"cluster/{number}", first.state)
+        return state
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``θ_c`` of the client's cluster."""
+        return part(
+            world,
+            state,
+            client,
+            tier=world.tier_of(client).alone,
+            mask_absent=self.mask_absent,
+            norm=self.norm,
+            weights=self._weights(state, client),
+        )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """The mean within each cluster; then clusters in disagreement are split.
+
+        Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
+        have returned something.
+        """
+        products = PairwiseProducts()
+        judged = self.split and round > self.after
+
+        def contributions() -> Iterator[Contribution]:
+            for result in results:
+                graph = world.tier_of(result.client).graph
+                if judged:
+                    sent = self._weights(state, result.client)
+                    update = {
+                        p.name: result.state[p.name] - sent[p.name]
+                        for p in graph.params
+                        if p.trainable
+                    }
+                    products.add(result.client, update)
+                group = f"cluster/{state.values['clusters'][result.client]}"
+                yield Contribution.of(result, graph, self.weights, group=group)
+
+        merged = group_means(world, state, contributions())
+        return self._split(merged, products) if judged else merged
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Each tier; where its clients are in several clusters, each client's own version."""
+
+        def model(tier: Tier) -> Model:
+            return Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
+
+        clusters = state.values["clusters"]
+        for tested in by_tier(world, state, norm=self.norm, model=model, whole=False):
+            if len({clusters[client] for client in tested.clients}) > 1:
+                own = _Versions(self, state)
+                tested = dataclasses.replace(tested, states=own)
+            yield tested
+
+    def _weights(self, state: ServerState, client: int) -> State:
+        """Weights of a client's cluster."""
+        return state.group(f"cluster/{state.values['clusters'][client]}")
+
+    def _split(self, state: ServerState, products: PairwiseProducts) -> ServerState:
+        """The state with clusters split whose clients have converged together, but not each."""
+        clusters = list(state.values["clusters"])
+        for number in range(max(clusters) + 1):
+            members = [client for client, its in enumerate(clusters) if its == number]
+            if len(members) < 2 or not products.clients.issuperset(members):
+                continue
+            inner = products.of(members)
+            mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()
+            if mean < self.mean_norm and largest > self.largest_norm:
+                new = max(clusters) + 1
+                for place in halves(cosines(inner))[1]:
+                    clusters[members[place]] = new
+                state = state.with_group(f"cluster/{new}", state.group(f"cluster/{number}"))
+        return state.with_values(clusters=clusters)
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """Weights of each client's cluster."""
+
+    strategy: ClusteredFL
+    state: ServerState
+
+    def __call__(self, client: int) -> State:
+        return self.strategy._weights(self.state, client)
+
+
+def cosines(inner: Tensor) -> Tensor:
+    """Cosines of vectors from their inner products; 0 where one of two is zero.
+
+    Example:
+        >>> cosines(torch.tensor([[4.0, -2.0, 0], [-2.0, 1.0, 0], [0, 0, 0]]))[0].tolist()
+        [1.0, -1.0, 0.0]
+    """
+    norms = inner.diagonal().clamp(min=0).sqrt()
+    both = norms.outer(norms)
+    return torch.where(both > 0, inner / both, 0.0)
+
+
+def halves(similarities: Tensor) -> tuple[list[int], list[int]]:
+    """Two parts by complete linkage: parts with the highest least similarity are joined first.
+
+    Args:
+        similarities: ``[member, member]``, at least two members.
+
+    Returns:
+        The places of both parts' members; the first has place 0.
+
+    Example:
+        >>> near, far = 0.9, -0.2
+        >>> halves(torch.tensor([[1, far, near], [far, 1, far], [near, far, 1]]))
+        ([0, 2], [1])
+    """
+    parts = [[place] for place in range(len(similarities))]
+    while len(parts) > 2:
+        _, one, other = max(
+            (float(similarities[a][:, b].min()), -i, -j)
+            for i, a in enumerate(parts)
+            for j, b in enumerate(parts[:i])
+        )
+        joined = sorted(parts[-one] + parts[-other])
+        parts = [p for place, p in enumerate(parts) if place not in (-one, -other)] + [joined]
+    first, second = sorted(parts)
+    return first, second

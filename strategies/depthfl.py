@@ -1,0 +1,236 @@
+"""DepthFL: clients train the first sections of a network, whose exits teach one another.
+
+Kim, Yu, Kim, Moon: *DepthFL: Depthwise Federated Learning for Heterogeneous Clients*, ICLR 2023.
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+``W``                     group ``global`` of the server state
+depth of client k         its tier: the network up to an exit, with all exits before it
+``L_ce``, ``L_kl``        :class:`MutualDistillation`
+``w(t)``                  its ramp: ``exp(-5 (1 - min(t, ramp) / ramp)²)``
+FedDyn ``α``              ``alpha``; Acar et al., ICLR 2021
+``h``                     group ``h``
+``∇L_k`` of client k      what it keeps: :class:`Dynamic`
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import archgraph as ag
+from archgraph.federation import (
+    Evaluated,
+    Examples,
+    Json,
+    Logits,
+    Outcome,
+    Program,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Train,
+    Weights,
+    Work,
+    World,
+    by_tier,
+    covered_mean,
+    option,
+    part,
+)
+
+
+@dataclass(frozen=True)
+class DepthFL(Strategy):
+    """Options of DepthFL.
+
+    Attributes:
+        distil: Let the exits of a client's model teach one another.
+        ramp: Round from which on distillation has its full weight.
+        alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
+            0: FedAvg.
+        weights: Weight of a client: 1, or its number of examples.
+        norm: What becomes of running statistics.
+
+    Example:
+        >>> DepthFL(alpha=0).distil
+        True
+    """
+
+    averages: ClassVar[bool] = True
+    distil: bool = True
+    ramp: int = option(300, least=1)
+    alpha: float = option(0.1, least=0)
+    weights: Weights = "uniform"
+    norm: Literal["averaged", "static", "local"] = "averaged"
+
+    presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {
+        "paper": {"distil": True, "alpha": 0.1},
+        "fedavg": {"alpha": 0},
+        "without_distillation": {"distil": False},
+    }
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
+    )
+
+    def init(self, world: World) -> ServerState:
+        """``W`` at the start.
+
+        Raises:
+            RunError: If a tier is not the network up to one of its exits.
+        """
+        whole = ag.exits(world.graph)
+        for tier in world.tiers:
+            own, entries = ag.exits(tier.graph), tier.transfer.entries.values()
+            if not own or own != whole[: len(own)] or not all(e.unchanged for e in entries):
+                raise ag.RunError(
+                    "DepthFL trains a network up to one of its exits",
+                    where=f"tier {tier.name}",
+                    found=f"exits {', '.join(own) or 'without names'}",
+                    expected=f"the first of {', '.join(whole) or 'the exits'}, at full width",
+                    hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
+                    "`ends_after: {section: SECTION}`; scalefl serves narrower clients, too, "
+                    "nefl and fedfa those without exits",
+                )
+        return ServerState().with_group("global", world.state)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """The first sections and their exits."""
+        ramp = self.ramp if self.distil else None
+        graph = world.tier_of(client).graph
+        train = Train(MutualDistillation(ag.exits(graph), ramp))
+        program: Program = Dynamic(train, self.alpha) if self.alpha else train
+        return part(world, state, client, program=program, norm=self.norm)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """The mean over the clients that have an entry, corrected by ``h`` (FedDyn).
+
+        ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``, for m clients in all.
+        """
+        trained: collections.Counter[str | None] = collections.Counter()
+
+        def counted() -> Iterator[Result]:
+            for result in results:
+                assert result.transfer is not None  # of part()
+                trained.update(entry.source for entry in result.transfer.entries.values())
+                yield result
+
+        merged = covered_mean(world, state, counted(), weights=self.weights)
+        if not self.alpha:
+            return merged
+        old, new, h = (s.group(g) for s, g in ((state, "global"), (merged, "global"), (state, "h")))
+        for param in world.graph.params:
+            if param.trainable and (clients := trained[param.name]):
+                name, share = param.name, clients / len(world.clients)
+                before = h.get(name, torch.zeros_like(old[name]))
+                h[name] = before - self.alpha * share * (new[name] - old[name])
+                new[name] = new[name] - h[name] / self.alpha
+        return merged.with_group("global", new).with_group("h", h)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model and every depth; the answer is the mean of its exits' logits."""
+        for model in by_tier(world, state, norm=self.norm, idle=True):
+            yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
+
+
+@dataclass(frozen=True)
+class MeanLogits:
+    """The mean of several exits' logits.
+
+    Attributes:
+        exits: Their names.
+    """
+
+    exits: tuple[str, ...]
+
+    def __call__(self, outputs: Any) -> Tensor:
+        """``[batch, classes]``."""
+        return torch.stack([Logits(name)(outputs) for name in self.exits]).mean(0)
+
+
+@dataclass(frozen=True)
+class MutualDistillation:
+    """``Σ_i L_ce(p_i, y) + w(t) Σ_i Σ_{j≠i} D_KL(p_j ‖ p_i) / (K - 1)``, no gradient through p_j.
+
+    Attributes:
+        exits: Names of the K exits.
+        ramp: Round from which on ``w(t)`` is 1; None: no distillation.
+    """
+
+    exits: tuple[str, ...]
+    ramp: int | None = 300
+
+    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+        """Mean over the minibatch."""
+        answers = [work.learning.predictions(outputs, Logits(name)) for name in self.exits]
+        value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
+        if self.ramp is None or len(answers) == 1:
+            return value
+        logs = [answer.log_softmax(-1) for answer in answers]
+        distances = [
+            functional.kl_div(mine, other.detach(), reduction="batchmean", log_target=True)
+            for mine, other in itertools.permutations(logs, 2)
+        ]
+        weight = math.exp(-5 * (1 - min(work.round, self.ramp) / self.ramp) ** 2)
+        return value + weight * torch.stack(distances).sum() / (len(answers) - 1)
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """FedDyn at a client: its objective has a minimum where the global one has.
+
+    Attributes:
+        train: The program without it.
+        alpha: α.
+    """
+
+    train: Train
+    alpha: float
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train with the penalty, then ``∇L_k ← ∇L_k - α (W_k - W)``."""
+        penalty = Regularisation(self.alpha)
+        outcome = dataclasses.replace(self.train, penalty=penalty)(work)
+        keep = {
+            p.name: work.keep.get(p.name, torch.zeros(p.shape))
+            - self.alpha * (outcome.state[p.name] - work.state[p.name])
+            for p in work.graph.params
+            if p.trainable
+        }
+        return dataclasses.replace(outcome, keep=keep)
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """``-⟨∇L_k, W_k⟩ + α/2 ‖W_k - W‖²``.
+
+    Attributes:
+        alpha: α.
+    """
+
+    alpha: float
+
+    def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
+        """Its value at the parameters."""
+        terms = []
+        for name, value in parameters.items():
+            if value.requires_grad:
+                move = value - work.state[name].to(value)
+                terms.append(self.alpha / 2 * move.square().sum())
+                if name in work.keep:
+                    terms.append(-(work.keep[name].to(value) * value).sum())
+        return torch.stack(terms).sum()

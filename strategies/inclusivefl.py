@@ -1,0 +1,282 @@
+"""InclusiveFL: shallower clients share the first layers, and learn from the next deeper ones.
+
+Liu, Wu, Wu, Wang, Lyu, Chen, Xie: *No One Left Behind: Inclusive Federated Learning over
+Heterogeneous Devices*, KDD 2022.
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+sizes of model            ``World.by_size``
+shared layers             group ``global`` of the server state
+last layer, pooler, head  group ``tier/NAME``: of each size its own
+gradient of a layer       what the mean over a size's clients moves it in a round
+``β``                     ``beta``
+momentum distillation     :meth:`InclusiveFL.receive`
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+
+import archgraph as ag
+from archgraph.federation import (
+    Contribution,
+    Evaluated,
+    Model,
+    NormPolicy,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    Tier,
+    Weights,
+    World,
+    by_tier,
+    group_means,
+    identity_of,
+    option,
+    part,
+)
+
+
+@dataclass(frozen=True)
+class InclusiveFL(Strategy):
+    """Options of InclusiveFL.
+
+    Attributes:
+        beta: Share of the deeper model's layers in the step of a shallower model's last layer; 0:
+            no momentum distillation.
+        weights: Weight of a client: its number of examples, or 1.
+        norm: What becomes of running statistics.
+        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+
+    Example:
+        >>> InclusiveFL().beta
+        0.2
+    """
+
+    averages: ClassVar[bool] = True
+    beta: float = option(0.2, least=0, most=1)
+    weights: Weights = "examples"
+    norm: Literal["averaged", "static", "local"] = "averaged"
+    mask_absent: bool = False
+
+    def init(self, world: World) -> ServerState:
+        """The shared layers, and each size's own.
+
+        Raises:
+            RunError: If a tier is narrower, or lacks other layers than the last of a section.
+        """
+        state = ServerState().with_group("global", world.state)
+        for tier in world.tiers:
+            own = prefix(world.graph, world.tiers, tier).own
+            state = state.with_group(f"tier/{tier.name}", tier.transfer.only(own).pull(world.state))
+        return state
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """The shared layers, with what the client's size has for itself."""
+        tier = world.tier_of(client)
+        weights = self._weights(state, tier)
+        mask = self.mask_absent
+        task = part(world, state, client, mask_absent=mask, norm=self.norm, weights=weights)
+        return replace(task, skip=task.skip | prefix(world.graph, world.tiers, tier).own)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Means; then the last layer of each size moves by ``(1 - β) g + β m``.
+
+        ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
+        from the one in the same place to its last, averaged over the layers. Where a size has not
+        returned anything, nothing is mixed.
+        """
+        seen: set[str] = set()
+
+        def contributions() -> Iterator[Contribution]:
+            for result in results:
+                seen.add(result.tier)
+                yield Contribution.of(result, world.graph, self.weights)
+                names = tuple(state.group(f"tier/{result.tier}"))
+                if names:
+                    graph = world.tier(result.tier).graph
+                    same, group = identity_of(graph, names), f"tier/{result.tier}"
+                    own = {name: result.state[name] for name in names}
+                    local = NormPolicy(self.norm).left_out(graph) | ag.frozen(graph)
+                    yield Contribution(
+                        result.client,
+                        group,
+                        same.source,
+                        same,
+                        own,
+                        result.weight(self.weights),
+                        local & own.keys(),
+                    )
+
+        merged = group_means(world, state, contributions())
+        after = merged
+        for small, large in itertools.pairwise(world.by_size):
+            if self.beta and {small.name, large.name} <= seen:
+                after = self._distilled(world, state, merged, after, small, large)
+        return after
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Every size; the largest is what is shown as the global model."""
+
+        def model(tier: Tier) -> Model:
+            return Model(tier.graph, self._weights(state, tier))
+
+        statistics = NormPolicy(self.norm).evaluation
+        yield Evaluated("global", *model(world.by_size[-1]), statistics=statistics)
+        yield from by_tier(world, state, norm=self.norm, model=model, whole=False, idle=True)
+
+    def _weights(self, state: ServerState, tier: Tier) -> State:
+        """A size's weights: what is shared, and what is its own."""
+        shared = tier.transfer.pull(state.group("global"), copy=False)
+        return shared | state.group(f"tier/{tier.name}")
+
+    def _distilled(
+        self,
+        world: World,
+        before: ServerState,
+        merged: ServerState,
+        after: ServerState,
+        small: Tier,
+        large: Tier,
+    ) -> ServerState:
+        """The state with the last layers of a size moved by what the next deeper one has learnt."""
+        old, new = (self._weights(state, large) for state in (before, merged))
+        moved = after.group(f"tier/{small.name}")
+        was = before.group(f"tier/{small.name}")
+        for name, deeper in extra(world.graph, world.tiers, small, large).items():
+            momentum = torch.stack([new[entry] - old[entry] for entry in deeper]).mean(0)
+            step = (1 - self.beta) * (moved[name] - was[name]) + self.beta * momentum
+            moved[name] = was[name] + step
+        return after.with_group(f"tier/{small.name}", moved)
+
+
+class Prefix(NamedTuple):
+    """What a size has of each section that sizes differ in.
+
+    Attributes:
+        blocks: By section, the names of its blocks in the global model, as far as the size goes.
+        own: Entries that belong to this size alone: the last block of every section that it has not
+            whole, and what follows the last section in which sizes differ.
+        names: By entry of the global model, the size's.
+    """
+
+    blocks: Mapping[str, tuple[str, ...]]
+    own: frozenset[str]
+    names: Mapping[str, str]
+
+
+def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
+    return {leaf for name in nodes for leaf in graph.node[name].leaves()} & set(graph.state_names)
+
+
+def _kept(graph: ag.ArchGraph, tier: Tier) -> dict[str, tuple[str, ...]]:
+    """By section, the blocks of the global model that a tier has: the first ones."""
+    sources = {entry.source for entry in tier.transfer.entries.values()}
+    kept = {}
+    for section in ag.structure(graph).sections:
+        here = [
+            not leaves or bool(leaves & sources)
+            for leaves in (_leaves(graph, block.nodes) for block in section.blocks)
+        ]
+        names = tuple(b.name for b, there in zip(section.blocks, here, strict=True) if there)
+        # Blocks without weights go with those before them.
+        if sorted(here, reverse=True) != here or not all(
+            entry.unchanged for entry in tier.transfer.entries.values()
+        ):
+            raise ag.RunError(
+                "InclusiveFL shares a network's first layers at full width",
+                where=f"tier {tier.name}",
+                found=f"{', '.join(names) or 'nothing'} of section {section.name}, or a narrower "
+                "part",
+                expected="the first blocks of each section (`shorten`)",
+                hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
+            )
+        kept[section.name] = names
+    return kept
+
+
+@functools.lru_cache(maxsize=256)
+def _prefixes(graph: ag.ArchGraph, tiers: tuple[Tier, ...]) -> dict[str, Prefix]:
+    """What every tier shares and has for itself, by name."""
+    kept = {tier.name: _kept(graph, tier) for tier in tiers}
+    sections = ag.structure(graph).sections
+    whole = {s.name: tuple(b.name for b in s.blocks) for s in sections}
+    shorter = [
+        s.name for s in sections if any(kept[t.name][s.name] != whole[s.name] for t in tiers)
+    ]
+    places = [s.name for s in sections]
+    behind = places[places.index(shorter[-1]) + 1 :] if shorter else []
+    made = {}
+    for tier in tiers:
+        mine = kept[tier.name]
+        lacking = [name for name in shorter if mine[name] != whole[name]]
+        inside = {mine[name][-1] for name in lacking if mine[name]}
+        if lacking:
+            inside |= {block for name in behind for block in mine[name]}
+        blocks = {b.name: b for s in sections for b in s.blocks}
+        own = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
+        # A weight that earlier layers use, too (a tied embedding), is theirs.
+        used = (n for name, b in blocks.items() if name not in inside for n in b.nodes)
+        own -= _leaves(graph, used)
+        names = {str(entry.source): name for name, entry in tier.transfer.entries.items()}
+        mapped = frozenset(names[entry] for entry in own if entry in names)
+        made[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
+    return made
+
+
+def prefix(graph: ag.ArchGraph, tiers: tuple[Tier, ...], tier: Tier) -> Prefix:
+    """What a tier shares and has for itself.
+
+    Raises:
+        RunError: If a tier is narrower, or lacks other layers than the last of a section.
+    """
+    return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]
+
+
+def extra(
+    graph: ag.ArchGraph, tiers: tuple[Tier, ...], small: Tier, large: Tier
+) -> dict[str, list[str]]:
+    """For entries of a size's last layers, those of the next deeper one that they learn from.
+
+    Of a section that the deeper size continues: the same layers, counted by kind, in each block
+    from the size's last to the deeper one's last.
+    """
+    mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))
+    trained = {param.name for param in graph.params if param.trainable}
+    found: dict[str, list[str]] = defaultdict(list)
+    for section, blocks in mine.blocks.items():
+        if not blocks or len(theirs.blocks[section]) <= len(blocks):
+            continue
+        last, *more = [_by_kind(graph, b) for b in theirs.blocks[section][len(blocks) - 1 :]]
+        for key, entry in last.items():
+            if entry in trained and mine.names[entry] in mine.own:
+                deeper = [entry, *(block[key] for block in more if key in block)]
+                found[mine.names[entry]] = [theirs.names[name] for name in deeper]
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], str]:
+    """Entries of a block by their layer's kind, which of that kind it is, and their place in it."""
+    nodes = set(ag.structure(graph).block(block).nodes)
+    counts: dict[object, int] = defaultdict(int)
+    entries = {}
+    for layer in ag.layers(graph):
+        if layer.node in nodes:
+            for place, name in enumerate(layer.entries):
+                entries[layer.kind, counts[layer.kind], place] = name
+            counts[layer.kind] += 1
+    return entries

@@ -1,0 +1,139 @@
+"""ScaleFL: clients train a narrower network up to an exit, whose last exit teaches the others.
+
+Ilhan, Su, Liu: *ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients*, CVPR
+2023.
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+``Θ``                     group ``global`` of the server state
+complexity level ``l``    the client's tier: `ends_after` and `take` in one
+``L``                     :class:`EarlyExits`
+``γ``, ``τ``              ``gamma``, ``temperature``
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import archgraph as ag
+from archgraph.federation import (
+    Evaluated,
+    Examples,
+    Logits,
+    Result,
+    ServerState,
+    Strategy,
+    Task,
+    Train,
+    Weights,
+    Work,
+    World,
+    by_tier,
+    covered_mean,
+    option,
+    part,
+)
+
+
+@dataclass(frozen=True)
+class ScaleFL(Strategy):
+    """Options of ScaleFL.
+
+    Attributes:
+        gamma: Weight of the distillation from a model's last exit to its earlier ones.
+        temperature: Temperature of both.
+        warmup: Share of the rounds that pass before it begins.
+        weights: Weight of a client: 1, or its number of examples.
+        norm: What becomes of running statistics.
+
+    Example:
+        >>> ScaleFL(gamma=0).temperature
+        3.0
+    """
+
+    averages: ClassVar[bool] = True
+    gamma: float = option(0.05, least=0)
+    temperature: float = option(3.0, above=0)
+    warmup: float = option(0.25, least=0, most=1)
+    weights: Weights = "uniform"
+    norm: Literal["static", "averaged", "local"] = "static"
+
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
+    )
+
+    def init(self, world: World) -> ServerState:
+        """``Θ`` at the start.
+
+        Raises:
+            RunError: If a tier has other exits than the first ones of the global model.
+        """
+        whole = ag.exits(world.graph)
+        for tier in world.tiers:
+            own = ag.exits(tier.graph)
+            if not own or own != whole[: len(own)]:
+                raise ag.RunError(
+                    "ScaleFL trains a network up to one of its exits",
+                    where=f"tier {tier.name}",
+                    found=f"exits {', '.join(own) or 'without names'}",
+                    expected=f"the first of {', '.join(whole) or 'the exits'}",
+                    hint="give the family `change: {add_exits: {SECTION: CLASSES}}`, and clients "
+                    "`ends_after: {section: SECTION}` with `take`; nefl and fedfa serve narrower "
+                    "and shallower clients without exits",
+                )
+        return ServerState().with_group("global", world.state)
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """The client's level: width and depth."""
+        gamma = self.gamma if round > self.warmup * world.rounds else 0.0
+        exits = ag.exits(world.tier_of(client).graph)
+        program = Train(EarlyExits(exits, gamma, self.temperature))
+        return part(world, state, client, program=program, norm=self.norm)
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Every entry: the mean over the clients that have it."""
+        return covered_mean(world, state, results, weights=self.weights)
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """The global model and every level, each by its last exit."""
+        for model in by_tier(world, state, norm=self.norm, idle=True):
+            yield dataclasses.replace(model, predict=Logits(ag.exits(model.graph)[-1]))
+
+
+@dataclass(frozen=True)
+class EarlyExits:
+    """``Σ_j j (L_ce(p_j, y) + γ τ² D_KL(p_n^τ ‖ p_j^τ)) / (n (n + 1) / 2)``, by n exits.
+
+    Attributes:
+        exits: Names of the exits, from the shallowest on.
+        gamma: γ.
+        temperature: τ, by which logits are divided.
+    """
+
+    exits: tuple[str, ...]
+    gamma: float
+    temperature: float = 3.0
+
+    def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
+        """Mean over the minibatch."""
+        answers = [work.learning.predictions(outputs, Logits(name)) for name in self.exits]
+        terms = [work.learning.loss(answer, examples.targets) for answer in answers]
+        if self.gamma:
+            taught = (answers[-1].detach() / self.temperature).log_softmax(-1)
+            for place, answer in enumerate(answers[:-1]):
+                said = (answer / self.temperature).log_softmax(-1)
+                distance = functional.kl_div(said, taught, reduction="batchmean", log_target=True)
+                terms[place] = terms[place] + self.gamma * self.temperature**2 * distance
+        shares = torch.arange(1, len(terms) + 1, device=terms[0].device)
+        return (torch.stack(terms) * shares).sum() / shares.sum()

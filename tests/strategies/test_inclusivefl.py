@@ -1,0 +1,159 @@
+"""InclusiveFL: what sizes share, and momentum distillation by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.federation import Outcome
+from archgraph.strategies.inclusivefl import InclusiveFL, extra, prefix
+
+
+class Tower(nn.Module):
+    """Four equal layers, a pooler and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.pooler = nn.Linear(4, 6)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.head(self.pooler(x).tanh())
+
+
+@pytest.fixture(scope="module")
+def tower():
+    torch.manual_seed(0)
+    return ag.trace(Tower(), torch.randn(2, 3))
+
+
+@pytest.fixture
+def world(lab, tower):
+    graph, state = tower
+    section = ag.structure(graph).block("layers.0").section
+    tiers = {
+        "two": ag.shorten(graph, {section: 2}),
+        "three": ag.shorten(graph, {section: 3}),
+        "four": ag.Rewritten.identity(graph),
+    }
+    clients = ["two", "two", "three", "four"]
+    return lab.make_world(graph, state, tiers, clients, examples=[10, 30, 10, 10])
+
+
+def moved(world, strategy, state, steps, round=1):
+    """Every client moves each value by its own number."""
+    for client, step in steps.items():
+        task = strategy.send(world, state, client, round)
+        yield task.result(
+            Outcome({k: v + step for k, v in task.state.items()}), world.clients[client].examples
+        )
+
+
+def test_last_layer_pooler_and_head_belong_to_a_size(world):
+    own = {t.name: prefix(world.graph, world.tiers, t).own for t in world.tiers}
+    head = {"pooler.weight", "pooler.bias", "head.weight", "head.bias"}
+    assert own["two"] == head | {"layers.1.weight", "layers.1.bias"}
+    assert own["three"] == head | {"layers.2.weight", "layers.2.bias"}
+    assert own["four"] == set()
+    two, three, four = world.by_size
+    assert extra(world.graph, world.tiers, two, three)["layers.1.bias"] == [
+        "layers.1.bias",
+        "layers.2.bias",
+    ]
+    assert extra(world.graph, world.tiers, three, four)["layers.2.bias"] == [
+        "layers.2.bias",
+        "layers.3.bias",
+    ]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_a_round_by_hand(world, beta):
+    strategy = InclusiveFL(beta=beta)
+    before = strategy.init(world)
+    after = strategy.receive(
+        world, before, moved(world, strategy, before, {0: 1.0, 1: 2.0, 2: 4.0, 3: 8.0}), 1
+    )
+
+    def step(group, name):
+        change = after.group(group)[name] - before.group(group)[name]
+        assert torch.allclose(change, change.flatten()[0].expand_as(change), atol=1e-4)
+        return change.flatten()[0].item()
+
+    # Shared: 10·1 + 30·2 + 10·4 + 10·8 over 60; layer 1 without the size that has it for itself.
+    assert step("global", "stem.weight") == pytest.approx(190 / 60, abs=1e-4)
+    assert step("global", "layers.1.bias") == pytest.approx((40 + 80) / 20, abs=1e-4)
+    assert step("global", "layers.2.bias") == pytest.approx(8.0, abs=1e-4)
+    assert step("global", "head.bias") == pytest.approx(8.0, abs=1e-4)
+    assert step("tier/two", "head.bias") == pytest.approx((10 + 60) / 40, abs=1e-4)
+    assert step("tier/three", "head.bias") == pytest.approx(4.0, abs=1e-4)
+    # Momentum: size three has moved its layers 1 and 2 by 6 and 4, size four its 2 and 3 by 8.
+    two = (1 - beta) * 70 / 40 + beta * (6 + 4) / 2
+    assert step("tier/two", "layers.1.weight") == pytest.approx(two, abs=1e-4)
+    three = (1 - beta) * 4 + beta * 8
+    assert step("tier/three", "layers.2.weight") == pytest.approx(three, abs=1e-4)
+
+
+def test_distillation_goes_on_in_every_round(world):
+    """Defect of the published code: it mixes only while the momentum is still 0."""
+    strategy = InclusiveFL(beta=0.5)
+    state = strategy.init(world)
+    for round in (1, 2, 3):
+        before = state
+        steps = {0: 0.0, 1: 0.0, 2: 4.0, 3: 4.0}
+        state = strategy.receive(world, before, moved(world, strategy, before, steps, round), round)
+        change = (
+            state.group("tier/two")["layers.1.bias"] - before.group("tier/two")["layers.1.bias"]
+        )
+        torch.testing.assert_close(change, torch.full_like(change, 2.0), rtol=1e-5, atol=1e-5)
+
+
+def test_without_the_deeper_size_nothing_is_mixed_and_without_its_own_nothing_moves(world):
+    strategy = InclusiveFL()
+    state = strategy.init(world)
+    after = strategy.receive(world, state, moved(world, strategy, state, {0: 1.0}), 1)
+    change = after.group("tier/two")["layers.1.bias"] - state.group("tier/two")["layers.1.bias"]
+    torch.testing.assert_close(change, torch.ones_like(change), rtol=1e-5, atol=1e-5)
+    assert torch.equal(after.group("global")["head.bias"], world.state["head.bias"])
+    after = strategy.receive(world, state, moved(world, strategy, state, {2: 1.0, 3: 1.0}), 1)
+    for name, value in state.group("tier/two").items():
+        assert torch.equal(after.group("tier/two")[name], value)
+
+
+def test_every_size_is_tested_with_what_is_its_own(world):
+    strategy = InclusiveFL()
+    state = strategy.init(world)
+    state = strategy.receive(world, state, moved(world, strategy, state, {0: 1.0, 3: 3.0}), 1)
+    models = {m.name: m for m in strategy.evaluated(world, state)}
+    assert set(models) == {"global", "two", "three", "four"}
+    assert torch.equal(models["two"].state["head.bias"], state.group("tier/two")["head.bias"])
+    assert torch.equal(models["two"].state["stem.bias"], state.group("global")["stem.bias"])
+    assert torch.equal(models["global"].state["head.bias"], state.group("global")["head.bias"])
+
+
+def test_blocks_that_differ_learn_from_layers_of_their_kind(lab):
+    """A first block with a projection has layers that the others lack: they keep their own step."""
+    one = {"one": ag.shorten(lab.graph, {"layer1": 1}), "all": ag.Rewritten.identity(lab.graph)}
+    world = lab.make_world(lab.graph, lab.state, one, ["one", "all"])
+    small, large = world.by_size
+    pairs = extra(lab.graph, world.tiers, small, large)
+    assert pairs["layer1.0.conv2.weight"] != [] and "layer1.0.conv1.weight" in pairs
+    for name, deeper in pairs.items():
+        shapes = {lab.graph.param[entry].shape for entry in deeper}
+        assert shapes == {lab.graph.param[name].shape}
+    assert not any("running" in name for name in pairs)
+
+
+def test_other_parts_are_refused_with_those_that_serve_them(lab):
+    for part in (ag.take(lab.graph, 0.5), ag.skip(lab.graph, ["layer1.1"])):
+        world = lab.make_world(lab.graph, lab.state, {"odd": part}, ["odd"])
+        with pytest.raises(
+            ag.RunError, match=r"tier odd: .*first layers.*nefl and fedfa.*heterofl"
+        ):
+            InclusiveFL().init(world)
