@@ -117,7 +117,6 @@ class EndsAfter(Base):
         default=None,
         description="number of classes: a mean over positions, a linear layer; without it the exit "
         "that add_exits put there, and those before it",
-        examples=[10],
     )
 
 

@@ -25,6 +25,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "deepen": ({"stage2": 3},),
     "draw": (),
     "ends_after": ("stage1", 3),
+    "exits": (),
     "explain": (),
     "frozen": (),
     "graft": ({"stage2": 3},),
