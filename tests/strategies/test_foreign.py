@@ -41,7 +41,6 @@ EXITS = {
     "mobilenet_v2": "features.7",
     "vit": "encoder.layers.encoder_layer_1",
 }
-AT_EXITS = frozenset({"depthfl", "scalefl"})
 
 # Kinds of client that a method can serve, where it cannot serve all.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -61,6 +60,7 @@ SMALL = {"width": 16, "hidden": 16, "tile": 8}
 # What a method has to be told: a layer that ends in a norm has no form of the identity.
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("fedadp", "bert"): {"approximate": True},
+    ("fedgkt", "mobilenet_v2"): {"after": EXITS["mobilenet_v2"]},
     **{("recipfl", model): {**SMALL, "descriptor": "id"} for model in MODELS},
 }
 
@@ -72,15 +72,22 @@ def family_of(model: str) -> tuple[FamilySpec, Family]:
     return spec, ag.resolve(spec, python=True)
 
 
-@functools.cache
-def family_with_exits(model: str) -> tuple[FamilySpec, Family]:
-    """The same with an exit at which weak clients' networks end."""
-    text = (FAMILIES / f"foreign_{model}.yaml").read_text().partition("clients:")[0]
-    text += f"""change: {{add_exits: {{{EXITS[model]}: 10}}}}
+AT_EXIT = """change: {{add_exits: {{{0}: 10}}}}
 clients:
   - {{name: whole}}
-  - {{name: short, ends_after: {{section: {EXITS[model]}}}}}
+  - {{name: short, ends_after: {{section: {0}}}}}
 """
+# What is in front of the server's part, with a classifier.
+EDGE = "clients: [{{name: edge, ends_after: {{section: {0}, head: 10}}}}]"
+# Clients that are not those of the file.
+OWN = {"depthfl": AT_EXIT, "scalefl": AT_EXIT, "fedgkt": EDGE}
+
+
+@functools.cache
+def family_with(clients: str, model: str) -> tuple[FamilySpec, Family]:
+    """The same with other clients."""
+    text = (FAMILIES / f"foreign_{model}.yaml").read_text().partition("clients:")[0]
+    text += clients.format(EXITS[model])
     spec = parse_document(text, f"{model}.yaml").validate(FamilySpec)
     return spec, ag.resolve(spec, python=True)
 
@@ -111,7 +118,8 @@ def experiment(
     monkeypatch: pytest.MonkeyPatch, strategy: str, model: str, options: Mapping[str, Any]
 ) -> ExperimentSpec:
     """Two rounds on noise with one client of each kind, at least two."""
-    spec, family = (family_with_exits if strategy in AT_EXITS else family_of)(model)
+    special = OWN.get(strategy)
+    spec, family = family_with(special, model) if special else family_of(model)
     kinds = KINDS.get(strategy, tuple(member.name for member in spec.clients))
     count = 1 if len(kinds) > 1 else 2
     own = tuple(
@@ -157,6 +165,8 @@ def test_two_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: s
         assert [report["client"] for report in line["clients"]] == list(range(clients))
         assert all(report["loss"] is not None for report in line["clients"])
     models = done.rounds[-1]["evaluation"]["models"]
+    if strategy == "fedgkt":  # alone, and with the server
+        names |= {f"{name}+server" for name in names}
     assert set(models) - {"global"} == (names if strategy != "fedavg" else set())
     assert all(math.isfinite(figures["loss"]) for figures in models.values())
     # Whatever is shared has learnt: it is not where it began.

@@ -1,0 +1,321 @@
+"""FedGKT: clients train small networks, the server a large one on their features; both teach.
+
+He, Annavaram, Avestimehr: *Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge*,
+NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
+
+========================  ===============================================================
+symbol                    here
+========================  ===============================================================
+``f_e``, ``f_c``          extractor and classifier of a client: its tier, cut by :func:`halves`
+``f_s``, ``W_s``          the global model behind ``after``; group ``server``
+``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
+``z_s``                   groups ``logits/k``, by ``ids``
+``l_c`` (Eq. 8)           :class:`Group`: ``L_ce + α T² D_KL(p_s ‖ p_c)``
+``l_s`` (Eq. 7)           :meth:`FedGKT.receive`: ``T² D_KL(p_c ‖ p_s) + α L_ce``
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import archgraph as ag
+from archgraph.federation import (
+    Evaluated,
+    Examples,
+    Model,
+    Objective,
+    Outcome,
+    Result,
+    ServerState,
+    State,
+    Strategy,
+    Task,
+    TaskLoss,
+    Tier,
+    Work,
+    World,
+    by_tier,
+    cut,
+    descend,
+    module_of,
+    option,
+    seeded,
+    state_of,
+)
+
+SENT = ("features", "logits", "targets", "ids")
+
+
+@dataclass(frozen=True)
+class FedGKT(Strategy):
+    """Options of FedGKT.
+
+    Attributes:
+        after: Section or block of the global model behind which the server's part begins; None: the
+            first section.
+        alpha: Weight of distillation at a client, and of the targets at the server.
+        temperature: Temperature of both distillations.
+        server_epochs: Passes of the server over the features of a round.
+        server_batch: Examples in a minibatch there.
+        server_lr: Rate of its stochastic gradient descent, whose momentum is 0.9.
+
+    Example:
+        >>> FedGKT(after="layer1").temperature
+        3.0
+    """
+
+    after: str | None = None
+    alpha: float = option(1.0, least=0)
+    temperature: float = option(3.0, above=0)
+    server_epochs: int = option(1, least=1)
+    server_batch: int = option(64, least=2)
+    server_lr: float = option(0.01, above=0)
+
+    unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("labels", "values", "any"), "it distils probabilities of classes"
+    )
+
+    def init(self, world: World) -> ServerState:
+        """``W_s`` of the global model's first weights.
+
+        Raises:
+            RunError: If a tier's features are not what the server's part takes.
+        """
+        server = self._server(world)
+        for tier in world.tiers:
+            sent, taken = _features(tier.graph), _types(server.graph)
+            shared = set(halves(tier.graph).extractor.state_names) & set(server.graph.state_names)
+            if sent != taken or shared:
+                raise ag.RunError(
+                    "its features are not what the server's part takes",
+                    where=f"tier {tier.name}",
+                    found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
+                    expected=f"{taken}, behind {self._after(world)}",
+                    hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
+                    "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
+                    "the whole model",
+                )
+        return ServerState().with_group("server", server.transfer.pull(world.state))
+
+    def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
+        """``z_s`` of the client's examples, once there are such; the model stays with it."""
+        tier = world.tier_of(client)
+        return Task(
+            client=client,
+            graph=tier.graph,
+            state=tier.state,
+            program=Group(self.alpha, self.temperature),
+            kept=frozenset(tier.graph.state_names),
+            extras=state.group(f"logits/{client}"),
+        )
+
+    def examine(self, world: World, result: Result) -> None:
+        """See whether what a client sent belongs to its examples, one by one.
+
+        Raises:
+            RejectedUpdate: Names the tensor.
+        """
+        count, wanted = result.examples, _features(world.tier_of(result.client).graph)
+        shapes = {"features": wanted, "logits": (world.classes,), "targets": (), "ids": ()}
+        for name, shape in shapes.items():
+            tensor = result.extras.get(name)
+            found = None if tensor is None else tuple(tensor.shape)
+            most = {"targets": world.classes, "ids": count}.get(name)
+            outside = (
+                most is not None
+                and tensor is not None
+                and bool(((tensor < 0) | (tensor >= most)).any())
+            )
+            if found != (count, *shape) or outside:
+                raise ag.RejectedUpdate(
+                    "does not belong to the client's examples",
+                    where=f"client {result.client}: {name}",
+                    found="numbers out of range" if outside else found,
+                    expected=(count, *shape),
+                )
+
+    def receive(
+        self, world: World, state: ServerState, results: Iterable[Result], round: int
+    ) -> ServerState:
+        """Train ``f_s`` on the features of this round; its logits go back by the examples' ids."""
+        arrived = {result.client: result.extras for result in results}
+        sent = dict(sorted(arrived.items()))  # whoever came first
+        if not sent:
+            return state
+        everything = {name: torch.cat([extras[name] for extras in sent.values()]) for name in SENT}
+        graph = self._server(world).graph
+        draw = seeded(world.seed, "fedgkt server", round)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(draw.initial_seed())
+            module = module_of(Model(graph, state.group("server")), world.device).train()
+            steps = torch.optim.SGD(module.parameters(), lr=self.server_lr, momentum=0.9)
+            for _ in range(self.server_epochs):
+                for rows in cut(
+                    torch.randperm(len(everything["ids"]), generator=draw), self.server_batch
+                ):
+                    batch = {k: v[rows].to(world.device) for k, v in everything.items()}
+                    steps.zero_grad(set_to_none=True)
+                    self.server_loss(world, module, batch).backward()
+                    steps.step()
+        module.eval()
+        for client, extras in sent.items():
+            with torch.no_grad():
+                parts = extras["features"].split(self.server_batch)
+                answers = [self._answers(world, module, x.to(world.device)).cpu() for x in parts]
+            logits = {"ids": extras["ids"], "logits": torch.cat(answers)}
+            state = state.with_group(f"logits/{client}", logits)
+        return state.with_group("server", state_of(module))
+
+    def server_loss(self, world: World, module: nn.Module, batch: State) -> Tensor:
+        """``l_s`` of a minibatch of features."""
+        answers = self._answers(world, module, batch["features"])
+        hard = world.learning.loss(answers, batch["targets"])
+        return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
+
+    def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
+        """Of each tier what its clients have alone, then their extractors with ``f_s``."""
+
+        def alone(tier: Tier) -> Model:
+            return Model(tier.graph, tier.state)
+
+        def whole(tier: Tier) -> Model:
+            extractor, server = halves(tier.graph).extractor, self._server(world).graph
+            own = {name: tier.state[name] for name in extractor.state_names}
+            return Model(ag.chain([extractor, server]), own | state.group("server"))
+
+        yield from by_tier(world, state, model=alone, kept=True, whole=False)
+        for tested in by_tier(world, state, model=whole, kept=True, whole=False):
+            yield Evaluated(
+                f"{tested.name}+server", tested.graph, tested.state, tested.clients, kept=True
+            )
+
+    def _after(self, world: World) -> str:
+        return self.after or ag.structure(world.graph).sections[0].name
+
+    def _server(self, world: World) -> ag.Rewritten:
+        """The global model behind the cut."""
+        return ag.split(world.graph, after=self._after(world))[1]
+
+    def _answers(self, world: World, module: nn.Module, features: Tensor) -> Tensor:
+        return world.learning.predictions(module(features))
+
+
+class Halves(NamedTuple):
+    """A client's model in two parts."""
+
+    extractor: ag.ArchGraph
+    classifier: ag.ArchGraph
+
+
+@functools.lru_cache(maxsize=256)
+def halves(graph: ag.ArchGraph) -> Halves:
+    """Cut a client's model in front of its classifier: the last block that holds parameters.
+
+    Raises:
+        RewriteError: If nothing stands before it, or both share a weight.
+    """
+    blocks = ag.structure(graph).blocks
+    last = next(b for b in reversed(blocks) if any(graph.node[n].leaves() for n in b.nodes))
+    extractor, classifier = (part.graph for part in ag.split(graph, before=last.name))
+    shared = set(extractor.state_names) & set(classifier.state_names)
+    if shared:
+        raise ag.RewriteError(
+            "extractor and classifier share weights",
+            where=last.name,
+            found=", ".join(sorted(shared)),
+            expected="weights of their own",
+        )
+    return Halves(extractor, classifier)
+
+
+def _types(graph: ag.ArchGraph) -> tuple[object, ...]:
+    """Shape of one example of a part's only input; empty where it takes several."""
+    inputs = [node for node in graph.nodes if node.op == "input"]
+    return tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
+
+
+def _features(graph: ag.ArchGraph) -> tuple[object, ...]:
+    """Shape of one example's features."""
+    return _types(halves(graph).classifier)
+
+
+def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
+
+    Example:
+        >>> taught(torch.zeros(1, 2), torch.zeros(1, 2), 3.0).item()
+        0.0
+    """
+    mine, theirs = (
+        (logits.flatten(0, -2) / temperature).log_softmax(-1) for logits in (answers, teacher)
+    )
+    distance = functional.kl_div(mine, theirs.detach(), reduction="batchmean", log_target=True)
+    return temperature**2 * distance
+
+
+@dataclass(frozen=True)
+class Group:
+    """Training of a small network that listens to the server's, and what it tells the server.
+
+    Attributes:
+        alpha: Weight of distillation.
+        temperature: Its temperature.
+        objective: ``L_ce``.
+    """
+
+    alpha: float
+    temperature: float
+    objective: Objective = field(default_factory=TaskLoss)
+
+    def __call__(self, work: Work) -> Outcome:
+        """Train, then send features, logits and targets of every example, each with its id."""
+        parts = [
+            module_of(Model(part, {k: work.state[k] for k in part.state_names}), work.device)
+            for part in halves(work.graph)
+        ]
+        extractor, classifier = (part.train() for part in parts)
+        parameters = {k: p for part in parts for k, p in part.named_parameters()}
+        # By the example's id: batches come in another order in each epoch.
+        place = {int(i): row for row, i in enumerate(work.extras.get("ids", torch.empty(0)))}
+
+        def loss(examples: Examples) -> Tensor:
+            outputs = classifier(extractor(*examples.inputs))
+            value = self.objective(outputs, examples, work)
+            known = [row for row, i in enumerate(examples.ids.tolist()) if i in place]
+            if known:
+                rows = [place[i] for i in examples.ids[known].tolist()]
+                teacher = work.extras["logits"][rows].to(work.device)
+                answers = work.learning.predictions(outputs)[known]
+                share = len(known) / len(examples.ids)
+                value = value + share * self.alpha * taught(answers, teacher, self.temperature)
+            return value
+
+        metrics = descend(work, parameters, loss)
+        state = {name: value for part in parts for name, value in state_of(part).items()}
+        return Outcome(
+            state={name: state[name] for name in work.graph.state_names},
+            keep=work.keep,
+            extras=_told(work, extractor.eval(), classifier.eval()),
+            metrics=metrics,
+        )
+
+
+def _told(work: Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
+    """What a client tells the server of all its examples, as its trained model sees them."""
+
+    def each() -> Iterator[tuple[Tensor, ...]]:
+        for examples in work.data.batches(None, work.local.batch):
+            features = extractor(*(x.to(work.device) for x in examples.inputs))
+            answers = work.learning.predictions(classifier(features))
+            yield features.cpu(), answers.cpu(), examples.targets, examples.ids
+
+    with torch.no_grad():
+        return dict(zip(SENT, map(torch.cat, zip(*each(), strict=True)), strict=True))
