@@ -53,7 +53,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 # No state of a global model's form on the server.
 WITHOUT_GLOBAL = frozenset(
-    {"clusteredfl", "exclusivefl", "fedin", "flexifed", "recipfl", "standalone"}
+    {"clusteredfl", "exclusivefl", "fedgkt", "fedin", "flexifed", "recipfl", "standalone"}
 )
 # A hypernetwork that is small enough for a test; of words there are too many for a histogram.
 SMALL = {"width": 16, "hidden": 16, "tile": 8}
