@@ -350,6 +350,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "rounded to 32 bits; found 1 different ones of 8; expected values that 32 bits tell "
         "apart; subtract what they have in common, or use their logarithms",
     ),
+    "a_decimal_comma": (
+        parquet("x", ["1,5", "2,25", "-3,0", "4,5", "5", "6,5", "7,5", "8,5"]),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
+        "'1,5'; expected numbers with a point, and with nothing else: 1.5 for 1,5 or 1234 for "
+        "1,234; a column of categories is written columns: {x: category}",
+    ),
+    "percent": (
+        parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
+        "experiment.yaml:7: data: rows.parquet: row 1: t: is it a number or a category?; found "
+        "'5%'; expected numbers with a point, and with nothing else: 1.5 for 1,5 or 1234 for "
+        "1,234; a class to be predicted is written target: {classes: t}",
+    ),
     "integers_of_19_digits": (
         parquet("x", range(2**62, 2**62 + 8)),
         "experiment.yaml:7: data: rows.parquet: row 1: x: values become equal when they are "

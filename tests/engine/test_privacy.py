@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,6 +347,15 @@ def test_a_round_of_all_clients_is_the_gaussian_mechanism():
 
     found = epsilon(private(), 10, 10, 1)
     assert delta(found) < 1e-5 < delta(found - 0.6)
+
+
+def test_the_published_table_is_what_a_run_accounts_for():
+    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+    for noise, sampling in ((1.0, "poisson"), (4.0, "fixed")):
+        privacy = private(noise=noise, sampling=sampling, delta=1e-6)
+        spent = [epsilon(privacy, 100, clients, 100) for clients in (100, 1_000, 10_000, 100_000)]
+        cells = " | ".join(f"{value:.3g}" for value in spent)
+        assert f"| {noise:g} | {sampling} | {cells} |" in page
 
 
 def test_epsilon_grows_by_round_and_shrinks_with_noise_and_sampling():

@@ -25,6 +25,8 @@ MOST_VALUES = 2**28  # once categories are columns of 0 and 1
 MOST_GUESSED = 100
 # Python's own reader takes more: `1_000`, `nan`, digits of other scripts.
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+# A decimal comma, thousands apart, a percent sign: each value would be a category of its own.
+FOREIGN = re.compile(r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%", re.ASCII)
 INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 
 
@@ -78,6 +80,27 @@ class Column:
             INTEGER.fullmatch(cell.strip()) if isinstance(cell, str) else type(cell) in (int, bool)
             for cell in self.cells
         )
+
+    def check_category(self, otherwise: str) -> None:
+        """Raise if it was taken for a category, and is made of numbers that are written otherwise.
+
+        Args:
+            otherwise: What to write where they are meant to be categories.
+
+        Raises:
+            DataError: If most values are such numbers.
+        """
+        foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
+        if sum(foreign) * 2 > len(foreign):
+            row = foreign.index(True)
+            raise DataError(
+                "is it a number or a category?",
+                where=f"{self.place(row)}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="numbers with a point, and with nothing else: "
+                "1.5 for 1,5 or 1234 for 1,234",
+                hint=otherwise,
+            )
 
     def texts(self) -> list[str]:
         """Values as text.
@@ -184,10 +207,12 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     # For each column its numbers; or the places of its categories, and how many there are.
     found: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
+        meant = f"a column of categories is written columns: {{{column.name}: category}}"
         if kind == "number" or (kind is None and column.mostly_numeric):
-            otherwise = f"a column of categories is written columns: {{{column.name}: category}}"
-            found.append((column.numbers(otherwise), 0))
+            found.append((column.numbers(meant), 0))
             continue
+        if kind is None:
+            column.check_category(meant)
         codes, names = numbered(column.texts())
         if len(names) > MOST_CATEGORIES:
             raise DataError(
@@ -264,6 +289,10 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
             + (f", or target: {{values: {first.name}}}" if first.integral else ""),
         )
     if not first.integral:
+        if isinstance(target, str):
+            first.check_category(
+                f"a class to be predicted is written target: {{classes: {first.name}}}"
+            )
         return numbered(texts)
     _check_written(first, texts)
     return numbered(texts, _integer)
