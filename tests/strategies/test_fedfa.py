@@ -205,6 +205,17 @@ def test_a_layer_that_alpha_would_blow_up_is_refused(lab, options, small):
     FedFA(scale=False).examine(world, result)
 
 
+def test_many_weights_above_the_bound_do_not_hide_a_norm_below_it(lab):
+    """Divided by the root of its 57 weights, a norm of seven small ones is a third of one."""
+    strategy, world = FedFA(rms=True), lab.uniform(1)
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    layer = torch.zeros_like(lab.state["fc.weight"])
+    layer.view(-1)[:10], layer[-1, -1] = 1.01 * 2.0**-20, 1.0
+    result = task.result(Outcome(lab.state | {"fc.weight": layer}), 10)
+    with pytest.raises(ag.RejectedUpdate, match=r"fc\.weight: a few weights exceed all"):
+        strategy.examine(world, result)
+
+
 @given(
     values=st.lists(st.sampled_from([0.0, 1e-9, 1e-6, 1e-3, 1.0]), min_size=1, max_size=40),
     share=SHARES,
@@ -313,6 +324,7 @@ def test_zico_is_asked_of_those_that_are_not_limited(lab, tiers):
     assert len(tasks) == len(limited) == 2
     results = []
     for task in tasks:
+        assert task.program == ZiCo(TaskLoss(mask_absent=True))
         assert not task.kept  # else it would overlay what the client is sent later
         outcome = task.program(lab.work_of(task, lab.toy(task.client)))
         assert set(outcome.metrics) == {f"zico/{name}" for name in tiers}

@@ -175,6 +175,17 @@ EQUIVALENT = {
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
+    "archgraph/engine/record.py last_saved: 1 → 0": "a record that only reads removes nothing",
+    "archgraph/federation/contribution.py Contribution.give: add(self.transfer, self.state, "
+    "self.weight, scales=self.scal … ip=self.skip, trusted=True) → add(self.transfer, self.state, "
+    "self.weight, scales=self.scal … =self.rows, skip=self.skip)": (
+        "values that are known to be finite are looked at again"
+    ),
+    "archgraph/federation/robust_means.py merged: merger.add(update.transfer, pool.state(update), "
+    "update.weigh … =update.skip, trusted=True) → merger.add(update.transfer, "
+    "pool.state(update), update.weigh … ate.rows, skip=update.skip)": (
+        "values that are known to be finite are looked at again"
+    ),
     "archgraph/rewrite/splice.py _after: len(items) - 1 → len(items) + 1": (
         "a slice ends where its sequence does"
     ),

@@ -48,15 +48,23 @@ ROOMS = {
         (
             *[f"archgraph/federation/{name}.py" for name in AVERAGING],
             *[f"tests/strategies/test_{name}.py" for name in AVERAGED],
+            "tests/engine/test_aggregate.py",
+            "tests/engine/test_privacy.py",
         ),
         20,
     ),
-    "strategies": Room(_files("strategies"), ("archgraph/strategies", "tests/strategies"), 60),
+    "strategies": Room(
+        _files("strategies"),
+        ("archgraph/strategies", "tests/strategies", "tests/engine/test_aggregate.py"),
+        60,
+    ),
     "record": Room(
         tuple(f"archgraph/engine/{name}.py" for name in ENGINE),
         (
             *[f"archgraph/engine/{name}.py" for name in ENGINE],
             "tests/engine/test_run_record.py",
+            "tests/engine/test_run_trained.py",
+            "tests/engine/test_validation.py",
             "tests/engine/test_tampering.py",
         ),
         40,
