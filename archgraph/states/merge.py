@@ -395,6 +395,7 @@ class Merger:
         if name in self._repeated:  # one value, counted once
             count = self._repeated[name].weight
             share *= self._repeated[name].repeated
+        large = name in self._shrunk and factor == 1
         if name in self._shrunk and factor:  # in one step: the mean alone may be too large
             share, factor = share / factor, 1.0
         if not boxes:
@@ -402,12 +403,16 @@ class Merger:
             new.div_(dense / count * share)
             if factor != 1:
                 new.mul_(factor)
+            if large:  # rounded beyond the largest number
+                new.nan_to_num_(nan=math.nan)
             return torch.where(dense > 0, new.to(old.dtype), old)
         for box, cover in boxes:
             if cover > 0:
                 part = new[box].div_(cover / count * share)
                 if factor != 1:
                     part.mul_(factor)
+        if large:
+            new.nan_to_num_(nan=math.nan)
         new = new.to(old.dtype)
         for box, cover in boxes:
             if cover == 0:

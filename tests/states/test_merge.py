@@ -404,6 +404,22 @@ def test_sums_do_not_overflow(kind, values):
         torch.testing.assert_close(new[name], expected[name], rtol=1e-6, atol=1e32)
 
 
+@pytest.mark.parametrize("width", [3, 200])
+def test_a_mean_is_not_rounded_beyond_the_largest_number(width):
+    """Few cells of equal coverage are divided one by one, many at once."""
+    largest = torch.finfo(torch.float32).max
+    slots = (Slot("w", (width,), "float32"),)
+    merger = Merger(slots, {"w": torch.zeros(width)})
+    parts = [DimMap.of(range(0, width, 2), width), None]
+    for number, weight in enumerate((1.0, *[2.0**20] * 63, 2.0**20 - 1)):
+        entry = Entry("w", (parts[number > 0],))
+        slot = Slot("w", (len(range(0, width, 2)) if number == 0 else width,), "float32")
+        value = torch.full(slot.shape, largest * (0.999 if number == 0 else 1.0))
+        merger.add(Transfer(slots, (slot,), {"w": entry}), {"w": value}, weight)
+    new, _ = merger.result()
+    torch.testing.assert_close(new["w"], torch.full((width,), largest), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["full", "scattered"])
 @pytest.mark.parametrize("values", [(6e37, 3e38), (3e38, 2e24, 1e38), (3e38, 3e38, 3e38, 2e24)])
 def test_a_sum_shrinks_with_its_values(kind, values):
