@@ -93,7 +93,7 @@ def report(
     """
     from archgraph.display import read_run
     from archgraph.display import report as page
-    from archgraph.display.runs import tiers
+    from archgraph.display.run_tables import tiers
 
     path = page(folder, output)
     show_item(tiers(read_run(folder)))

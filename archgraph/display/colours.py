@@ -6,6 +6,7 @@ in lightness and in the blue–yellow direction, which red–green blindness lea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 INK = "#1f2933"
@@ -22,6 +23,34 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#00
 
 # Share of clients, from none to all. Dark text stays readable on every one of them.
 SCALE = ("#e8743b", "#f5ad6e", "#fbe3c5", "#d3e4f1", "#9cc4e2", "#6ba6d3")
+
+# What stands for them on a dark page.
+DARK = {
+    INK: "#e4e7eb",
+    QUIET: "#9aa5b1",
+    LINE: "#616e7c",
+    PAPER: "#14181d",
+    SECTION: "#1f262d",
+    BLOCK: "#323a43",
+    "#0072b2": "#4c8dff",
+    "#d55e00": "#ff7a45",
+    "#009e73": "#2fc69b",
+    "#000000": "#ffffff",
+}
+
+
+def themed(text: str) -> str:
+    """CSS or SVG whose colours follow the page: light, or dark.
+
+    >>> themed("fill: #1f2933; stroke: #123456")
+    'fill: var(--c1f2933); stroke: #123456'
+    """
+    return re.sub("|".join(DARK), lambda found: f"var(--c{found[0][1:]})", text)
+
+
+def variables(dark: bool) -> str:
+    """Declarations of the variables of :func:`themed`."""
+    return " ".join(f"--c{k[1:]}: {v if dark else k};" for k, v in DARK.items())
 
 
 def _channels(colour: str) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archgraph.display.runs import RoundLine, better, judge, seconds, submodels
+from archgraph.engine.traffic import DOWN, UP, traffic
 from archgraph.fields import GLOBAL
 
 Test = Mapping[str, Any]  # the evaluation of a round
@@ -138,10 +139,19 @@ def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
+def _travelled(way: str, rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
+    """Millions of bytes, one way; None: some round does not say."""
+    sums = [traffic(line).get(way) for line in rounds]
+    known = [one for one in sums if one is not None]
+    return sum(known) / 1e6 if sums and len(known) == len(sums) else None
+
+
 _seconds, _number = "{:.2f}".format, "{:.4g}".format
 
 SPENT: tuple[Measure, ...] = (
     Measure("seconds", "seconds", functools.partial(_spent, ()), _seconds),
     Measure("server_seconds", "server s", functools.partial(_spent, ("server",)), _seconds),
+    Measure("megabytes_down", "MB down", functools.partial(_travelled, DOWN), _number),
+    Measure("megabytes_up", "MB up", functools.partial(_travelled, UP), _number),
     Measure("lost", "lost updates", _lost, _number, absent=0.0),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import os
 import re
@@ -11,40 +12,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archgraph.display import colours
-from archgraph.display.runs import Log, read_run, seconds, tiers
+from archgraph.display.charts import charts, data_chart
+from archgraph.display.header import header
+from archgraph.display.run_tables import (
+    client_sheet,
+    lost_sheet,
+    model_sheet,
+    setting_sheet,
+    traffic_sheet,
+)
+from archgraph.display.runs import Log, read_run, seconds
+from archgraph.display.sheets import Sheet, as_csv, download
+from archgraph.display.style import STYLE
+from archgraph.engine.points import Point, points
 from archgraph.errors import ArchGraphError
 from archgraph.files import write
-from archgraph.tables import Table
+from archgraph.tables import plural
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from archgraph.graph.ir import ArchGraph
 
-STYLE = f"""
-:root {{ color-scheme: light; }}
-body {{ font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: {colours.INK};
-  max-width: 62rem; margin: 2.5rem auto; padding: 0 1.5rem; background: {colours.PAPER}; }}
-h1 {{ font-size: 1.7rem; margin: 0 0 .2rem; }}
-h2 {{ font-size: 1.15rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid {colours.BLOCK};
-  padding-bottom: .3rem; }}
-p, figcaption {{ color: {colours.QUIET}; margin: .3rem 0; }}
-table {{ border-collapse: collapse; margin: .6rem 0; }}
-th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid {colours.BLOCK}; }}
-th {{ font-weight: 600; color: {colours.QUIET}; }}
-td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-tr.strong td {{ font-weight: 600; }}
-figure {{ margin: .8rem 0; overflow-x: auto; }}
-figure svg, figure img {{ max-width: 100%; height: auto; }}
-details {{ margin: .5rem 0; }}
-summary {{ cursor: pointer; color: {colours.INK}; }}
-pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size: 13px;
-  line-height: 1.4; border-radius: 6px; }}
-@media print {{ body {{ margin: 0; max-width: none; }} }}
-"""
+# Rows of a table that is not folded.
+FEW = 12
 
 
 def report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a page about a run, finished or not: a table per tier, curves, pictures, settings.
+    """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
     Args:
         folder: The run folder.
@@ -62,26 +57,20 @@ def report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None =
 
 def page(log: Log) -> str:
     """The page of a run as HTML text."""
-    from archgraph.display.plots import curves, picture
-
-    body = [f"<h1>{html.escape(log.name)}</h1>"]
-    result = tiers(log)
-    body.append(f"<p>{html.escape(result.note)}</p>")
-    body.append("<h2>Models</h2>")
-    body.append(result.html() if result.rows else "<p>Nothing was tested yet.</p>")
-    body.append("<h2>Over the rounds</h2>")
-    body.append(image(picture(curves(log.rounds)), "svg+xml", "curves"))
-    if spent := seconds(log.rounds):
-        total = sum(spent.values()) or 1.0
-        share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
-        body.append(f"<p>Time of all rounds: {html.escape(share)}.</p>")
-    body += _incidents(log)
-    pictures = list(_pictures(log))
-    if pictures:
-        body.append("<h2>Architectures</h2>")
-        body += pictures
-    body.append("<h2>Settings</h2>")
-    body.append(f"<pre>{html.escape(log.config)}</pre>")
+    models = model_sheet(log)
+    body = [
+        f"<h1>{html.escape(log.name)}</h1>",
+        _facts(header(log)),
+        "<h2>Models</h2>",
+        models.html() or "<p>Nothing was tested yet.</p>",
+        *_rounds(log),
+        *_clients(log),
+        *_section("Communication", traffic_sheet(log).html()),
+        *_section("Clients left out", _folded(lost_sheet(log), "update")),
+        *_section("Architectures", "\n".join(_pictures(log))),
+        "<h2>Settings</h2>",
+        *_settings(log),
+    ]
     return html_page(log.name, body)
 
 
@@ -96,38 +85,93 @@ def html_page(title: str, body: Iterable[str]) -> str:
     )
 
 
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    rows = (
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
+        for name, text in facts
+    )
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def _section(title: str, inside: str) -> Iterator[str]:
+    """A part of the page, if there is anything in it."""
+    if inside:
+        yield f"<h2>{title}</h2>"
+        yield inside
+
+
+def _folded(sheet: Sheet, noun: str) -> str:
+    """A table that is folded where it is long; empty without rows."""
+    many = len(sheet.rows)
+    opened = " open" if many <= FEW else ""
+    inside = f"<summary>{plural(many, noun)}</summary>{sheet.html()}"
+    return f"<details{opened}>{inside}</details>" if many else ""
+
+
+def _rounds(log: Log) -> Iterator[str]:
+    yield "<h2>Over the rounds</h2>"
+    drawn = "".join(_chart(figure, name) for name, figure in charts(log))
+    yield f'<div class="charts">{drawn}</div>'
+    if spent := seconds(log.rounds):
+        total = sum(spent.values()) or 1.0
+        share = ", ".join(f"{k} {v:.1f} s ({100 * v / total:.1f} %)" for k, v in spent.items())
+        yield f"<p>Time of all rounds: {html.escape(share)}.</p>"
+    # Clients' own figures would be most of it; `Run.to_frame` has them.
+    rows = [p for line in log.rounds for p in points(line) if p.part != "train"]
+    yield f"<p>{download('rounds', as_csv(Point._fields, rows))}</p>"
+
+
+def _clients(log: Log) -> Iterator[str]:
+    figure = data_chart(log.clients)
+    if figure is not None:
+        yield "<h2>Clients and their data</h2>"
+        yield f'<div class="charts">{_chart(figure, "training examples of each client")}</div>'
+        yield _folded(client_sheet(log), "client")
+
+
+def _settings(log: Log) -> Iterator[str]:
+    """Those that differ from the defaults; all of them on demand, or if none can be told apart."""
+    if log.experiment is not None:
+        yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
+    opened = "" if log.experiment else " open"
+    everything = f"<pre>{html.escape(log.config)}</pre>"
+    yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
+
+
+def _chart(figure: Figure, name: str) -> str:
+    """A figure of ours inside the page, in the colours of the page."""
+    from archgraph.display.plots import picture
+
+    svg = picture(figure).decode()
+    inside = re.sub("<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # Every figure numbers its parts alike: two would share identifiers.
+    own = hashlib.sha256(name.encode()).hexdigest()[:8]
+    inside = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{own}-", inside)
+    label = f'<svg role="img" aria-label="{html.escape(name)}"'
+    return f"<figure>{colours.themed(inside).replace('<svg', label, 1)}</figure>"
+
+
 def _drawing(svg: str) -> str:
     """A picture of ours inside the page, where its tooltips work."""
     # Graphviz numbers the parts of each picture from one: two pictures would share identifiers.
     inside = re.sub(r' id="[^"]*"', "", svg[svg.index("<svg") :])
-    return f"<figure>{inside}</figure>"
+    # What is wider than a telephone is moved there, not shrunk.
+    wide = re.search(r'<svg width="(\d+)', inside)
+    least = f'<svg style="min-width: min({wide[1]}pt, 36rem)"' if wide else "<svg"
+    return f'<figure class="drawing">{inside.replace("<svg", least, 1)}</figure>'
 
 
 def image(data: bytes, kind: str, name: str) -> str:
     """A picture as a file inside the page: whatever an SVG holds, it cannot run or reach out."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    return f'<figure><img alt="{html.escape(name)}" src="{source}"></figure>'
-
-
-def _incidents(log: Log) -> Iterator[str]:
-    rows = [
-        (str(line["round"]), str(item.get("name", item.get("client", ""))), str(item["reason"]))
-        for line in log.rounds
-        for key in ("rejected", "failed")
-        for item in line.get(key) or ()
-    ]
-    if rows:
-        yield "<h2>Clients left out</h2>"
-        yield Table("", ("round", "client", "reason"), tuple(rows[:200])).html()
-        if len(rows) > 200:
-            yield f"<p>and {len(rows) - 200} more</p>"
+    return f'<figure class="image"><img alt="{html.escape(name)}" src="{source}"></figure>'
 
 
 def _pictures(log: Log) -> Iterator[str]:
     """The architectures and pictures in the run folder."""
     from archgraph.display.picture import draw, render
 
-    graphs = dict(_graphs(log))
+    graphs = log.graphs
     cover = _coverage(log, graphs)
     for name, graph in graphs.items():
         if isinstance(graph, str):
@@ -142,18 +186,6 @@ def _pictures(log: Log) -> Iterator[str]:
             name = html.escape(path.stem)
             shown = image(path.read_bytes(), subtype, path.stem)
             yield f"<details><summary>{name}</summary>{shown}</details>"
-
-
-def _graphs(log: Log) -> Iterator[tuple[str, ArchGraph | str]]:
-    """Models of the run folder, the global one first; for a damaged file, its error message."""
-    from archgraph.language import load
-
-    paths = sorted(log.folder.glob("models/*.yaml"), key=lambda p: (p.stem != "global", p.stem))
-    for path in paths:
-        try:
-            yield path.stem, load(path)
-        except ArchGraphError as error:
-            yield path.stem, str(error)
 
 
 def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> dict[str, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
+# How many times the smallest value the largest one is on a logarithmic scale.
+WIDE = 50
 # Characters that fit side by side below one panel.
 BESIDE = 45
 PURPOSES = {
@@ -56,10 +59,10 @@ def curves(rounds: Sequence[RoundLine], *, title: str = "") -> Figure:
         1
     """
     spent = seconds(rounds)
-    figure, axes = _figure(9.0 if spent else 6.5, 2 if spent else 1, title, ratios=(2.4, 1.0))
-    _tiers(axes[0], rounds)
+    figure, axes = panels(9.0 if spent else 6.5, 2 if spent else 1, title, ratios=(2.4, 1.0))
+    tiers_panel(axes[0], rounds)
     if spent:
-        _time(axes[1], {title or "run": rounds})
+        time_panel(axes[1], {title or "run": rounds})
     return figure
 
 
@@ -80,16 +83,16 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     what = judge(everything)
     worst = min if better(everything, what) else max
     timed = any(seconds(lines) for lines in runs.values())
-    figure, axes = _figure(13.0 if timed else 9.5, 3 if timed else 2, title)
+    figure, axes = panels(13.0 if timed else 9.5, 3 if timed else 2, title)
     for number, (name, many) in enumerate(groups.items()):
         _band(axes[0], [_reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
         _band(axes[1], [_reduced(rounds, what, worst) for rounds in many], name, number)
-    _scale(axes[0], what, f"average submodel: {what}")
-    _scale(axes[1], what, f"worst submodel: {what}")
+    scale(axes[0], what, f"average submodel: {what}")
+    scale(axes[1], what, f"worst submodel: {what}")
     if len(groups) > 1:
-        axes[0].legend(frameon=False, fontsize=9)
+        axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
     if timed:
-        _time(axes[2], runs)
+        time_panel(axes[2], runs)
         if sum(map(len, runs)) > BESIDE:
             for text in axes[2].get_xticklabels():
                 text.set(rotation=25, horizontalalignment="right")
@@ -124,14 +127,19 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return write(path, picture(figure, form))
 
 
-def _figure(
-    width: float, panels: int, title: str, ratios: Sequence[float] | None = None
+def panels(
+    width: float,
+    count: int,
+    title: str = "",
+    ratios: Sequence[float] | None = None,
+    height: float = 4.0,
 ) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels in a row, in the style of all."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, 4.0), layout="constrained")
-    grid: Any = {"width_ratios": list(ratios)} if ratios and panels == len(ratios) else {}
-    axes = list(figure.subplots(1, panels, squeeze=False, gridspec_kw=grid)[0])
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid: Any = {"width_ratios": list(ratios)} if ratios and count == len(ratios) else {}
+    axes = list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=colours.INK)
     for panel in axes:
@@ -142,14 +150,15 @@ def _figure(
     return figure, axes
 
 
-def _line(
+def draw_line(
     panel: Axes,
-    points: tuple[list[int], list[float]],
+    points: tuple[Sequence[float], Sequence[float]],
     name: str,
     number: int,
     *,
     bold: bool = False,
 ) -> None:
+    """A line in the colour, style and marker of its number."""
     if not points[0]:
         return
     panel.plot(
@@ -183,7 +192,7 @@ def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: i
     common = sorted(set.intersection(*map(set, runs)))
     values = [[run[at] for run in runs] for at in common]
     means = [statistics.fmean(row) for row in values]
-    _line(panel, (common, means), name, number)
+    draw_line(panel, (common, means), name, number)
     if len(runs) > 1 and common:
         stds = [statistics.stdev(row) for row in values]
         panel.fill_between(
@@ -196,41 +205,65 @@ def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: i
         )
 
 
-def _scale(panel: Axes, what: str, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+def scale(panel: Axes, what: str, title: str, more: bool | None = None) -> None:
+    """Titles and axes of a panel over rounds; the scale of values fits what is drawn.
 
-    panel.set_title(title, loc="left", fontsize=10, color=colours.INK)
+    Args:
+        panel: With its lines.
+        what: The figure.
+        title: Heading.
+        more: Whether more of it is better, to be said; None: that goes without saying.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    said = {None: "", True: " (higher is better)", False: " (lower is better)"}[more]
+    panel.set_title(title + said, loc="left", fontsize=10, color=colours.INK)
     panel.set_xlabel("round", fontsize=9, color=colours.INK)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    fit(panel, what)
+
+
+def fit(panel: Axes, what: str) -> None:
+    """A scale of values that fits what is drawn: no further than a share goes, nor than it can."""
+    import numpy as np
+    from matplotlib.ticker import PercentFormatter
+
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
+    values = [float(v) for line in panel.get_lines() for v in np.asarray(line.get_ydata())]
+    known = [v for v in values if math.isfinite(v)]
     if what == "accuracy":
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        panel.set_ylim(0.0, 1.0)
-    elif what == "perplexity":
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if known:
+            # Never less than two points of a per cent: rounding is not a trend.
+            room = max(0.06 * (max(known) - min(known)), 0.01)
+            panel.set_ylim(max(min(known) - room, -0.01), min(max(known) + room, 1.01))
+    elif what == "perplexity" or (known and 0 < WIDE * min(known) < max(known)):
         panel.set_yscale("log")
 
 
-def _tiers(panel: Axes, rounds: Sequence[RoundLine]) -> None:
+def tiers_panel(panel: Axes, rounds: Sequence[RoundLine]) -> None:
+    """Every model by the figure that judges it, over the rounds."""
     what = judge(rounds)
     names = models(rounds)
     others = [name for name in names if name != "global"]
     for number, name in enumerate(others):
-        _line(panel, series(rounds, "models", name, what), name, number)
+        draw_line(panel, series(rounds, "models", name, what), name, number)
     if "global" in names:
         points = series(rounds, "models", "global", what)
-        _line(panel, points, "global", 0, bold=True)
+        draw_line(panel, points, "global", 0, bold=True)
     held = series(rounds, "global", what, part="validation")
-    _line(panel, held, "on validation examples", len(others))
-    _scale(panel, what, f"{what} on all test data")
+    draw_line(panel, held, "on validation examples", len(others))
+    more = better(rounds, what)
+    scale(panel, what, f"{what} on all test data", None if what == "accuracy" else more)
     if names:
-        panel.legend(frameon=False, fontsize=9, loc="best")
+        panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")
     else:
         panel.text(
             0.5, 0.5, "nothing was tested yet", transform=panel.transAxes, ha="center", fontsize=9
         )
 
 
-def _time(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
+def time_panel(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
     """Seconds per round by purpose, a bar per run."""
     names = list(runs)
     left = [0.0] * len(names)
@@ -249,4 +282,6 @@ def _time(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
     panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
     panel.set_ylim(0, max(left, default=1.0) * 1.45 or 1.0)
-    panel.legend(frameon=False, fontsize=8, loc="upper center", reverse=True)
+    panel.legend(
+        frameon=False, labelcolor=colours.INK, fontsize=8, loc="upper center", reverse=True
+    )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from archgraph.analysis.cost import Cost, cost
+from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.lines import parsed
 from archgraph.engine.progress import judge_of
-from archgraph.errors import RunError
-from archgraph.tables import Table
+from archgraph.engine.validation import Selection
+from archgraph.errors import ArchGraphError, RunError
+from archgraph.fields import GLOBAL
+
+if TYPE_CHECKING:
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.language import ExperimentSpec
 
 RoundLine = Mapping[str, Any]
 
@@ -30,6 +38,53 @@ class Log:
     folder: Path
     config: str
     rounds: tuple[RoundLine, ...]
+
+    @functools.cached_property
+    def experiment(self) -> ExperimentSpec | None:
+        """The experiment as resolved; None: it is damaged, or of another version."""
+        from archgraph.language.experiment import ExperimentSpec
+        from archgraph.language.yaml import read_document
+
+        try:
+            return read_document(self.folder / "run.yaml").validate(ExperimentSpec)
+        except ArchGraphError:
+            return None
+
+    @functools.cached_property
+    def clients(self) -> tuple[ClientFacts, ...]:
+        """Who takes part; none where the folder is from before that was recorded."""
+        return read_clients(self.folder)
+
+    @functools.cached_property
+    def graphs(self) -> Mapping[str, ArchGraph | str]:
+        """The models, the global one first; for a damaged file, its error message."""
+        from archgraph.language import load
+
+        paths = sorted(self.folder.glob("models/*.yaml"), key=lambda p: (p.stem != GLOBAL, p.stem))
+        found: dict[str, ArchGraph | str] = {}
+        for path in paths:
+            try:
+                found[path.stem] = load(path)
+            except ArchGraphError as error:
+                found[path.stem] = str(error)
+        return found
+
+    def cost(self, name: str) -> Cost | None:
+        """Cost of one of the models; None: its file is missing or damaged."""
+        graph = self.graphs.get(name)
+        return None if graph is None or isinstance(graph, str) else cost(graph)
+
+    @property
+    def best(self) -> int | None:
+        """The best round on validation examples; None: there are none. Test data selects none."""
+        spec = self.experiment.validation if self.experiment else None
+        if spec is None:
+            return None
+        figure = spec.metric or judge(self.rounds)
+        try:
+            return Selection(spec, figure, better(self.rounds, figure)).best(self.rounds)
+        except RunError:
+            return None
 
     @property
     def name(self) -> str:
@@ -61,7 +116,7 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
 
 def judge(rounds: Sequence[RoundLine]) -> str:
     """The figure by which the run's models are judged."""
-    return judge_of(next(filter(None, map(_evaluation, rounds)), {}))
+    return judge_of(next(filter(None, map(evaluation, rounds)), {}))
 
 
 def better(rounds: Sequence[RoundLine], figure: str) -> bool:
@@ -72,7 +127,7 @@ def better(rounds: Sequence[RoundLine], figure: str) -> bool:
     (False, True)
     """
     for line in rounds:
-        told = _evaluation(line).get("better", {})
+        told = evaluation(line).get("better", {})
         if told.get(figure) is not None:
             return bool(told[figure])
     return figure not in ("perplexity", "loss")
@@ -100,13 +155,13 @@ def series(
 
 def models(rounds: Sequence[RoundLine]) -> tuple[str, ...]:
     """Names of the models that were tested, in the order of their first test."""
-    names = (name for line in rounds for name in _evaluation(line).get("models", {}))
+    names = (name for line in rounds for name in evaluation(line).get("models", {}))
     return tuple(dict.fromkeys(names))
 
 
 def submodels(line: RoundLine) -> list[Mapping[str, Any]]:
     """Figures of what the clients use; of the global model where there is nothing else."""
-    named = _evaluation(line).get("models", {})
+    named = evaluation(line).get("models", {})
     return [row for name, row in named.items() if name != "global"] or list(named.values())
 
 
@@ -128,58 +183,6 @@ def seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
     return sums
 
 
-def tiers(log: Log) -> Table:
-    """A row per model: its last test on all data and on its clients' own, and its best one."""
-    figure = judge(log.rounds)
-    best_of = max if better(log.rounds, figure) else min
-    rows: list[tuple[str, ...]] = []
-    strong: set[int] = set()
-    last = next((line for line in reversed(log.rounds) if _evaluation(line)), {})
-    worst = _evaluation(last).get("worst", {}).get("name")
-    for name in models(log.rounds):
-        numbers, values = series(log.rounds, "models", name, figure)
-        _, own = series(log.rounds, "models", name, "local", figure)
-        if not values:
-            continue
-        best = best_of(values)
-        if name == "global":
-            strong.add(len(rows))
-        rows.append(
-            (
-                name,
-                shown(figure, values[-1]),
-                shown(figure, own[-1]) if own else "–",
-                f"{shown(figure, best)} in round {numbers[values.index(best)]}",
-                "worst" if name == worst and len(models(log.rounds)) > 1 else "",
-            )
-        )
-    last_round = log.rounds[-1]["round"] if log.rounds else 0
-    done = f"{last_round or 'no'} round{'s' * (last_round != 1)}"
-    return Table(
-        title=log.name,
-        columns=("model", figure, "on own classes", "best", ""),
-        rows=tuple(rows),
-        right=frozenset({1, 2, 3}),
-        strong=frozenset(strong),
-        note=done + "".join(_incidents(log.rounds)),
-    )
-
-
-def shown(figure: str, value: float) -> str:
-    """An accuracy in per cent, anything else as a number.
-
-    >>> shown("accuracy", 0.5), shown("perplexity", 205.5)
-    ('50.00 %', '205.5')
-    """
-    return f"{100 * value:.2f} %" if figure == "accuracy" else f"{value:.4g}"
-
-
-def _incidents(rounds: Sequence[RoundLine]) -> Iterator[str]:
-    for key, word in (("rejected", "update"), ("failed", "client")):
-        many = sum(len(line.get(key) or ()) for line in rounds)
-        if many:
-            yield f", {many} {word}{'s' * (many != 1)} {key}"
-
-
-def _evaluation(line: RoundLine) -> Mapping[str, Any]:
+def evaluation(line: RoundLine) -> Mapping[str, Any]:
+    """The test of a round; empty where there was none."""
     return line.get("evaluation") or {}

@@ -15,7 +15,8 @@ from matplotlib.patches import Rectangle
 
 from archgraph.display.page import page, report
 from archgraph.display.plots import curves, picture, save
-from archgraph.display.runs import Log, models, read_run, seconds, series, tiers
+from archgraph.display.run_tables import tiers
+from archgraph.display.runs import Log, models, read_run, seconds, series
 from archgraph.errors import RunError
 
 
@@ -94,7 +95,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path):
 def test_the_table_has_a_row_per_model_and_marks_the_worst(folder: Path):
     found = tiers(read_run(folder))
     assert [row[0] for row in found.rows] == ["small", "large", "global"]
-    assert found.rows[0] == ("small", "53.00 %", "50.00 %", "53.00 % in round 3", "worst")
+    assert found.columns == ("model", "accuracy", "on own classes", "")
+    assert found.rows[0] == ("small", "53.00 %", "50.00 %", "worst")
     assert found.note == "3 rounds, 1 update rejected"
     assert found.strong == {2}
 
@@ -130,7 +132,7 @@ def test_perplexity_is_drawn_where_there_is_one():
     (panel,) = curves(rounds).axes
     assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]
     assert panel.get_yscale() == "log"
-    assert tiers(Log(Path("a"), "", tuple(rounds))).rows[0][3] == "100 in round 2"
+    assert tiers(Log(Path("a"), "", tuple(rounds))).rows[0][1] == "100"
 
 
 @pytest.mark.parametrize("rounds", [[], [{"round": 1}], [line(1, tested=False)]])
@@ -188,7 +190,7 @@ def test_the_page_holds_everything_and_loads_nothing(folder: Path):
     assert path == folder / "report.html"
     outline = read(path.read_text())
     assert "script" not in outline.seen
-    assert all(source.startswith("data:image/") for source in outline.links)
+    assert all(link.startswith(("data:image/", "data:text/csv", "#")) for link in outline.links)
     words = "".join(outline.text)
     assert "name: <tiny> & co" in words
     assert "fc.weight: <not> finite" in words

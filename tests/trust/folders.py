@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import archgraph as ag
-from archgraph.display.runs import read_run, tiers
+from archgraph.display.run_tables import tiers
+from archgraph.display.runs import read_run
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.proof import sealed, sha256

@@ -1,0 +1,94 @@
+"""What an experiment says that is not the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pydantic
+import pydantic_core
+
+from archgraph.errors import SpecError
+from archgraph.federation.registry import find_strategy
+from archgraph.language import ExperimentSpec
+from archgraph.language.data import IidSpec
+
+# Shown elsewhere on a page, or no choice.
+ELSEWHERE = frozenset({"archgraph", "name", "family", "strategy", "rounds"})
+# What a key means that is left out.
+MEANT: Mapping[str, pydantic.BaseModel] = {"data.partition": IidSpec()}
+
+
+class Setting(NamedTuple):
+    """A value that is not the default.
+
+    Attributes:
+        key: Path of its keys, dotted.
+        value: As plain values.
+        default: What it is where nothing is said; None: nothing, or there is no default.
+    """
+
+    key: str
+    value: Any
+    default: Any
+
+
+def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
+    """The settings of an experiment that are not the defaults, those of its strategy first.
+
+    Example:
+        >>> facts = {"name": "a", "family": "f", "rounds": 1, "local": {"lr": 0.5}}
+        >>> spec = ExperimentSpec.model_validate({**facts, "strategy": {"fedavg": {}}})
+        >>> differing(spec)
+        (Setting(key='local.lr', value=0.5, default=0.1),)
+    """
+    rest = (s for s in _of_model(spec, "") if s.key.split(".")[0] not in ELSEWHERE)
+    return (*_of_strategy(spec), *rest)
+
+
+def _of_strategy(spec: ExperimentSpec) -> Iterator[Setting]:
+    name, defaults = spec.strategy_name, {}
+    if "python" not in spec.strategy:  # a page runs nobody's code
+        try:
+            options = [f for f in dataclasses.fields(find_strategy(name)) if f.init]
+        except SpecError:
+            options = []
+        for option in options:
+            known = option.default is not dataclasses.MISSING
+            value = option.default if known else getattr(option, "default_factory", lambda: None)()
+            defaults[option.name] = pydantic_core.to_jsonable_python(value)
+    for key, value in spec.strategy_options.items():
+        if key not in defaults or value != defaults[key]:
+            yield Setting(f"strategy.{name}.{key}", value, defaults.get(key))
+
+
+def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
+    for name, field in type(model).model_fields.items():
+        value, key = getattr(model, name), f"{path}{field.alias or name}"
+        required = field.is_required()
+        default = None if required else field.get_default(call_default_factory=True)
+        if value in (default, MEANT.get(key)) and not required:
+            continue
+        inside: list[Setting] = []
+        if isinstance(value, pydantic.BaseModel):
+            inside = list(_of_model(value, f"{key}."))
+        yield from inside or [Setting(key, _plain(value), _plain(default))]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return pydantic_core.to_jsonable_python(value)
+
+
+def said(value: Any) -> str:
+    """A setting as text.
+
+    >>> said("sgd"), said([1, 2]), said(None)
+    ('sgd', '[1, 2]', '–')
+    """
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

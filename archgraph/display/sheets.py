@@ -1,0 +1,128 @@
+"""Tables of values: text to read, and the same values unrounded as CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import urllib.parse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from archgraph.tables import Table, count
+
+NOTHING = "–"
+# Rows of a table on a page.
+MOST = 200
+
+
+def quantity(value: float) -> str:
+    """A count, short.
+
+    >>> quantity(11_689_512)
+    '11.7M'
+    """
+    return count(value)
+
+
+def in_bytes(value: float) -> str:
+    """Bytes, short, in powers of ten.
+
+    >>> in_bytes(73_856), in_bytes(0)
+    ('73.9 kB', '0 B')
+    """
+    text = count(value)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sheet.
+
+    Attributes:
+        key: Its name in CSV.
+        title: Its head in the table.
+        show: A value as text.
+        right: Whether it holds numbers.
+        hidden: Whether it is in CSV only.
+    """
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = str
+    right: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    r"""A table of values.
+
+    Attributes:
+        name: What it is about; of its file, too.
+        columns: The columns.
+        rows: Values by row and column; None: there is none.
+        strong: Rows that sum.
+        note: What to know for reading it.
+
+    Example:
+        >>> sizes = Sheet("sizes", (Column("bytes", "size", in_bytes, True),), ((73_856,),))
+        >>> sizes.table().rows, sizes.csv()
+        ((('73.9 kB',),), 'bytes\n73856\n')
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    strong: frozenset[int] = frozenset()
+    note: str = ""
+
+    def table(self, title: str = "") -> Table:
+        """The table as text, without columns that are empty."""
+        used = [
+            i
+            for i, column in enumerate(self.columns)
+            if not column.hidden and any(row[i] is not None for row in self.rows)
+        ]
+        return Table(
+            title,
+            tuple(self.columns[i].title for i in used),
+            tuple(
+                tuple(NOTHING if row[i] is None else self.columns[i].show(row[i]) for i in used)
+                for row in self.rows
+            ),
+            right=frozenset(at for at, i in enumerate(used) if self.columns[i].right),
+            strong=self.strong,
+            note=self.note,
+        )
+
+    def csv(self) -> str:
+        """All values as they are."""
+        return as_csv([column.key for column in self.columns], self.rows)
+
+    def html(self) -> str:
+        """The table, its note and a link to its values; empty without rows."""
+        if not self.rows:
+            return ""
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        more = f", with {len(self.rows) - MOST} more rows" if len(self.rows) > MOST else ""
+        link = download(self.name, self.csv())
+        short = replace(self, rows=self.rows[:MOST]).table().html()
+        return f'<div class="wide">{short}</div>{note}<p>{link}{more}</p>'
+
+
+def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Lines of values; None is empty, lists and mappings are JSON."""
+    plain = ([json.dumps(v) if isinstance(v, list | dict) else v for v in row] for row in rows)
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([heads, *plain])
+    return stream.getvalue()
+
+
+def download(name: str, text: str) -> str:
+    """A link to a CSV file that is inside the page."""
+    source = "data:text/csv;charset=utf-8," + urllib.parse.quote(text)
+    words = html.escape(name)
+    return f'<a class="file" download="{words}.csv" href="{html.escape(source)}">{words}.csv</a>'

@@ -1,0 +1,51 @@
+"""How a page of ours looks: light and dark, on a desk, on a telephone, on paper."""
+
+from __future__ import annotations
+
+from archgraph.display import colours
+
+STYLE = f"""
+:root {{ color-scheme: light dark; {colours.variables(dark=False)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {colours.variables(dark=True)} }} }}
+@media print {{ :root {{ {colours.variables(dark=False)} }} }}
+""" + colours.themed(
+    f"""
+* {{ box-sizing: border-box; }}
+body {{ font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: {colours.INK};
+  max-width: 68rem; margin: 2.5rem auto; padding: 0 1.5rem; background: {colours.PAPER};
+  overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 .8rem; }}
+h2 {{ font-size: 1.15rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid {colours.BLOCK};
+  padding-bottom: .3rem; }}
+p, figcaption {{ color: {colours.QUIET}; margin: .3rem 0; max-width: 48rem; }}
+a {{ color: {colours.SERIES[0]}; }}
+dl {{ display: grid; gap: .7rem 2rem; margin: 0;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr)); }}
+dt {{ color: {colours.QUIET}; font-size: .85rem; }}
+dd {{ margin: 0; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; margin: .6rem 0; }}
+th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid {colours.BLOCK}; overflow-wrap: normal; white-space: nowrap; }}
+th {{ font-weight: 600; color: {colours.QUIET}; }}
+td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+td:last-child:not(.number) {{ white-space: normal; min-width: 14rem; }}
+tr.strong td {{ font-weight: 600; }}
+figure {{ margin: .8rem 0; overflow-x: auto; }}
+figure svg, figure img {{ max-width: 100%; height: auto; }}
+figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
+.charts {{ display: grid; gap: 0 1.5rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }}
+.charts figure {{ margin: .4rem 0; max-width: 31rem; }}
+.charts svg {{ width: 100%; }}
+details {{ margin: .5rem 0; }}
+summary {{ cursor: pointer; color: {colours.INK}; }}
+pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size: 13px;
+  line-height: 1.4; border-radius: 6px; overflow-wrap: normal; }}
+@media (max-width: 40rem) {{
+  body {{ margin: 1.2rem auto; padding: 0 1rem; }}
+  th, td {{ padding-right: .7rem; }}
+}}
+@media print {{ body {{ margin: 0; max-width: none; }} }}
+"""
+)
