@@ -15,7 +15,7 @@ from archgraph.display.runs import (
     series,
 )
 from archgraph.display.settings import differing, said
-from archgraph.display.sheets import Column, Sheet, in_bytes, quantity
+from archgraph.display.sheets import Sheet, SheetColumn, in_bytes, quantity
 from archgraph.engine.traffic import DOWN, UP
 from archgraph.fields import GLOBAL
 from archgraph.tables import Table, plural
@@ -65,14 +65,14 @@ def model_sheet(log: Log) -> Sheet:
             )
         )
     columns = (
-        Column("model", "model"),
-        Column(figure, figure, show, right=True),
-        Column(f"local_{figure}", "on own classes", show, right=True),
-        Column(f"{figure}_at_best", f"in round {best}", show, right=True),
-        Column("worst", ""),
-        Column("clients", "clients", right=True),
-        Column("parameters", "parameters", quantity, right=True),
-        Column("macs", "MACs", quantity, right=True),
+        SheetColumn("model", "model"),
+        SheetColumn(figure, figure, show, right=True),
+        SheetColumn(f"local_{figure}", "on own classes", show, right=True),
+        SheetColumn(f"{figure}_at_best", f"in round {best}", show, right=True),
+        SheetColumn("worst", ""),
+        SheetColumn("clients", "clients", right=True),
+        SheetColumn("parameters", "parameters", quantity, right=True),
+        SheetColumn("macs", "MACs", quantity, right=True),
     )
     strong = frozenset(i for i, row in enumerate(rows) if row[0] == GLOBAL)
     return Sheet("models", columns, tuple(rows), strong, _note(log, last))
@@ -128,18 +128,18 @@ def client_sheet(log: Log) -> Sheet:
         )
     classes = max((len(client.classes) for client in log.clients), default=0)
     columns = (
-        Column("client", "client", right=True),
-        Column("name", "name"),
-        Column("tier", "tier"),
-        Column("malicious", ""),
-        Column("examples", "examples", right=True),
-        Column("classes", "classes", right=True),
-        Column("taken", "taken", right=True),
-        Column("lost", "lost", right=True),
-        Column(DOWN, "down", in_bytes, right=True),
-        Column(UP, "up", in_bytes, right=True),
+        SheetColumn("client", "client", right=True),
+        SheetColumn("name", "name"),
+        SheetColumn("tier", "tier"),
+        SheetColumn("malicious", ""),
+        SheetColumn("examples", "examples", right=True),
+        SheetColumn("classes", "classes", right=True),
+        SheetColumn("taken", "taken", right=True),
+        SheetColumn("lost", "lost", right=True),
+        SheetColumn(DOWN, "down", in_bytes, right=True),
+        SheetColumn(UP, "up", in_bytes, right=True),
     )
-    counts = tuple(Column(f"class_{i}", "", hidden=True) for i in range(classes))
+    counts = tuple(SheetColumn(f"class_{i}", "", hidden=True) for i in range(classes))
     width = len(columns) + classes
     padded = tuple(row + (None,) * (width - len(row)) for row in rows)
     return Sheet("clients", (*columns, *counts), padded)
@@ -161,11 +161,11 @@ def traffic_sheet(log: Log) -> Sheet:
         _, *counts = zip(*rows, strict=True)
         rows.append(("all", *(None if None in column else sum(column) for column in counts)))
     columns = (
-        Column("tier", "model"),
-        Column("tasks", "tasks", right=True),
-        Column(DOWN, "bytes down", in_bytes, right=True),
-        Column(UP, "bytes up", in_bytes, right=True),
-        Column("macs", "MACs forward", quantity, right=True),
+        SheetColumn("tier", "model"),
+        SheetColumn("tasks", "tasks", right=True),
+        SheetColumn(DOWN, "bytes down", in_bytes, right=True),
+        SheetColumn(UP, "bytes up", in_bytes, right=True),
+        SheetColumn("macs", "MACs forward", quantity, right=True),
     )
     strong = frozenset({len(rows) - 1}) if len(by_tier) > 1 else frozenset()
     note = (
@@ -180,9 +180,9 @@ def setting_sheet(log: Log) -> Sheet:
     """The settings that are not the defaults; empty where the experiment cannot be read."""
     found = differing(log.experiment) if log.experiment else ()
     columns = (
-        Column("setting", "setting"),
-        Column("value", "value", said),
-        Column("default", "default", said),
+        SheetColumn("setting", "setting"),
+        SheetColumn("value", "value", said),
+        SheetColumn("default", "default", said),
     )
     return Sheet("settings", columns, tuple(map(tuple, found)))
 
@@ -202,10 +202,10 @@ def lost_sheet(log: Log) -> Sheet:
         for item in line.get(key) or ()
     ]
     columns = (
-        Column("round", "round", right=True),
-        Column("client", "client"),
-        Column("what", ""),
-        Column("reason", "reason"),
+        SheetColumn("round", "round", right=True),
+        SheetColumn("client", "client"),
+        SheetColumn("what", ""),
+        SheetColumn("reason", "reason"),
     )
     return Sheet("lost", columns, tuple(rows))
 

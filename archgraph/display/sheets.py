@@ -38,7 +38,7 @@ def in_bytes(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class SheetColumn:
     """A column of a sheet.
 
     Attributes:
@@ -68,13 +68,13 @@ class Sheet:
         note: What to know for reading it.
 
     Example:
-        >>> sizes = Sheet("sizes", (Column("bytes", "size", in_bytes, True),), ((73_856,),))
+        >>> sizes = Sheet("sizes", (SheetColumn("bytes", "size", in_bytes, True),), ((73_856,),))
         >>> sizes.table().rows, sizes.csv()
         ((('73.9 kB',),), 'bytes\n73856\n')
     """
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[SheetColumn, ...]
     rows: tuple[tuple[Any, ...], ...]
     strong: frozenset[int] = frozenset()
     note: str = ""
