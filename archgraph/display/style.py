@@ -26,10 +26,11 @@ dd {{ margin: 0; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; margin: .6rem 0; }}
 th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid {colours.BLOCK}; overflow-wrap: normal; white-space: nowrap; }}
+  border-bottom: 1px solid {colours.BLOCK}; overflow-wrap: normal; }}
+.wide td, .wide th {{ white-space: nowrap; }}
 th {{ font-weight: 600; color: {colours.QUIET}; }}
 td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-td:last-child:not(.number) {{ white-space: normal; min-width: 14rem; }}
+.wide td:last-child:not(.number) {{ white-space: normal; min-width: 14rem; }}
 tr.strong td {{ font-weight: 600; }}
 figure {{ margin: .8rem 0; overflow-x: auto; }}
 figure svg, figure img {{ max-width: 100%; height: auto; }}
