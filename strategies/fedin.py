@@ -9,7 +9,7 @@ symbol                         here
 ``w_e``, ``w_c``               group ``shared`` of the server state, by the first tier's names
 ``w_in,k``                     ``Cut.middle``: entries that client k keeps
 ``(s_in^k, s_out^k)``          ``Result.extras``: ``in/0``, ``out/0``, one row per example
-server dataset                 groups ``store/k``, bounded (``reservoir``)
+server dataset                 groups ``store/k``, bounded (``store``)
 ``S``                          group ``sample``, from ``begin`` to ``receive``
 ``l_local``, ``l_IN``          Eq. 6, Eq. 10: the objective; :meth:`Chain.distance`
 ``G_local``, ``G_IN``          gradients of both at ``w_in,k``
@@ -82,6 +82,7 @@ class FedIN(Strategy):
         upload: Pairs of features that a client sends each round, the latest it saw; None: as many
             as a minibatch has examples.
         capacity: Pairs that the server holds of each client.
+        store: Which ones: a ``reservoir`` of all that it was ever sent, or the ``latest``.
         sample: Pairs that it sends to the clients of a round.
         weights: Weight of a client in the average: 1 (Eqs. 4-5), or its number of examples.
         norm: What becomes of the extractor's and the classifier's running statistics; those of
@@ -101,6 +102,7 @@ class FedIN(Strategy):
     in_training: bool = True
     upload: int | None = option(None, least=1)
     capacity: int = option(64, least=1)
+    store: Literal["reservoir", "latest"] = "reservoir"
     sample: int = option(64, least=2)
     weights: Weights = "uniform"
     norm: Literal["averaged", "local"] = "averaged"
@@ -199,7 +201,10 @@ class FedIN(Strategy):
                     new = {name: result.extras[name] for name in cut.features}
                     draw = seeded(world.seed, "fedin store", round, client)
                     old = state.group(f"store/{client}")
-                    stored = reservoir(old, new, seen[client], self.capacity, draw)
+                    if self.store == "latest":
+                        stored = _latest([old, new] if old else [new], self.capacity)
+                    else:
+                        stored = reservoir(old, new, seen[client], self.capacity, draw)
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
                     seen[client] += _rows(new)
 

@@ -53,6 +53,7 @@ from archgraph.federation import (
 )
 from archgraph.hypernet import GraphHypernetwork, on_disk, optimiser_state, step, with_state
 
+Divergence = Literal["small_large", "large_small"]
 OWN, SMALL = "own", "small"
 LOGITS = Logits()
 # Options that are the hypernetwork's own, by the same names.
@@ -96,6 +97,8 @@ class RecipFL(Strategy):
             an embedding of shapes (code).
         described: What the descriptor decides on: ``all`` (paper), or the ``head`` (code).
         shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
+        divergence: Of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S ‖ p^L);
+            ``large_small`` (code) D_KL(p^L ‖ p^S).
         mask_absent: Set the logits of classes that the client lacks to 0 in training.
         bound: Greatest size of a number in what a client returns; others are refused.
         memory: MiB of clients' last weights that the server holds in memory; the others' are in
@@ -127,6 +130,7 @@ class RecipFL(Strategy):
     mixing: Literal["concat", "sum"] = "concat"
     described: Literal["all", "head"] = "all"
     shifts: Literal["generated", "local"] = "generated"
+    divergence: Divergence = "small_large"
     mask_absent: bool = False
     bound: float = option(1e6, above=0)
     memory: float = option(1024.0, least=0)
@@ -140,6 +144,7 @@ class RecipFL(Strategy):
             "mixing": "sum",
             "described": "head",
             "shifts": "local",
+            "divergence": "large_small",
             "piece": 1,
             "reach": 50,
         }
@@ -184,7 +189,9 @@ class RecipFL(Strategy):
             graph=main.graph,
             # What the client changes for itself is sent before it has any of its own.
             state={k: v for k, v in states[0].items() if not (main.trained and k in private)},
-            program=Teach(train, server.changing(small[0].graph)) if small else train,
+            program=Teach(train, server.changing(small[0].graph), self.divergence)
+            if small
+            else train,
             kept=local,
             others={p.name: Model(p.graph, s) for p, s in zip(small, states[1:], strict=True)},
         )
@@ -469,6 +476,7 @@ class Teach:
         train: How it trains its own model, and what the small one minimises besides.
         local: Entries of the small model that the client has in its own way from round to round:
             what it returns of them is not used.
+        divergence: That of hidden features.
 
     Source:
         RecipFL §3.3, Eq. 9.
@@ -476,6 +484,7 @@ class Teach:
 
     train: Train
     local: tuple[str, ...] = ()
+    divergence: Divergence = "small_large"
 
     def __call__(self, work: Work) -> Outcome:
         """Both models, as they are after it."""
@@ -493,7 +502,8 @@ class Teach:
                 taught = teacher(*examples.inputs)
             outputs = student(*examples.inputs)
             hard = self.train.objective(outputs[0], examples, small)
-            return hard + guidance(outputs, taught, work.learning.predictions)
+            predict = work.learning.predictions
+            return hard + guidance(outputs, taught, predict, self.divergence)
 
         metrics = descend(small, dict(student.named_parameters()), loss)
         state = state_of(student)
@@ -502,13 +512,19 @@ class Teach:
         return Outcome(state=large.state, keep=keep, others={SMALL: state}, metrics=metrics_of_both)
 
 
-def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = LOGITS) -> Tensor:
+def guidance(
+    small: tuple[Any, ...],
+    large: tuple[Any, ...],
+    predict: Predict = LOGITS,
+    divergence: Divergence = "small_large",
+) -> Tensor:
     """``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
 
     Args:
         small: Outputs of the small model, and its last hidden features where it has such.
         large: Those of the large one, without gradients.
         predict: From outputs to logits ``[batch, ..., classes]``.
+        divergence: ``large_small``: D_KL(p^L ‖ p^S) instead.
 
     Returns:
         The mean over the batch; the second term only where the features are equally many.
@@ -516,6 +532,8 @@ def guidance(small: tuple[Any, ...], large: tuple[Any, ...], predict: Predict = 
     logits, wanted = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
     value = functional.cross_entropy(logits, wanted.softmax(-1))
     if len(small) == len(large) == 2 and small[1].shape == large[1].shape:
-        p_small, p_large = (f.flatten(1).log_softmax(1) for f in (small[1], large[1]))
-        value = value + functional.kl_div(p_large, p_small, reduction="batchmean", log_target=True)
+        p, q = (f.flatten(1).log_softmax(1) for f in (small[1], large[1]))
+        if divergence == "large_small":
+            p, q = q, p
+        value = value + functional.kl_div(q, p, reduction="batchmean", log_target=True)
     return value

@@ -612,6 +612,20 @@ def test_unequal_stores_are_drawn_from_row_by_row(nets):
     assert len(drawn.unique()) == 4 and torch.equal(drawn, some["out/0"][:, 0, 0, 0])
 
 
+def test_the_latest_pairs_push_out_the_first(nets):
+    """Three rounds of four pairs each, of which six are held: those numbered 6 to 11."""
+    world, strategy = world_of(nets, ["two"]), FedIN(capacity=6, sample=999, store="latest")
+    state = strategy.init(world)
+    for round in (1, 2, 3):
+        result = answer(strategy.send(world, state, 0, round), 1.0, 4)
+        mark = torch.arange(4.0 * (round - 1), 4.0 * round).view(-1, 1, 1, 1)
+        extras = {k: torch.ones_like(v) * mark for k, v in result.extras.items()}
+        results = iter([dataclasses.replace(result, extras=extras)])
+        state = strategy.receive(world, state, results, round)
+    for value in strategy.begin(world, state, 4, [0]).group("sample").values():
+        assert value[:, 0, 0, 0].tolist() == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+
+
 def test_the_store_is_bounded_over_many_rounds(nets):
     world = world_of(nets, ["two", "four"])
     state, _ = play(FedIN(capacity=7), world, 6)

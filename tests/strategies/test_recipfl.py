@@ -339,6 +339,12 @@ def test_guidance_is_the_cross_entropy_and_the_divergence_of_equation_9():
     cross = -(t.softmax(1) * s.log_softmax(1)).sum(1).mean()
     apart = (p_s * (p_s / p_l).log()).sum(1).mean()
     assert guidance((s, f), (t, g)).item() == pytest.approx((cross + apart).item(), abs=1e-12)
+    other = torch.nn.functional.kl_div(
+        f.flatten(1).log_softmax(1), g.flatten(1).softmax(1), reduction="batchmean"
+    )
+    turned = guidance((s, f), (t, g), divergence="large_small")
+    assert turned.item() == pytest.approx((cross + other).item(), rel=1e-6)
+    assert abs((other - apart).item()) > 1e-3
     # Features of other sizes, or none, say nothing.
     assert guidance((s, f), (t, g[:, :3])).item() == pytest.approx(cross.item(), abs=1e-12)
     assert guidance((s,), (t, g)).item() == pytest.approx(cross.item(), abs=1e-12)
