@@ -38,6 +38,7 @@ from .module.build import load_state as load_state
 from .module.build import state_dict as state_dict
 from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
+from .onnx.export import export as export
 from .ops.check import check as check
 from .papers.study import study as study
 from .relate.align import align as align

@@ -79,6 +79,9 @@ _CURES = (
 EXTRAS = {
     "datasets": "data",
     "dp_accounting": "privacy",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
     "pyarrow": "data",
     "scipy": "papers",
     "torch_geometric": "hypernet",

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from archgraph.language.document import Document
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML).")]
+ModelFile = Annotated[Path, typer.Argument(metavar="FILE", help="A model file (YAML or ONNX).")]
 
 ModelOrFamily = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A model, a family or an experiment (YAML).")
+    Path,
+    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), a family or an experiment."),
 ]
 
 Choose = Annotated[
@@ -41,13 +42,13 @@ def graph_of(
     file: Path, choose: Sequence[str] | None = None, member: str | None = None
 ) -> ArchGraph:
     """The architecture in a file, with some of its choices made; of a family, that of a member."""
-    import archgraph
+    from archgraph.language import load_graph
 
     family = family_of(file)
     if family is None:
         if member is not None:
             raise SpecError("is not a family", where=str(file), found=f"--member {member}")
-        return archgraph.load(file, numbers(choose or ()) or None)
+        return load_graph(file, numbers(choose or ()) or None)
     if choose:
         raise SpecError("is a family, which has no --choose", where=str(file))
     models = family.models

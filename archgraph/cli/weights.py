@@ -1,4 +1,4 @@
-"""Commands about weights: how alike blocks are, how scales differ."""
+"""Commands about weights: how alike blocks are, how scales differ; models with weights as ONNX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.cli.output import show_item, show_tables, wrote
 from archgraph.errors import SpecError
 
 Weighted = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model (YAML), a run folder, or RUN:MODEL.")
+    str, typer.Argument(metavar="MODEL", help="A model (YAML or ONNX), a run folder, or RUN:MODEL.")
 ]
 
 States = Annotated[
@@ -110,6 +110,44 @@ def scales(
     show_item(scale_table(compared))
     if output is not None:
         wrote(save(scale_plot(compared), output))
+
+
+@command()
+def export(
+    model: Weighted,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write, e.g. net.onnx.")],
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Weights in a file of their own beside it.")
+    ] = False,
+    optimize: Annotated[
+        bool, typer.Option("--optimize", help="For deployment; weights lose their names.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Run it in onnxruntime and compare before it is written.")
+    ] = True,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+) -> None:
+    """Write a model with its weights as an ONNX file.
+
+    The batch size stays free and weights keep their names, so that every command takes the file as
+    a model again. A model without weights is written as a run would start with it.
+    """
+    import archgraph
+
+    graph, weights = _one(model, data, state)
+    wrote(
+        archgraph.export(
+            graph,
+            weights,
+            output,
+            weights="beside" if beside else "inside",
+            optimize=optimize,
+            verify=verify,
+        )
+    )
 
 
 def _with_states(

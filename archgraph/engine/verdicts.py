@@ -109,7 +109,8 @@ def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 
 def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
-    from archgraph import load, load_experiment, load_family
+    from archgraph import load_experiment, load_family
+    from archgraph.language import load_graph
     from archgraph.language.figures import FiguresSpec
     from archgraph.language.yaml import read_document
 
@@ -117,7 +118,7 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
         document = read_document(path)
         if unseen_code(document):
             return f"{document.data['python']} {UNSEEN}"
-        graph = load(path)
+        graph = load_graph(path)
         size = sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
         return f"{plural(len(graph.nodes), 'operator')}, {count(size)} parameters"
     if kind == "figures":

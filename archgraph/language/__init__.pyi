@@ -6,6 +6,7 @@ from .json_schema import schema as schema
 from .linked import load_experiment as load_experiment
 from .linked import load_family as load_family
 from .loading import load as load
+from .loading import load_graph as load_graph
 from .loading import load_model as load_model
 from .loading import save as save
 from .study import StudySpec as StudySpec

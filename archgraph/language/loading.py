@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import GraphError, SpecError
 from archgraph.files import write
@@ -17,7 +17,7 @@ from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.lowering import lower
 from archgraph.language.model import AuthoredModel, PythonModel
-from archgraph.language.yaml import read_document
+from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
 
 if TYPE_CHECKING:
@@ -58,13 +58,17 @@ def load(
     choices: Mapping[str, int] | None = None,
     *,
     python: bool = False,
-) -> ArchGraph:
+) -> Any:
     """Read a model file of any form.
 
     Args:
-        path: The file.
+        path: The file: YAML or ONNX.
         choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
         python: Consent to run the Python code that the file names.
+
+    Returns:
+        The graph; of an ONNX file, which has weights, what :func:`archgraph.trace` returns:
+        ``graph, state = load("net.onnx")``.
 
     Raises:
         SpecError: If it cannot be understood, or names Python code without your consent, with file,
@@ -72,7 +76,22 @@ def load(
         TraceError: If it names a Python model that cannot be captured.
     """
     with allowed(python):
-        return load_model(read_document(path), choices)[0]
+        graph, state = load_model(read_document(path), choices)
+    if not is_onnx(path) or state is None:
+        return graph
+    from archgraph.capture.trace import Traced
+
+    return Traced(graph, state)
+
+
+def load_graph(path: str | os.PathLike[str], choices: Mapping[str, int] | None = None) -> ArchGraph:
+    """The architecture in a model file of any form.
+
+    Raises:
+        SpecError: If it cannot be understood, with file, line and key.
+        TraceError: If it names a Python model that cannot be captured.
+    """
+    return load_model(read_document(path), choices)[0]
 
 
 def load_model(
@@ -96,6 +115,13 @@ def _read(
     data = document.data
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")
+    if is_onnx(document.file):
+        if choices:
+            raise _no_choices(document, choices)
+        # Its packages take a second, and are an extra.
+        from archgraph.onnx.read import read
+
+        return read(document.file)
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None
@@ -103,9 +129,7 @@ def _read(
             message = f"{error.where}: {error.message}" if error.where else error.message
             document.fail(("sections",), message, **error.facts)
     if choices:
-        raise SpecError(
-            "has no choices", where=document.file, found=", ".join(choices), expected="none"
-        )
+        raise _no_choices(document, choices)
     if "python" in data:
         # Tracing loads torch.export, which takes longer than all other files together.
         from archgraph.language.python import capture
@@ -121,6 +145,11 @@ def _read(
         place = f"{document.file}:{flat.line_of(document, where)}: {where}"
         raise SpecError(error.message, where=place, **error.facts) from error
     return graph, None
+
+
+def _no_choices(document: Document, choices: Mapping[str, int]) -> SpecError:
+    found = ", ".join(choices)
+    return SpecError("has no choices", where=document.file, found=found, expected="none")
 
 
 # A family names its model once for each client, and many experiments name one family.

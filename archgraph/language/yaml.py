@@ -213,12 +213,19 @@ def _shown(path: Path) -> str:
     return name if name.isprintable() and len(name) < 200 else repr(name[:200])
 
 
+def is_onnx(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is an ONNX file, by its name."""
+    return Path(path).suffix.lower() == ".onnx"
+
+
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read a YAML file.
+    """Read a YAML file; an ONNX file has no keys.
 
     Raises:
         SpecError: If it is missing, no plain YAML, or asks for too much.
     """
+    if is_onnx(path):
+        return Document(str(path), {}, {})
     return parse_document(read_text(Path(path)), str(path))
 
 

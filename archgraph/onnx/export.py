@@ -1,0 +1,222 @@
+"""Export: a graph and its weights become an ONNX file, through PyTorch's own exporter."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from archgraph.capture.export import Captured
+from archgraph.capture.export import export as captured
+from archgraph.capture.surroundings import quiet
+from archgraph.errors import ArchGraphError, GraphError, RunError
+from archgraph.graph.argument import takes_graph
+from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, Value
+from archgraph.graph.passes import specialise
+from archgraph.module.build import ArchModule, build
+from archgraph.onnx.mark import marks
+from archgraph.onnx.needed import needed
+from archgraph.onnx.session import compare
+from archgraph.rewrite.laws import random_inputs
+from archgraph.states import State
+
+if TYPE_CHECKING:
+    import os
+
+    import onnx_ir
+
+WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
+BATCH = "batch"
+
+
+@takes_graph
+def export(
+    graph: ArchGraph,
+    state: State,
+    path: str | os.PathLike[str],
+    *,
+    weights: Literal["inside", "beside"] = "inside",
+    optimize: bool = False,
+    verify: bool = True,
+) -> Path:
+    """Write a graph and its weights as an ONNX file that computes what it does in evaluation.
+
+    The batch size stays free, initializers have the names of the state's entries, and
+    :func:`archgraph.load` makes the same graph and state of the file again.
+
+    Args:
+        graph: Any graph: a global one, a client's, a part of a split.
+        state: Its weights, by leaf name.
+        path: Where to; an existing file is replaced.
+        weights: In the same file, or in one of the same name and ``.data`` beside it, which
+            models of 2 GiB and more need.
+        optimize: Fold constants and merge operators for deployment. Weights then lose their names,
+            and the file cannot be loaded as the same graph.
+        verify: Run the file in onnxruntime for two batch sizes before it gets its name, and
+            compare the results with PyTorch's.
+
+    Raises:
+        GraphError: If the graph cannot be expressed in ONNX, or the file computes something else;
+            nothing is written then.
+        RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
+
+    Example:
+        >>> import archgraph as ag
+        >>> graph, state = ag.trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> ag.export(graph, state, "linear.onnx")  # doctest: +SKIP
+        >>> ag.load("linear.onnx").graph == graph  # doctest: +SKIP
+        True
+    """
+    needed("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
+    module = build(graph, state).eval()
+    model = _converted(graph, module, optimize)
+    _rename(model, graph)
+    if not optimize:
+        _complete(model, graph, state)
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".draft-{target.name}-") as at:
+            draft = Path(at) / target.name
+            _write(model, draft, graph, beside=weights == "beside", mark=not optimize)
+            if verify:
+                compare(draft, module, str(target))
+            for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
+                file.replace(target.parent / file.name)  # the weights first
+    except OSError as error:
+        raise RunError(
+            "cannot write the file", where=str(target), found=error.strerror or str(error)
+        ) from error
+    return target
+
+
+def _converted(graph: ArchGraph, module: ArchModule, optimize: bool) -> onnx_ir.Model:
+    """The model that PyTorch's exporter makes of a built module."""
+    program = captured(module, (), random_inputs(graph))
+    if program.batch is None and any(Batch() in n.shape for n in graph.nodes if n.op == "input"):
+        raise GraphError("cannot be exported with a free batch size", found=program.fixed)
+    inputs = [name for key, value in graph.inputs for name in _named(key, value)]
+    outputs = _output_names(graph, inputs)
+    try:
+        with quiet():
+            made = torch.onnx.export(
+                program.program,
+                dynamo=True,
+                optimize=optimize,
+                verbose=False,
+                input_names=inputs,
+                output_names=outputs,
+            )
+    except Exception as error:  # of many kinds, for whatever an operator lacks
+        raise GraphError(
+            "cannot be expressed in ONNX", where=graph.name or None, found=_cause(error)
+        ) from error
+    assert made is not None
+    _free_batch(made.model, program)
+    return made.model
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason of a failed conversion, one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+def _named(key: str, value: Value) -> Iterator[str]:
+    """Names of the tensors of an argument or result: ``x``, or ``x.0`` and ``x.mask`` inside."""
+    match value:
+        case tuple():
+            for index, item in enumerate(value):
+                yield from _named(f"{key}.{index}" if key else str(index), item)
+        case Record():
+            for name, item in value.fields:
+                yield from _named(f"{key}.{name}" if key else name, item)
+        case None:
+            return
+        case _:
+            yield key
+
+
+def _output_names(graph: ArchGraph, inputs: Iterable[str]) -> list[str]:
+    """Names of results: their keys where the model names them."""
+    taken = {*inputs, *graph.param, *(n.name for n in graph.nodes)}
+    outputs = specialise(graph, training=False).outputs
+    names = []
+    for name in _named("output" if isinstance(outputs, Ref) else "", outputs):
+        name = f"output.{name}" if name.isdecimal() else name
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _free_batch(model: onnx_ir.Model, program: Captured) -> None:
+    """Call the batch axis what it is."""
+    if program.batch is None:
+        return
+    import onnx_ir
+
+    symbol = re.compile(rf"\b{re.escape(program.batch)}\b")
+    values = [*model.graph.inputs, *(v for n in model.graph.all_nodes() for v in n.outputs)]
+    for value in values:
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape(
+                [d if isinstance(d, int) else symbol.sub(BATCH, str(d.value)) for d in value.shape]
+            )
+
+
+def _rename(model: onnx_ir.Model, graph: ArchGraph) -> None:
+    """Give tied weights the names that they have in a state."""
+    for param in graph.params:
+        for alias in param.aliases:
+            if alias in model.graph.initializers and param.name not in model.graph.initializers:
+                model.graph.initializers[alias].name = param.name
+
+
+def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
+    """Add what only training uses (counters, auxiliary heads): the file holds the whole state."""
+    import onnx_ir
+    from onnx_ir import tensor_adapters
+
+    for name in graph.state_names:
+        if name not in model.graph.initializers:
+            value = tensor_adapters.TorchTensor(state[name].detach().contiguous(), name=name)
+            model.graph.register_initializer(
+                onnx_ir.Value(
+                    name=name,
+                    shape=onnx_ir.Shape(value.shape),
+                    type=onnx_ir.TensorType(value.dtype),
+                    const_value=value,
+                )
+            )
+
+
+def _write(model: Any, path: Path, graph: ArchGraph, *, beside: bool, mark: bool) -> None:
+    """Write and check a model."""
+    import onnx
+    import onnx_ir
+
+    model.producer_name, model.graph.name = "archgraph", graph.name or "graph"
+    data = f"{path.name}{WEIGHTS_SUFFIX}" if beside else None
+    try:
+        onnx_ir.save(model, path, external_data=data)
+        if mark:
+            proto = onnx.load(path, load_external_data=False)
+            onnx.helper.set_model_props(proto, marks(graph, proto))
+            path.write_bytes(proto.SerializeToString())
+        onnx.checker.check_model(path)
+    except ArchGraphError:
+        raise
+    except onnx.checker.ValidationError as error:
+        raise GraphError("is not valid ONNX", found=str(error).split("\n")[0]) from error
+    except ValueError as error:  # protobuf: more than 2 GiB in one message
+        raise GraphError(
+            "is too large for one ONNX file", found=str(error), hint='use weights="beside"'
+        ) from error

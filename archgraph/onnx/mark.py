@@ -1,0 +1,63 @@
+"""The mark: what an ONNX file that we wrote says about the graph that it was made of.
+
+The graph stands in the file's metadata as text, beside a fingerprint of the operators that it
+became. Whoever changes the operators breaks the fingerprint: the text is no longer what the file
+computes. Weights may change; they are read from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from archgraph.errors import SpecError
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.text import parse
+from archgraph.ops.check import check
+
+if TYPE_CHECKING:
+    import onnx
+
+GRAPH, FINGERPRINT = "archgraph.graph", "archgraph.fingerprint"
+
+
+def marks(graph: ArchGraph, proto: onnx.ModelProto) -> dict[str, str]:
+    """The metadata by which a file becomes its graph again."""
+    return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names)}
+
+
+def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
+    """The graph that a file was made of; None where it was not made by us.
+
+    Raises:
+        SpecError: If the file's operators are not those that the graph became, or the graph is
+            not one.
+    """
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    if GRAPH not in metadata:
+        return None
+    graph = parse(metadata[GRAPH], file=where)
+    check(graph)
+    if metadata.get(FINGERPRINT) != _fingerprint(proto, graph.state_names):
+        raise SpecError(
+            "has other operators than the graph in its metadata became",
+            where=where,
+            hint="it was changed after archgraph wrote it: export the graph again",
+        )
+    return graph
+
+
+def _fingerprint(proto: onnx.ModelProto, weights: Collection[str]) -> str:
+    """SHA-256 of all that a file computes, without the values of the weights."""
+    digest = hashlib.sha256()
+    names = set(weights)
+    main = proto.graph
+    for part in (*proto.opset_import, *main.input, *main.output, *main.node, *proto.functions):
+        digest.update(part.SerializeToString(deterministic=True))
+    for tensor in main.initializer:
+        if tensor.name in names:
+            digest.update(repr((tensor.name, tensor.data_type, [*tensor.dims])).encode())
+        else:
+            digest.update(tensor.SerializeToString(deterministic=True))
+    return digest.hexdigest()
