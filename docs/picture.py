@@ -13,7 +13,7 @@ from archgraph.display import coverage, render
 
 
 def main() -> None:
-    """Draw the demonstration's network with the share of clients that train each block."""
+    """Draw the demonstration's network with the clients that train each block."""
     with resources.as_file(resources.files("archgraph.demo")) as demo:
         family = ag.resolve(ag.load_family(demo / "network_family.yaml"))
     target = Path(__file__).parent / "_static" / "network.svg"

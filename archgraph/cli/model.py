@@ -155,23 +155,28 @@ def draw(
         typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),
     ] = None,
     detail: Annotated[
-        Literal["block", "node"], typer.Option(help="Blocks, or every operator.")
+        Literal["section", "block", "node"],
+        typer.Option(help="A box per block, per layer, or per operator."),
     ] = "block",
     direction: Annotated[
         Literal["TB", "LR"], typer.Option(help="From top to bottom or left to right.")
     ] = "TB",
+    fold: Annotated[
+        bool, typer.Option(help="Show equal neighbouring blocks once, with their number.")
+    ] = True,
     choose: Choose = None,
 ) -> None:
     """Draw a model, or every model of a family.
 
     A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
     DOT text of a model is printed, and a family goes into a folder of its name. A family's global
-    model shows the share of clients that feed each part: weak points stand out.
+    model shows how many clients feed each part and with how much of its weights: weak points stand
+    out. `clients` has all clients side by side.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
 
-    look: dict[str, Any] = {"detail": detail, "direction": direction}
+    look: dict[str, Any] = {"detail": detail, "direction": direction, "fold": fold}
     family = family_of(file) if cover is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)

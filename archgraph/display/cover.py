@@ -1,19 +1,85 @@
-"""Which share of the clients feeds each parameter of a global model (FedFA, Fig. 1)."""
+"""How many clients feed each parameter of a global model, and with how much of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from archgraph.errors import ArchGraphError
 from archgraph.federation.family import Family
 from archgraph.states import Transfer
 
 
-def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a part of a global model is fed: by depth fewer clients, by width fewer weights.
+
+    Attributes:
+        clients: Clients that have any of the part.
+        total: All clients.
+        weights: Share of the part's weights that such a client has, on average, 0 to 1.
+    """
+
+    clients: int
+    total: int
+    weights: float
+
+    @property
+    def share(self) -> float:
+        """Both in one number: the mean over all clients of the share of weights that each has."""
+        return self.clients / self.total * self.weights
+
+    def __str__(self) -> str:
+        return f"{self.clients} of {self.total} clients, {percent(self.weights)} of the weights"
+
+
+class Cover(Mapping[str, float]):
+    """Share of the clients that feed each leaf of a global state, 0 to 1, by leaf name.
+
+    Args:
+        counts: Clients of each kind.
+        parts: Share of its positions that each kind of client has, by leaf.
+
+    >>> cover = Cover((1, 3), {"w": (1.0, 0.5)})
+    >>> cover["w"], str(cover.reach({"w": 8}))
+    (0.625, '4 of 4 clients, 62 % of the weights')
+    """
+
+    def __init__(self, counts: tuple[int, ...], parts: Mapping[str, tuple[float, ...]]) -> None:
+        self.counts, self.parts = counts, dict(parts)
+
+    def __getitem__(self, name: str) -> float:
+        pairs = zip(self.counts, self.parts[name], strict=True)
+        return sum(many * part for many, part in pairs) / sum(self.counts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def reach(self, sizes: Mapping[str, int]) -> Reach | None:
+        """How several leaves together are fed, weighted by their sizes; None if all are empty."""
+        whole = sum(sizes.values())
+        if not whole:
+            return None
+        shares = [
+            sum(size * self.parts[name][kind] for name, size in sizes.items()) / whole
+            for kind in range(len(self.counts))
+        ]
+        clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
+        held = sum(many * part for many, part in zip(self.counts, shares, strict=True))
+        return Reach(clients, sum(self.counts), held / clients if clients else 0.0)
+
+
+def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
     """Share of the clients that feed each leaf of the global state, 0 to 1, by leaf name.
 
     A client that has a part of a leaf counts by that part: half of the clients at half of the rows
-    make 0.75 with the others at all rows.
+    make 0.75 with the others at all rows. :meth:`Cover.reach` tells the two apart.
 
     Args:
         federation: A family, or transfers (global → client), each with its number of clients.
@@ -29,22 +95,29 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> dict[str, f
         >>> coverage([(all_of_it, 3)])
         {'fc.weight': 1.0}
     """
-    shares: dict[str, float] = {}
-    total = 0
-    first: Transfer | None = None
-    pairs = (
+    pairs = list(
         ((kind.transfer, kind.count) for kind in federation.clients)
         if isinstance(federation, Family)
         else federation
     )
-    for transfer, clients in pairs:
-        first = first or transfer
-        if transfer.source != first.source:
-            raise ArchGraphError("the transfers start from different global models")
-        covered = transfer.coverage
-        total += clients
-        for name in covered:
-            shares[name] = shares.get(name, 0.0) + clients * covered.share(name)
-    if total == 0:
+    if not sum(clients for _, clients in pairs):
         raise ArchGraphError("coverage of no clients", expected="at least one")
-    return {name: share / total for name, share in shares.items()}
+    if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
+        raise ArchGraphError("the transfers start from different global models")
+    covered = [transfer.coverage for transfer, _ in pairs]
+    parts = {name: tuple(each.share(name) for each in covered) for name in covered[0]}
+    return Cover(tuple(clients for _, clients in pairs), parts)
+
+
+def percent(share: float) -> str:
+    """A share in whole per cent; rounding never reaches 0 % or 100 %.
+
+    >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
+    ('0 %', '<1 %', '50 %', '>99 %', '100 %')
+    """
+    text = f"{100 * share:.0f} %"
+    if text == "0 %" and share > 0:
+        return "<1 %"
+    if text == "100 %" and share < 1:
+        return ">99 %"
+    return text

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from archgraph.display.cover import coverage
-from archgraph.display.picture import Direction, draw
-from archgraph.display.scene import Detail
-from archgraph.federation.family import Family
+from archgraph.analysis.structure import structure
+from archgraph.display.cover import Cover, coverage
+from archgraph.display.dot import Direction
+from archgraph.display.labels import parameters
+from archgraph.display.multiples import multiples
+from archgraph.display.picture import draw, save
+from archgraph.display.pieces import Detail
+from archgraph.federation.family import Family, sizes
 from archgraph.tables import plural
 
 
@@ -19,48 +24,86 @@ def draw_family(
     *,
     detail: Detail = "block",
     direction: Direction = "TB",
+    fold: bool = True,
     form: str = "svg",
 ) -> tuple[Path, ...]:
-    """Draw a family: `global` with the share of clients that feed each part, then each client.
+    """Draw a family: the global model, all clients side by side, then each client.
+
+    `global` shows how many clients feed each part and with how much of its weights; `clients` has
+    a column for each kind of client and a bar for each block, as wide as its share of the weights.
 
     Args:
         family: Global graph and kinds of clients.
         folder: Where to write; made if missing.
         detail: As for :func:`archgraph.display.picture.draw`.
         direction: The same.
+        fold: The same.
         form: `svg`, `png`, `pdf` or `dot`.
 
     Returns:
-        Paths of the pictures, the global one first, if there is one.
+        Paths of the pictures: the global one and all clients, if there is a global model, then
+        each client.
 
     Raises:
         RunError: If a file cannot be written, or the format is unknown.
     """
     place = Path(folder)
-    total = sum(member.count for member in family.clients)
-    name = family.graph.name or "model"
+    name = family.name or family.graph.name or "model"
     paths = []
     if family.graph.nodes:  # else clients have nothing but models of their own
-        paths.append(place / f"global.{form}")
+        cover = coverage(family)
+        paths += [place / f"global.{form}", place / f"clients.{form}"]
         draw(
             family.graph,
             paths[0],
-            cover=coverage(family),
+            cover=cover,
             detail=detail,
             direction=direction,
-            title=f"{name}: fed by {plural(total, 'client')}",
+            fold=fold,
+            title=f"{name}: {plural(sum(cover.counts), 'client')}",
+            notes=legend(family),
         )
+        save(multiples(name, legend(family), shares(family, cover)), paths[1])
     for member in family.clients:
         paths.append(place / f"{file_name(member.name)}.{form}")
-        many = f"{member.count} client{'s' * (member.count != 1)}"
         draw(
             member.graph,
             paths[-1],
             detail=detail,
             direction=direction,
-            title=f"{name}: {member.name} ({many})",
+            fold=fold,
+            title=f"{name}: {member.name} ({plural(member.count, 'client')})",
         )
     return tuple(paths)
+
+
+def legend(family: Family) -> list[tuple[str, ...]]:
+    """Each kind of client in a row: its name, how many there are, parameters, MACs, blocks.
+
+    The first row has the titles; the last one is the global model's.
+    """
+    kinds = [(k.name, str(k.count), k.graph) for k in family.clients]
+    rows = [
+        (name, many, *sizes(graph), str(len(structure(graph).blocks)))
+        for name, many, graph in [*kinds, ("global model", "", family.graph)]
+    ]
+    return [("clients", "number", "parameters", "MACs", "blocks"), *rows]
+
+
+def shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Section, block and the share of its weights that each kind of client has.
+
+    Blocks without parameters are left out.
+    """
+    graph = family.graph
+    for block in structure(graph).blocks:
+        leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
+        counts = {k: parameters(graph, (k,)) for k in leaves if k in cover}
+        whole = sum(counts.values())
+        if whole:
+            kinds = range(len(cover.counts))
+            held = (sum(n * cover.parts[k][kind] for k, n in counts.items()) for kind in kinds)
+            yield block.section, block.name, tuple(part / whole for part in held)
 
 
 def file_name(name: str) -> str:

@@ -188,7 +188,7 @@ def _pictures(log: Log) -> Iterator[str]:
             yield f"<details><summary>{name}</summary>{shown}</details>"
 
 
-def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> dict[str, float] | None:
+def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> Mapping[str, float] | None:
     """Share of clients by leaf of the global model, computed from the run folder alone.
 
     Models are aligned by structure, so that other files and the user's code are not needed.

@@ -7,7 +7,7 @@ from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
-from archgraph.display.scene import dimensions, parameters, shape_label
+from archgraph.display.labels import dimensions, parameters, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.tables import Table, count, plural
 

@@ -38,11 +38,13 @@ class Family:
         graph: The global architecture; empty where clients have nothing but their own models.
         state: Its initial weights where the model brings its own (a Python model), else None.
         clients: Kinds of client, in the order of the file.
+        name: The family's, as its file says; empty if it does not.
     """
 
     graph: ArchGraph
     state: State | None
     clients: tuple[Tier, ...]
+    name: str = ""
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{kind.count} {kind.name}" for kind in self.clients)
@@ -194,7 +196,7 @@ class _Resolver:
                     count=member.count,
                 )
             )
-        return Family(graph, state, tuple(tiers))
+        return Family(graph, state, tuple(tiers), self.spec.name)
 
     def member(
         self, member: MemberSpec, graph: ArchGraph, model: Document | None, place: Place

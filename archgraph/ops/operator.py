@@ -122,6 +122,8 @@ class Operator:
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.
         merges: Joins branches by adding them: ends a residual region.
+        attends: Arguments that are the query and the mask of attention, whose result is
+            [..., heads, queries, width of a head].
         rates: Numbers that may differ between two networks of one form: they follow from training
             or widths, or guard against division by zero.
         growth: What it does with repeated positions.
@@ -149,6 +151,7 @@ class Operator:
     normalises: bool = False
     pointwise: bool = False
     merges: bool = False
+    attends: tuple[str, str] | None = None
     rates: tuple[str, ...] = ()
     growth: Growth = UNKNOWN_GROWTH
     type: TypeRule | None = None

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archgraph.display import colours
-from archgraph.display.picture import draw, percent, render
+from archgraph.display.cover import percent
+from archgraph.display.picture import draw, render
 from archgraph.display.scene import scene
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.graph.ir import ArchGraph
@@ -77,7 +78,7 @@ def contrast(a: str, b: str) -> float:
 @given(shape=shapes, detail=st.sampled_from(["block", "node"]), aux=st.booleans())
 def test_every_node_appears_once(residual: Net, shape, detail, aux: bool):
     graph, _ = residual(*zip(*shape, strict=True), aux=aux)
-    dot = pygraphviz.AGraph(string=draw(graph, detail=detail))
+    dot = pygraphviz.AGraph(string=draw(graph, detail=detail, fold=False))
     told = [name for names in nodes_of(dot).values() for name in names]
     assert sorted(told) == sorted(n.name for n in graph.nodes)
 
@@ -86,7 +87,7 @@ def test_every_node_appears_once(residual: Net, shape, detail, aux: bool):
 @given(shape=shapes, detail=st.sampled_from(["block", "node"]))
 def test_clusters_nest_as_the_structure(residual: Net, shape, detail):
     graph, sections = residual(*zip(*shape, strict=True))
-    dot = pygraphviz.AGraph(string=draw(graph, detail=detail))
+    dot = pygraphviz.AGraph(string=draw(graph, detail=detail, fold=False))
     names = nodes_of(dot)
     outer = dot.subgraphs()
     assert len(outer) == len(sections)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.display.scene import Detail, Scene, dimensions, kernel_of, scene
+from archgraph.display.labels import dimensions, kernel_of
+from archgraph.display.pieces import Detail
+from archgraph.display.scene import Scene, scene
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.passes import specialise
 from archgraph.tables import count
@@ -16,7 +18,7 @@ from archgraph.tables import count
 Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]
 
 shapes = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([4, 8, 16])), min_size=1, max_size=3)
-details = st.sampled_from(["block", "node"])
+details = st.sampled_from(["section", "block", "node"])
 
 
 def made(residual: Net, shape: list[tuple[int, int]], detail: Detail, aux: bool, pre: bool):
@@ -28,7 +30,7 @@ def made(residual: Net, shape: list[tuple[int, int]], detail: Detail, aux: bool,
 @given(shape=shapes, detail=details, aux=st.booleans(), pre=st.booleans())
 def test_every_node_is_in_one_box(residual: Net, shape, detail: Detail, aux: bool, pre: bool):
     graph, _, picture = made(residual, shape, detail, aux, pre)
-    held = [name for box in picture.boxes for name in box.nodes]
+    held = [name for box in picture.boxes for name in (*box.nodes, *box.folded)]
     assert sorted(held) == sorted(n.name for n in graph.nodes)
     assert len({box.name for box in picture.boxes}) == len(picture.boxes)
 
@@ -37,7 +39,8 @@ def test_every_node_is_in_one_box(residual: Net, shape, detail: Detail, aux: boo
 def test_links_are_the_edges_between_boxes(
     residual: Net, shape, detail: Detail, aux: bool, pre: bool
 ):
-    graph, _, picture = made(residual, shape, detail, aux, pre)
+    graph, sections, _ = made(residual, shape, detail, aux, pre)
+    picture = scene(graph, sections, detail=detail, fold=False)
     holder = {name: box.name for box in picture.boxes for name in box.nodes}
     expected = {
         (holder[used], holder[node.name])
@@ -68,7 +71,8 @@ def test_a_box_holds_one_mixing_operator_at_most_and_folds_the_rest(
 
 @given(shape=shapes, detail=details, pre=st.booleans())
 def test_frames_nest_as_the_structure(residual: Net, shape, detail: Detail, pre: bool):
-    _, sections, picture = made(residual, shape, detail, False, pre)
+    graph, sections, _ = made(residual, shape, detail, False, pre)
+    picture = scene(graph, sections, detail=detail, fold=False)
     assert [g.name for g in picture.groups] == [name for name, _ in sections]
     for group, (_, blocks) in zip(picture.groups, sections, strict=True):
         assert [inner.name for inner in group.groups] == [name for name, _ in blocks]
@@ -114,7 +118,8 @@ def test_an_output_may_share_the_name_of_a_node():
     assert len({box.name for box in picture.boxes}) == 3
 
 
-def test_what_only_updates_buffers_shows_in_node_detail_only():
+@pytest.mark.parametrize("detail", ["section", "block", "node"])
+def test_a_counter_shares_the_box_of_what_it_counts_for(detail: Detail):
     kind = TensorType((Batch(), 8), "float32")
     number = TensorType((), "int64")
     graph = ArchGraph(
@@ -128,8 +133,9 @@ def test_what_only_updates_buffers_shows_in_node_detail_only():
         outputs=Ref("relu"),
         updates=(("seen", Ref("add")),),
     )
-    assert "add" not in scene(graph, []).box
-    assert scene(graph, [], detail="node").box["add"].training
+    picture = scene(graph, [], detail=detail)
+    assert [box.name for box in picture.boxes] == ["x", "relu", "output"]
+    assert picture.box["relu"].nodes == ("add", "relu")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ ROWS: Rows = {
         contractions.attention,
         zeros.attended,
         costs.attention,
+        attends=("query", "attn_mask"),
         rates=("dropout_p", "scale"),
         growth=Growth(),
         type=types.attention,

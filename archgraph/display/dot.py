@@ -1,0 +1,292 @@
+"""DOT text of a scene: one graph, clusters as nested frames, the main path straight.
+
+No arrow runs through a title: titles stand at the left of a frame, and the box that its arrow
+enters is at least twice as wide, so that the arrow comes in at the right of the title.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import graphviz
+
+from archgraph.display import colours
+from archgraph.display.cover import Reach, percent
+from archgraph.display.markup import FONT, bar, stacked, text, width
+from archgraph.display.rows import Row, rows
+from archgraph.display.scene import Box, Cluster, Scene
+from archgraph.display.spine import span, spine
+
+Direction = Literal["TB", "LR"]
+Fed = Reach | float
+# Names of blocks longer than this are shown without the name of their section.
+LONG = 20
+# Total length of arrows, in ranks, above which they are drawn with less care.
+DENSE = 4000
+# Least width in inches of a box with a weight.
+WIDTH = 2.2
+# What an arrow of the main path counts when places are chosen; the rest counts one.
+STRAIGHT = "40"
+
+
+def dot(
+    picture: Scene,
+    heading: str,
+    fed: Mapping[str, Fed],
+    tips: Callable[[Box], str],
+    direction: Direction,
+) -> str:
+    """DOT text of a scene.
+
+    Args:
+        picture: The scene.
+        heading: Title and legend, as Graphviz's HTML.
+        fed: How clients feed what has weights, by `box NAME` and `group NAME`; may be empty.
+        tips: What a pointer over a box shows.
+        direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
+    """
+    return _Drawing(picture, fed, tips, direction).source(heading)
+
+
+class _Drawing:
+    """A picture while it is written."""
+
+    def __init__(
+        self,
+        picture: Scene,
+        fed: Mapping[str, Fed],
+        tips: Callable[[Box], str],
+        direction: Direction,
+    ) -> None:
+        self.picture, self.fed, self.tips, self.direction = picture, fed, tips, direction
+        self.boxes = picture.box
+        self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
+        self.spine = spine(picture)
+        self.rows = rows(picture) if direction == "LR" else [Row(frozenset(self.boxes))]
+        self.wide = self.widths()
+        self.frames = 0
+
+    def source(self, heading: str) -> str:
+        """The DOT text."""
+        target = graphviz.Digraph(
+            self.picture.name or "graph",
+            graph_attr={
+                "rankdir": self.direction,
+                "label": heading,
+                "labelloc": "t",
+                "fontname": FONT,
+                "nodesep": "0.25",
+                "ranksep": "0.3",
+                "bgcolor": colours.PAPER,
+            },
+            node_attr={
+                "shape": "box",
+                "style": "filled,rounded",
+                "fillcolor": colours.PAPER,
+                "color": colours.LINE,
+                "fontname": FONT,
+                "fontsize": "10",
+                "fontcolor": colours.INK,
+                "margin": "0.08,0.045",
+                "height": "0.25",
+            },
+            edge_attr={
+                "color": colours.QUIET,
+                "fontname": FONT,
+                "fontsize": "8",
+                "fontcolor": colours.QUIET,
+                "arrowsize": "0.7",
+            },
+        )
+        if span(self.picture) > DENSE:
+            # Too many long arrows to route around boxes: less care, straight lines, in seconds.
+            target.attr("graph", splines="line", mclimit="0.1", nslimit="2")
+        # From left to right Graphviz puts what comes first at the bottom.
+        for number, row in reversed(list(enumerate(self.rows))):
+            self.row(target, row, number)
+        self.links(target)
+        return str(target.source)
+
+    def row(self, target: Any, row: Row, number: int) -> None:
+        """Frames and boxes of one row."""
+        inside: set[str] = set()
+        for group in self.picture.groups:
+            self.frame(target, group, "", row, inside)
+        for box in self.picture.boxes:
+            if box.name in row.boxes and box.name not in inside:
+                self.box(target, box, None)
+        for tail in row.leaves:
+            self.mark(target, f"{self.ids[tail]}_out", self.number(tail), after=True)
+        for tail in row.enters:
+            self.mark(target, f"{self.ids[tail]}_in{number}", self.number(tail), after=False)
+
+    def number(self, tail: str) -> str:
+        """Number of the mark by which a value continues in a later row."""
+        leaving = [name for row in self.rows for name in row.leaves]
+        return str(leaving.index(tail) + 1)
+
+    def mark(self, target: Any, name: str, label: str, after: bool) -> None:
+        """A small circle where an arrow leaves a row or comes into one."""
+        target.node(
+            name,
+            label,
+            shape="circle",
+            width="0.2",
+            margin="0.01",
+            fontsize="8",
+            fillcolor=colours.BLOCK,
+            tooltip=f"continues {'at' if after else 'from'} {label}",
+        )
+
+    def box(self, target: Any, box: Box, around: Fed | None) -> None:
+        """One box; what the frame around it says is not said again."""
+        look = {"group": "spine"} if box.name in self.spine else {}
+        fed = self.fed.get(f"box {box.name}")
+        if fed is not None and box.kind == "operator":
+            look["fillcolor"] = fill(fed)
+        if box.name in self.wide:
+            look["width"] = f"{self.wide[box.name]:.2f}"
+        if box.kind != "operator":
+            colour = colours.INPUT if box.kind == "input" else colours.OUTPUT
+            look.update(style="filled,rounded,bold", fillcolor=colour)
+        if box.training:
+            look["style"] = "filled,rounded,dashed"
+        same = fed is None or (around is not None and words(around) == words(fed))
+        quiet = colours.QUIET if fed is None else colours.INK
+        label = _box_label(box, None if same or not box.leaves else fed, quiet)
+        target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
+
+    def frame(self, target: Any, group: Cluster, within: str, row: Row, inside: set[str]) -> None:
+        """A frame with what is inside; a section of one block needs one frame only."""
+        here = [box for each in group.walk() for box in each.boxes if box in row.boxes]
+        if not here:
+            return
+        block = group.groups[0] if single(group) else group
+        fed = self.fed.get(f"group {block.name}")
+        self.frames += 1
+        with target.subgraph(name=f"cluster_{self.frames}") as frame:
+            continued = len(here) < sum(len(each.boxes) for each in group.walk())
+            frame.attr(
+                label=f"<{stacked(_title(group, fed, within, continued=continued))}>",
+                labeljust="l",
+                labelloc="t",
+                style="filled,rounded",
+                fillcolor=colours.BLOCK if block.boxes else colours.SECTION,
+                color=colours.LINE if block.boxes else colours.BLOCK,
+                margin="7",
+                tooltip=f"{group.name}: {group.note} parameters",
+            )
+            for inner in () if single(group) else group.groups:
+                self.frame(frame, inner, group.name, row, inside)
+            for name in block.boxes:
+                if name in row.boxes:
+                    inside.add(name)
+                    self.box(frame, self.boxes[name], fed)
+
+    def widths(self) -> dict[str, float]:
+        """Least widths in inches: of boxes with a weight, and twice a title's where one enters."""
+        strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
+        wide = {name: WIDTH for name in strong if self.boxes[name].kind == "operator"}
+        before: dict[str, list[str]] = {}
+        for link in self.picture.links:
+            before.setdefault(link.head, []).append(link.tail)
+        for group in self.picture.groups if self.direction == "TB" else ():
+            for each in group.walk():
+                block = each.groups[0] if single(each) else each
+                title = _title(
+                    each,
+                    self.fed.get(f"group {block.name}"),
+                    "" if each is group else group.name,
+                    continued=False,
+                )
+                names = {name for inner in each.walk() for name in inner.boxes}
+                for name in names:
+                    if names.isdisjoint(before.get(name, ())):
+                        wide[name] = max(wide.get(name, 0.0), 2 * width(title))
+        return wide
+
+    def links(self, target: Any) -> None:
+        """Arrows; one to a later row ends at a mark and goes on from its twin there."""
+        place = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
+        drawn: set[tuple[str, str]] = set()
+        for link in self.picture.links:
+            start, stop = place[link.tail], place[link.head]
+            tail, head = self.ids[link.tail], self.ids[link.head]
+            ends = [(tail, head)]
+            if start != stop:
+                ends = [(tail, f"{tail}_out"), (f"{tail}_in{stop}", head)]
+            look: dict[str, str] = {}
+            if link.tail in self.spine and link.head in self.spine:
+                look["weight"] = STRAIGHT
+            if link.mask:
+                look.update(style="dotted", constraint="false")
+            if link.training:
+                look["style"] = "dashed"
+            for pair in ends:
+                if pair not in drawn:
+                    drawn.add(pair)
+                    target.edge(*pair, label=f" {link.label} " if link.label else None, **look)
+
+
+def fill(fed: Fed) -> str:
+    """Colour of a share of the clients."""
+    share = fed.clients / fed.total if isinstance(fed, Reach) else fed
+    return colours.blend(colours.SCALE, share)
+
+
+def words(fed: Fed) -> list[str]:
+    """A part's coverage in words: clients and share of the weights, or one share."""
+    if isinstance(fed, Reach):
+        return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
+    return [percent(fed)]
+
+
+def single(group: Cluster) -> bool:
+    """Whether a section is one block or fold: it needs one frame only."""
+    return len(group.groups) == 1 and group.times == 1
+
+
+def _box_label(box: Box, fed: Fed | None, quiet: str) -> str:
+    if box.kind != "operator":
+        return f"<{text(box.lines[0].text, size=11, bold=True)}>"
+    notes = [box.size] if box.parameters else []
+    rows = []
+    for line in box.lines:
+        row = text(line.text, size=10 if line.strong else 9, bold=line.strong)
+        if notes and (line.strong or line is box.lines[-1]):
+            row += "  " + text(notes.pop(), size=8, colour=quiet)
+        rows.append(row)
+    if fed is not None:
+        rows.append(text(" · ".join(words(fed)), size=8, bold=True))
+    return f"<{'<BR/>'.join(rows)}>"
+
+
+def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:
+    """A frame's title, line by line: its name, how often, its size, how clients feed it."""
+    size = 10 if within else 12
+    lines = [text(short(group.name, within), size=size, bold=True)]
+    inner = group.groups[0] if single(group) else group
+    if inner is not group and inner.name != group.name:
+        lines.append(text(short(inner.name, group.name), size=10))
+    notes = [f"×{inner.times}"] if inner.times > 1 else []
+    if inner.note != "0" and (not within or inner.times > 1):
+        notes.append(f"{inner.note} each" if inner.times > 1 else inner.note)
+    if notes:
+        lines.append(text(", ".join(notes), size=9, colour=colours.QUIET))
+    if continued:
+        lines.append(text("(in part)", size=8, colour=colours.QUIET))
+    if fed is not None:
+        lines += [text(line, size=8, bold=True) for line in words(fed)]
+        if isinstance(fed, Reach):
+            lines.append(bar(fed.weights))
+    return lines
+
+
+def short(name: str, within: str) -> str:
+    """A block's name, without the name of its section if it is long.
+
+    >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
+    ('layer1.0', 'encoder_layer_0.mlp')
+    """
+    return name.removeprefix(f"{within}.") if len(name) > LONG else name

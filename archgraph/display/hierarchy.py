@@ -1,0 +1,197 @@
+"""Which neighbouring blocks are equal: a picture or a page shows them once, with their number.
+
+A block is read line by line, without the names of its operators and leaves. Blocks of equal lines
+fold if each takes from outside what the one before takes, or what that one makes, and if nothing
+but the next block uses what one makes: then the first and a number say everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show, walk
+
+# Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
+PERIODS = (1, 2, 3, 4)
+# So many blocks fold although their widths differ (the layers of a dense block).
+GROWING = 3
+# Section and blocks: names with the names of their operators in topological order.
+Sections = Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Neighbouring blocks that are equal; each repetition is one block or a few in turn.
+
+    Attributes:
+        blocks: Names of the blocks of each repetition.
+        nodes: Operators of each repetition; those at one place correspond.
+        growing: Whether widths differ from one repetition to the next.
+    """
+
+    blocks: tuple[tuple[str, ...], ...]
+    nodes: tuple[tuple[str, ...], ...]
+    growing: bool = False
+
+    @property
+    def times(self) -> int:
+        """Number of repetitions."""
+        return len(self.blocks)
+
+    @property
+    def name(self) -> str:
+        """First and last block, in one word where only a number tells them apart.
+
+        >>> Fold((("layer.0",), ("layer.1",), ("layer.2",)), ((), (), ())).name
+        'layer.0–2'
+        """
+        return between(self.blocks[0][0], self.blocks[-1][-1])
+
+
+def between(first: str, last: str) -> str:
+    """Two texts as one where a single number tells them apart.
+
+    >>> between("layer.0", "layer.11"), between("conv → 8", "conv → 8"), between("a.0", "b.1")
+    ('layer.0–11', 'conv → 8', 'a.0 – b.1')
+    """
+    if first == last:
+        return first
+    a, b = (re.split(r"(\d+)", text) for text in (first, last))
+    apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    if len(a) == len(b) and len(apart) == 1 and apart[0] % 2:
+        a[apart[0]] += f"–{b[apart[0]]}"
+        return "".join(a)
+    return f"{first} – {last}"
+
+
+def folds(
+    graph: ArchGraph,
+    sections: Sections,
+    feeds: Mapping[str, Sequence[str]],
+    marks: Mapping[str, object] | None = None,
+) -> tuple[Fold, ...]:
+    """Runs of equal blocks within each section, in order.
+
+    Args:
+        graph: The architecture.
+        sections: Sections in order: name and blocks, a block being a name and its operators.
+        feeds: Operators that each operator takes values from.
+        marks: What tells equal blocks apart, by the name of a leaf or block (their coverage).
+
+    Example:
+        >>> import torch
+        >>> from archgraph.analysis.structure import structure
+        >>> from archgraph.capture.trace import trace
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> net = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        >>> graph = trace(net, torch.zeros(1, 5, 8)).graph
+        >>> parts = structure(graph).sections
+        >>> blocks = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
+        >>> feeds = {n.name: tuple(n.uses()) for n in graph.nodes}
+        >>> [(fold.name, fold.times) for fold in folds(graph, blocks, feeds)]
+        [('layers.0–2', 3)]
+    """
+    reading = _Reading(graph, feeds, marks or {})
+    found: list[Fold] = []
+    for _, blocks in sections:
+        # Inputs stand outside: the block that they lead to is like the next one.
+        own = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
+        found += reading.section([block for block in own if block[1]])
+    return tuple(found)
+
+
+class _Reading:
+    """A graph while its blocks are compared."""
+
+    def __init__(
+        self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]], marks: Mapping[str, object]
+    ) -> None:
+        self.graph, self.feeds, self.marks = graph, feeds, marks
+        ends = (item.name for item in walk(graph.outputs) if isinstance(item, Ref))
+        self.users: dict[str, list[str]] = {name: [""] for name in ends}
+        for name, before in feeds.items():
+            for used in before:
+                self.users.setdefault(used, []).append(name)
+
+    def section(self, blocks: Sequence[tuple[str, Sequence[str]]]) -> list[Fold]:
+        """Folds of a section: at each block the one that covers most, equal widths first."""
+        found: list[Fold] = []
+        start = 0
+        while start < len(blocks):
+            strict = [self.run(blocks[start:], period) for period in PERIODS]
+            best = max(strict, key=lambda fold: fold.times * len(fold.blocks[0]) * (fold.times > 1))
+            if best.times < 2:
+                best = self.run(blocks[start:], 1, growing=True)
+            if best.times >= (GROWING if best.growing else 2):
+                found.append(best)
+                start += best.times * len(best.blocks[0])
+            else:
+                start += 1
+        return found
+
+    def run(
+        self, blocks: Sequence[tuple[str, Sequence[str]]], period: int, growing: bool = False
+    ) -> Fold:
+        """The first blocks and as many as repeat them."""
+        units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
+        names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
+        nodes = tuple(tuple(n for _, held in unit for n in held) for unit in units) or ((),)
+        many = 1
+        lines, before = self.read(nodes[0], names[0], growing)
+        relation: list[tuple[str, object]] | None = None
+        while many < len(units):
+            here, outside = self.read(nodes[many], names[many], growing)
+            place = {name: i for i, name in enumerate(nodes[many - 1])}
+            taken: list[tuple[str, object]] = [
+                ("same", name) if name == other else ("made before", place.get(name))
+                for name, other in zip(outside, before, strict=False)
+            ]
+            alike = (
+                here == lines and relation in (None, taken) and ("made before", None) not in taken
+            )
+            if not alike or not self.private(nodes[many - 1], nodes[many]):
+                break
+            relation, before, many = taken, outside, many + 1
+        return Fold(names[:many], nodes[:many], growing)
+
+    def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
+        """Whether nothing but the next repetition uses what one makes."""
+        near = {*nodes, *after}
+        return all(user in near for name in nodes for user in self.users.get(name, ()))
+
+    def read(
+        self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
+    ) -> tuple[list[object], list[str]]:
+        """Lines of a repetition, and what it takes from outside in the order of use."""
+        place = {name: f"%{i}" for i, name in enumerate(nodes)}
+        outside: dict[str, str] = {}
+        leaves: dict[str, str] = {}
+
+        def unnamed(value: Value) -> Value:
+            match value:
+                case Ref(name):
+                    return Ref(place.get(name) or outside.setdefault(name, f"<{len(outside)}"))
+                case Leaf(name):
+                    return Leaf(leaves.setdefault(name, f"#{len(leaves)}"))
+                case _:
+                    return value
+
+        lines: list[object] = [tuple(self.marks.get(block) for block in blocks)]
+        for name in nodes:
+            node = self.graph.node[name]
+            used = tuple(show(unnamed(Ref(other))) for other in self.feeds.get(name, ()))
+            if growing:
+                refs = [len(self.graph.param[leaf].shape) for leaf in node.leaves()]
+                lines.append((node.op, used, refs, [len(kind.shape) for kind in node.types]))
+            else:
+                args = tuple((k, show(replace(v, unnamed))) for k, v in node.args)
+                lines.append((node.op, used, args, node.types))
+        for leaf in leaves if not growing else ():
+            param = self.graph.param[leaf]
+            lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
+        if growing:
+            held = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
+            lines.append([self.marks.get(leaf) for leaf in held])
+        return lines, list(outside)

@@ -1,0 +1,158 @@
+"""What the boxes of a picture say: operators in words, shapes with `×`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
+from archgraph.ops import growth, row
+
+# Arguments worth a place in a label when they differ from one: operator schemas use these names
+# for the same thing everywhere, so no operator has to be known.
+SHOWN = ("stride", "dilation", "groups")
+# Words that a label line holds before it is shortened.
+WORDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LabelLine:
+    """One line of a box's label; a strong line is an operator with a weight matrix or kernel."""
+
+    text: str
+    strong: bool = False
+
+
+def dimensions(shape: Sequence[Size]) -> str:
+    """A shape with `×`, without its batch axis; other multiples of the batch show as `n`.
+
+    >>> dimensions((Batch(), 64, 32, 32)), dimensions((Batch(4), 49, 96)), dimensions((10,))
+    ('64×32×32', '4n×49×96', '10')
+    """
+    rest = shape[1:] if shape and shape[0] == Batch() else shape
+    return "×".join(str(s).replace("batch", "n").replace("*n", "n") for s in rest)
+
+
+def shape_label(kind: TensorType) -> str:
+    """Shape of a value, with its dtype where that is not a floating one.
+
+    >>> shape_label(TensorType((Batch(), 10), "float32"))
+    '10'
+    >>> shape_label(TensorType((Batch(), 128), "int64"))
+    '128 int64'
+    """
+    dtype = "" if "float" in kind.dtype else kind.dtype
+    return " ".join(filter(None, (dimensions(kind.shape), dtype)))
+
+
+def plain(op: str) -> str:
+    """An operator's name in words.
+
+    >>> plain("aten.max_pool2d"), plain("aten.add.Tensor"), plain("getitem")
+    ('max pool2d', 'add', 'getitem')
+    """
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").replace("_", " ")
+
+
+def _repeat(value: Value) -> str:
+    """`(3, 3)` as `3×3`; a scalar as it is."""
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _ones(value: Value) -> bool:
+    return all(item == 1 for item in walk(value))
+
+
+def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
+    """Shape of the matrix or kernel that the node mixes values with; empty if it has none."""
+    if not row(node.op).weighted:
+        return ()
+    shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
+    return max(shapes, key=len, default=())
+
+
+def parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
+    """Number of parameter elements in some leaves."""
+    return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
+
+
+def is_parameter(graph: ArchGraph, name: str) -> bool:
+    """Whether a leaf is a parameter (not a buffer or a constant)."""
+    return graph.param[name].role == "parameter"
+
+
+def attends(node: Node) -> bool:
+    """Whether a node is attention as a whole."""
+    return row(node.op).attends is not None
+
+
+def mask_of(node: Node) -> str:
+    """The value that masks a node's attention; empty if there is none."""
+    known = row(node.op).attends
+    value = node.arg(known[1]) if known is not None else None
+    return value.name if isinstance(value, Ref) else ""
+
+
+def attention(graph: ArchGraph, node: Node) -> LabelLine:
+    """Heads of a node that is attention, and the width of one."""
+    known = row(node.op).attends
+    query = node.arg(known[0]) if known is not None else None
+    shape = graph.node[query.name].shape if isinstance(query, Ref) else node.shape
+    heads = f"{shape[-3]} heads of {shape[-1]}" if len(shape) > 3 else f"width {shape[-1]}"
+    return LabelLine(f"attention, {heads}", strong=True)
+
+
+def describe(graph: ArchGraph, node: Node) -> LabelLine:
+    """An operator's label: its name, kernel, result channels, and what differs from one."""
+    if attends(node):
+        return attention(graph, node)
+    kernel = kernel_of(graph, node)
+    words = [plain(node.op)]
+    if len(kernel) > 2:
+        words.append(_repeat(kernel[2:]))
+    elif (size := node.arg("kernel_size")) is not None:
+        square = (size, size) if isinstance(size, int) else size
+        words.append(_repeat(square))
+    text = " ".join(words)
+    if kernel and len(node.shape) > 1:
+        channels = node.shape[1] if len(kernel) > 2 else node.shape[-1]
+        text += f" → {channels}"
+    for name in SHOWN:
+        value = node.arg(name)
+        if value not in (None, ()) and not _ones(value):
+            same = isinstance(value, tuple) and len(set(value)) == 1
+            text += f", {name} {value[0] if same and isinstance(value, tuple) else _repeat(value)}"
+    return LabelLine(text, strong=bool(kernel))
+
+
+def shorten(words: Sequence[str]) -> str:
+    """A few words of a list; a neighbour's repetition is left out."""
+    kept = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
+    if len(kept) > WORDS:
+        kept = [*kept[: WORDS - 2], "…", kept[-1]]
+    return " · ".join(kept)
+
+
+def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
+    """Lines of a box: mixing operators one to a line, the rest joined.
+
+    What only moves values before and after attention belongs to it and is not named.
+    """
+    lines: list[LabelLine] = []
+    words: list[str] = []
+    whole = any(attends(graph.node[name]) for name in names)
+    told = [n for n in names if not (whole and growth(graph.node[n].op).moves)]
+    told = [n for n in told if graph.node[n].op != "getitem"] or list(names)
+    for line in (describe(graph, graph.node[name]) for name in told):
+        if not line.strong:
+            words.append(line.text)
+            continue
+        if words:
+            lines.append(LabelLine(shorten(words)))
+        lines.append(line)
+        words = []
+    if words:
+        lines.append(LabelLine(shorten(words)))
+    return tuple(lines)

@@ -1,0 +1,61 @@
+"""Graphviz's HTML: text, stacked lines, bars, and how wide they are."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from archgraph.display import colours
+
+FONT = "Helvetica,Arial,sans-serif"
+# Width of a letter of a bold sans-serif face, as a share of its size.
+LETTER = 0.58
+# Points of a bar that is full.
+BAR = 72
+
+
+def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = False) -> str:
+    """Words in a size and colour.
+
+    >>> text("a < b", size=8, colour="#000000")
+    '<FONT POINT-SIZE="8" COLOR="#000000">a &lt; b</FONT>'
+    """
+    if not words:
+        return ""  # Graphviz refuses a font without a text
+    inner = html.escape(words, quote=False)
+    if bold:
+        inner = f"<B>{inner}</B>"
+    return f'<FONT POINT-SIZE="{size}" COLOR="{colour}">{inner}</FONT>'
+
+
+def stacked(lines: Sequence[str]) -> str:
+    """Lines under one another, from the left."""
+    rows = "".join(f'<TR><TD ALIGN="LEFT">{line}</TD></TR>' for line in lines)
+    return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
+
+
+def bar(share: float, whole: int = BAR, colour: str = colours.INK) -> str:
+    """A bar that is filled up to a share."""
+    full = round(min(max(share, 0.0), 1.0) * whole)
+    cells = [(full, colour), (whole - full, colours.PAPER)]
+    row = "".join(
+        f'<TD BGCOLOR="{tone}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
+        for points, tone in cells
+        if points
+    )
+    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0" ALIGN="LEFT">'
+    return f"{table}<TR>{row}</TR></TABLE>"
+
+
+def width(lines: Sequence[str]) -> float:
+    """About how wide stacked lines are, in inches.
+
+    >>> width([text("encoder", size=10)]) < width([text("encoder.layers", size=10)])
+    True
+    """
+    widest = 0.0
+    for line in lines:
+        found = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)
+        widest = max(widest, sum(int(size) * LETTER * len(html.unescape(w)) for size, w in found))
+    return (widest + 8) / 72

@@ -1,0 +1,276 @@
+"""Which operators share a box of a picture, and what feeds each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from archgraph.display.hierarchy import Sections
+from archgraph.display.labels import attends, kernel_of, mask_of
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode, walk
+from archgraph.ops import row, zeros
+
+Detail = Literal["section", "block", "node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A graph's operators, put into boxes.
+
+    Attributes:
+        boxes: Inputs and operators of each box, in topological order of the first.
+        feeds: What each operator that is shown takes values from.
+        owner: Number of the block that holds an operator.
+        host: The operator that is shown for each: itself, or the one that a counter belongs to.
+        training: Operators that only training has.
+        masks: Operators that only make masks of attention, each with the mask that it is for.
+    """
+
+    boxes: tuple[tuple[str, ...], ...]
+    feeds: Mapping[str, tuple[str, ...]]
+    owner: Mapping[str, int]
+    host: Mapping[str, str]
+    training: frozenset[str]
+    masks: Mapping[str, str]
+
+
+def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
+    """What shares a box.
+
+    At `node` every operator has a box; what only counts shares the box of what it counts for. At
+    `block` operators without a weight follow the one that feeds them, attention takes in what
+    splits its heads, and all that makes a mask is one box. At `section` a block is one box.
+    """
+    in_eval = reach(graph, graph.outputs, training=False)
+    shown = _shown(graph, detail)
+    operators = [name for name in shown if graph.node[name].op != "input"]
+    training = frozenset(name for name in operators if name not in in_eval)
+    masks = {} if detail == "node" else masks_of(graph)
+    beside = aside_of(graph, in_eval) | masks_of(graph).keys()
+    blocks = [nodes for _, members in sections for _, nodes in members]
+    framed = set(shown) - beside
+    owner = {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
+    drawn = set(shown)
+    feeds = {
+        name: tuple(used for used in before if used in drawn)
+        for name, before in feeds_of(graph, operators).items()
+    }
+    found = _Boxes(graph, feeds, owner, training, masks)
+    boxes = [[name] for name in operators]
+    if detail != "node":
+        boxes = found.folded(whole=detail == "section")
+    boxes += [[name] for name in shown if graph.node[name].op == "input"]
+    order = {node.name: i for i, node in enumerate(graph.nodes)}
+    boxes.sort(key=lambda box: order[box[0]])
+    return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, shown), training, masks)
+
+
+def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
+    """Inputs and operators that have a box or share one with what they feed.
+
+    What only updates buffers, and zeros that states begin with, say nothing in an overview; at
+    `node` only those are left out that nothing leads to: counters.
+    """
+    needed = reach(graph, graph.outputs, training=None)
+    kept: dict[str, None] = {}
+    for node in graph.nodes:
+        if detail == "node":
+            show = node.name in needed or any(used in kept for used in node.uses())
+        else:
+            show = node.name in needed and row(node.op).zero is not zeros.always
+        if show or node.op == "input":
+            kept[node.name] = None
+    return list(kept)
+
+
+def _hosts(graph: ArchGraph, shown: Sequence[str]) -> dict[str, str]:
+    """The operator that is shown for each: a user, one of the same module, else a neighbour."""
+    host = {name: name for name in shown}
+    scopes: dict[str, str] = {}
+    for name in shown:
+        if graph.node[name].op != "input":
+            scopes.setdefault(graph.node[name].scope, name)
+    near = shown[-1] if shown else ""
+    for node in reversed(graph.nodes):
+        if node.name in host:
+            near = node.name
+            continue
+        users = (host[user] for user in graph.users[node.name] if user in host)
+        host[node.name] = next(users, scopes.get(node.scope, near))
+    return {node.name: host[node.name] for node in graph.nodes}
+
+
+def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
+    """Nodes that a value needs; `training=None` follows both branches of every `Mode`."""
+
+    def refs(value: Value) -> Iterator[str]:
+        chosen = value if training is None else in_mode(value, training)
+        return (item.name for item in walk(chosen) if isinstance(item, Ref))
+
+    seen: set[str] = set()
+    pending = list(refs(roots))
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            pending.extend(refs(tuple(value for _, value in graph.node[name].args)))
+    return seen
+
+
+def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
+    """Nodes that stand beside all blocks: inputs, and heads that only training has."""
+    aside: set[str] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "input" or (
+            node.name not in in_eval and aside.issuperset(graph.users[node.name])
+        ):
+            aside.add(node.name)
+    return aside
+
+
+def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What each operator uses, drawn as few arrows.
+
+    Where an operator gathers several values of which another one of its kind gathers the first
+    (the concatenations of a dense block), one arrow comes from there instead of one from each.
+    """
+    feeds = {name: tuple(dict.fromkeys(graph.node[name].uses())) for name in names}
+    seen: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    for name in names:
+        node = graph.node[name]
+        lists = [(k, v) for k, v in node.args if isinstance(v, tuple) and v]
+        lists = [(k, v) for k, v in lists if all(isinstance(item, Ref) for item in v)]
+        if len(lists) != 1:
+            continue
+        key, value = lists[0]
+        items = tuple(item.name for item in walk(value) if isinstance(item, Ref))
+        kind = f"{node.op} {node.with_args(**{key: ()}).args}"
+        for length in range(len(items) - 1, 0, -1):
+            source = seen.get((kind, key, items[:length]))
+            if source is not None:
+                rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
+                feeds[name] = (source, *(used for used in feeds[name] if used in rest))
+                break
+        seen.setdefault((kind, key, items), name)
+    return feeds
+
+
+def masks_of(graph: ArchGraph) -> dict[str, str]:
+    """Operators without a parameter that only make masks, each with the mask that it is for."""
+    ends = set(graph.output_refs())
+    found: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        users = graph.users[node.name]
+        learned = any(graph.param[leaf].role == "parameter" for leaf in node.leaves())
+        if node.op == "input" or learned or node.name in ends or not users:
+            continue
+        masked = [_masks(graph.node[user], node.name) for user in users]
+        if all(yes or user in found for yes, user in zip(masked, users, strict=True)):
+            found[node.name] = node.name if any(masked) else found[next(iter(users))]
+    return found
+
+
+def _masks(node: Node, name: str) -> bool:
+    """Whether a node takes a value as the mask of its attention, and as nothing else."""
+    return mask_of(node) == name and list(node.uses()).count(name) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """Operators while they are put into boxes."""
+
+    graph: ArchGraph
+    feeds: Mapping[str, tuple[str, ...]]
+    owner: Mapping[str, int]
+    training: Collection[str]
+    masks: Mapping[str, str]
+
+    def folded(self, whole: bool) -> list[list[str]]:
+        """Boxes of several operators; `whole`: of all operators of a block."""
+        boxes: dict[object, list[str]] = {}
+        rest: list[str] = []
+        for name in self.feeds:
+            if name in self.masks:
+                boxes.setdefault(self.masks[name], []).append(name)
+            elif whole and name in self.owner:
+                boxes.setdefault(self.owner[name], []).append(name)
+            else:
+                rest.append(name)
+        return [*boxes.values(), *(b for chain in self.chains(rest) for b in self.split(chain))]
+
+    def chains(self, names: Sequence[str]) -> list[list[str]]:
+        """Maximal runs of operators with one producer and one user, within one block."""
+        ends = set(self.graph.output_refs())
+        users = self.users()
+        taken = {n: node for node in names for n in self.prepared(node, users)}
+        chains: dict[str, list[str]] = {}
+        result: list[list[str]] = []
+        for name in names:
+            before = self.feeds[name]
+            tail = before[0] if len(before) == 1 else None
+            node = self.graph.node[name]
+            if name in taken:
+                chains[name] = chains.setdefault(taken[name], [])
+            elif name in chains:
+                result.append(chains[name])
+            elif (
+                tail in chains
+                and len(users[tail]) == 1
+                and tail not in ends
+                and tail not in taken
+                and not attends(node)
+                and self.together(tail, name)
+            ):
+                chains[name] = chains[tail]
+            else:
+                chains[name] = []
+                result.append(chains[name])
+            chains[name].append(name)
+        return result
+
+    def users(self) -> dict[str, list[str]]:
+        """What takes values from each operator."""
+        users: dict[str, list[str]] = {}
+        for name, before in self.feeds.items():
+            for used in before:
+                users.setdefault(used, []).append(name)
+        return users
+
+    def together(self, one: str, other: str) -> bool:
+        """Whether both are in one block, and both in training only or neither."""
+        same = self.owner.get(one) == self.owner.get(other)
+        return same and (one in self.training) == (other in self.training)
+
+    def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
+        """What only prepares queries, keys and values: it has no weights and no other user."""
+        found: set[str] = set()
+        if not attends(self.graph.node[attention]):
+            return found
+        pending = list(self.feeds[attention])
+        while pending:
+            name = pending.pop()
+            node = self.graph.node.get(name)
+            if node is None or node.op == "input" or name in found or name in self.masks:
+                continue
+            alone = all(user == attention or user in found for user in users[name])
+            if alone and not list(node.leaves()) and self.together(name, attention):
+                found.add(name)
+                pending.extend(self.feeds[name])
+        return found
+
+    def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
+        """Cut a chain so that every piece has at most one mixing operator or attention.
+
+        Operators follow the mixing operator that feeds them (conv, norm, relu); where the chain
+        starts with others, they precede the one that they feed (norm, relu, conv).
+        """
+        nodes = [self.graph.node[name] for name in chain]
+        mixing = [i for i, n in enumerate(nodes) if kernel_of(self.graph, n) or attends(n)]
+        if len(mixing) < 2:
+            yield list(chain)
+            return
+        leads = mixing[0] == 0 or attends(nodes[mixing[0]])
+        cuts = mixing[1:] if leads else [i + 1 for i in mixing[:-1]]
+        for start, stop in zip([0, *cuts], [*cuts, len(chain)], strict=True):
+            yield list(chain[start:stop])

@@ -1,0 +1,152 @@
+"""Folds, attention, rows: what a picture shows once, at the side, or further down."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archgraph.display.dot import dot
+from archgraph.display.picture import draw, render
+from archgraph.display.rows import rows
+from archgraph.display.scene import Scene, scene
+from archgraph.errors import RunError
+from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType, Value
+
+Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]
+
+
+def folds(picture: Scene) -> dict[str, int]:
+    return {group.name: group.times for group in picture.clusters() if group.times > 1}
+
+
+@given(depth=st.integers(1, 6), pre=st.booleans())
+def test_equal_neighbours_are_shown_once_with_their_number(residual: Net, depth: int, pre: bool):
+    graph, sections = residual((depth, depth), (8, 16), pre=pre)
+    expected = {f"layer1.0–{depth - 1}": depth} if depth > 1 else {}
+    # The first block of the second stage halves the picture.
+    expected |= {f"layer2.1–{depth - 1}": depth - 1} if depth > 2 else {}
+    picture = scene(graph, sections)
+    assert folds(picture) == expected
+    whole = scene(graph, sections, fold=False)
+    assert not folds(whole)
+    # What is inside is shown once: nothing leads from the fold back to itself.
+    order = {box.name: i for i, box in enumerate(picture.boxes)}
+    assert all(order[link.tail] < order[link.head] for link in picture.links)
+    assert {g.name: g.note for g in picture.groups} == {g.name: g.note for g in whole.groups}
+
+
+def test_blocks_that_are_marked_apart_do_not_fold(residual: Net):
+    graph, sections = residual((4,), (8,))
+    marks = {name: 0.5 if "1.2" in name or "1.3" in name else 1.0 for name in graph.param}
+    assert folds(scene(graph, sections, marks=marks)) == {"layer1.0–1": 2, "layer1.2–3": 2}
+    assert folds(scene(graph, sections, marks={"layer1.0": 0.5})) == {"layer1.1–3": 3}
+
+
+def test_a_value_that_leaves_in_the_middle_keeps_its_block_apart(residual: Net):
+    graph, sections = residual((4,), (8,))
+    middle = dict(sections[0][1])["layer1.1"][-1]
+    graph = graph.replace(outputs=(graph.outputs, Ref(middle)))
+    picture = scene(graph, sections)
+    assert folds(picture) == {"layer1.0–1": 2, "layer1.2–3": 2}
+    assert sum(box.kind == "output" for box in picture.boxes) == 2
+
+
+def attention(layers: int) -> tuple[ArchGraph, list[tuple[str, list[tuple[str, list[str]]]]]]:
+    """Layers of masked attention with a sum around each; the first block holds the mask."""
+    wide, split = (TensorType((Batch(), *s), "float32") for s in ((5, 8), (2, 5, 4)))
+    mask = TensorType((Batch(), 5), "bool")
+    nodes = [Node("x", "input", type=wide), Node("keep", "input", type=mask)]
+    nodes.append(Node("not", "aten.logical_not", (("self", Ref("keep")),), mask))
+    cut: Value = (Batch(), 2, 5, 4)
+    blocks, last = [], "x"
+    for i in range(layers):
+        made = [
+            Node(f"{part}{i}", "aten.reshape", (("self", Ref(last)), ("shape", cut)), split)
+            for part in ("query", "key", "value")
+        ]
+        heads = (*((n.name[:-1], Ref(n.name)) for n in made), ("attn_mask", Ref("not")))
+        made.append(Node(f"attend{i}", "aten.scaled_dot_product_attention", heads, split))
+        back = (("self", Ref(f"attend{i}")), ("shape", (Batch(), 5, 8)))
+        made.append(Node(f"join{i}", "aten.reshape", back, wide))
+        both = (("self", Ref(f"join{i}")), ("other", Ref(last)))
+        made.append(Node(f"sum{i}", "aten.add.Tensor", both, wide))
+        last = made[-1].name
+        nodes += made
+        blocks.append((f"layer.{i}", ["not"] * (not i) + [n.name for n in made]))
+    inputs = (("x", Ref("x")), ("keep", Ref("keep")))
+    return ArchGraph(inputs, (), tuple(nodes), Ref(last)), [("layers", blocks)]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_attention_is_one_box_that_tells_its_heads_and_masks_stand_aside(layers: int):
+    picture = scene(*attention(layers))
+    (box,) = [box for box in picture.boxes if "attend0" in box.nodes]
+    assert [line.text for line in box.lines] == ["attention, 2 heads of 4"]
+    assert box.nodes == ("query0", "key0", "value0", "attend0", "join0")
+    assert len(box.folded) == (layers - 1) * len(box.nodes)
+    assert folds(picture) == ({"layer.0–2": 3} if layers > 1 else {})
+    (mask,) = [link for link in picture.links if link.mask]
+    assert (mask.tail, mask.head) == ("not", box.name)
+    assert "not" not in {name for group in picture.clusters() for name in group.boxes}
+
+
+@given(depths=st.lists(st.integers(1, 3), min_size=1, max_size=3), length=st.integers(2, 9))
+def test_every_box_is_in_one_row_and_every_arrow_goes_on(residual: Net, depths, length: int):
+    graph, sections = residual(depths, [8] * len(depths))
+    picture = scene(graph, sections, fold=False)
+    parts = rows(picture, length)
+    assert sorted(n for row in parts for n in row.boxes) == sorted(b.name for b in picture.boxes)
+    for group in (g for g in picture.clusters() if g.boxes):
+        assert sum(not row.boxes.isdisjoint(group.boxes) for row in parts) == 1
+    place = {name: i for i, row in enumerate(parts) for name in row.boxes}
+    for link in picture.links:
+        if place[link.tail] != place[link.head]:
+            assert link.tail in parts[place[link.tail]].leaves
+            assert link.tail in parts[place[link.head]].enters
+
+
+def laid_out(text: str) -> Any:
+    return json.loads(render(text, "json"))
+
+
+@settings(max_examples=4)
+@given(depths=st.lists(st.integers(1, 3), min_size=2, max_size=3), pre=st.booleans())
+def test_no_arrow_runs_through_a_title(residual: Net, depths, pre: bool):
+    graph, sections = residual(depths, [8] * len(depths), pre=pre)
+    page = laid_out(
+        dot(scene(graph, sections, fold=False), "<<B>residual</B>>", {}, lambda box: "", "TB")
+    )
+    titles = []
+    for frame in (o for o in page["objects"] if o["name"].startswith("cluster")):
+        x, y = map(float, frame["lp"].split(","))
+        w, h = 36 * float(frame["lwidth"]), 36 * float(frame["lheight"])
+        titles.append((x - w, y - h, x + w, y + h))
+    assert titles
+    for edge in page["edges"]:
+        points = [p.split(",")[-2:] for p in edge["pos"].split()]
+        ends = [(float(x), float(y)) for x, y in points]
+        for (x0, y0), (x1, y1) in itertools.pairwise(ends[1:]):
+            for part in range(9):
+                x, y = x0 + (x1 - x0) * part / 8, y0 + (y1 - y0) * part / 8
+                assert not any(a < x < c and b < y < d for a, b, c, d in titles), edge["pos"]
+
+
+def test_a_wide_picture_is_laid_out_in_rows(residual: Net):
+    graph, sections = residual((3, 3, 3), (8, 16, 32))
+    text = dot(scene(graph, sections, fold=False), "<<B>wide</B>>", {}, lambda box: "", "LR")
+    width = float(laid_out(text)["bb"].split(",")[2])
+    assert width / 72 * 96 < 2000  # points to pixels of a screen
+
+
+def test_a_label_that_graphviz_cannot_read_is_an_error(residual: Net):
+    with pytest.raises(RunError, match="Graphviz cannot draw this"):
+        render("digraph { a [label=<<FONT></FONT>>] }", "svg")
+    graph, _ = residual((1,), (8,))
+    notes = [("clients", "number"), ("", "3")]
+    assert render(draw(graph, notes=notes))
