@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -231,6 +232,7 @@ class StudySpec(FromFile):
 
 _Pair = tuple[str, str]
 _Named = tuple[str, str, tuple[str, ...]]
+_PartOf = Callable[[Place], Document]
 
 
 def _matches(pattern: str, cell: _Named) -> bool:
@@ -283,15 +285,22 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
+    part = functools.cache(document.sub)
     return tuple(
-        _cell(study, document, size, *named)
+        _cell(study, document.file, part, size, *named)
         for named in study.named()
         if not any(_matches(pattern, named) for pattern in left_out)
     )
 
 
 def _cell(
-    study: StudySpec, document: Document, size: str, row: str, column: str, parts: Sequence[str]
+    study: StudySpec,
+    file: str,
+    part: _PartOf,
+    size: str,
+    row: str,
+    column: str,
+    parts: Sequence[str],
 ) -> StudyCell:
     keyed: list[Place] = [("columns",)] if isinstance(study.columns, dict) else []
     keyed = keyed or [("columns", index) for index in range(len(parts))]
@@ -304,10 +313,10 @@ def _cell(
         (*shared, "rows", row),
         *((*shared, "columns", name) for name in dict.fromkeys((*parts, column))),
     ]
-    merged = _merged(document, places)
+    merged = _merged(file, map(part, places))
     named = ", ".join(filter(None, (study.study, row, column)))
     whole = {"name": named, "seed": study.sizes[size].seeds[0], **merged.data}  # type: ignore[index]  # a size of the study
-    made = Document(document.file, whole, merged.lines, merged.texts)
+    made = Document(file, whole, merged.lines, merged.texts)
     waits = _missing(study, made)
     return StudyCell(row, column, None if waits else read_experiment(made), waits)
 
@@ -324,12 +333,11 @@ def _missing(study: StudySpec, document: Document) -> str:
     return ""
 
 
-def _merged(document: Document, places: Sequence[Place]) -> Document:
+def _merged(file: str, parts: Iterable[Document]) -> Document:
     """Parts of a file laid over one another: one experiment, with the line of every key."""
     data: dict[str, Any] = {}
     lines: dict[Place, int] = {(): 1}
-    for place in places:
-        part = document.sub(place)
+    for part in parts:
         for key, value in (part.data or {}).items():
             both = key in _MERGED and isinstance(value, dict) and isinstance(data.get(key), dict)
             fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]
@@ -341,8 +349,8 @@ def _merged(document: Document, places: Sequence[Place]) -> Document:
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values = data.pop("values", {})
     shown = {key: value for key, value in data.items() if value is not None}
-    whole = Document(document.file, shown, lines)
-    return Document(document.file, _filled(whole, shown, values, ()), lines)
+    whole = Document(file, shown, lines)
+    return Document(file, _filled(whole, shown, values, ()), lines)
 
 
 def _below(place: Place, above: Place) -> bool:

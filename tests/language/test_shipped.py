@@ -12,8 +12,16 @@ import torchvision
 
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph, size_at
-from archgraph.language import flat, load, load_experiment, load_family, load_model
+from archgraph.language import (
+    flat,
+    load,
+    load_experiment,
+    load_family,
+    load_model,
+    load_study,
+)
 from archgraph.language.model import AuthoredModel
+from archgraph.language.study import cells
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.module.build import build
 from tests.language.test_lower import assert_lawful, assert_traces_to_itself
@@ -162,6 +170,19 @@ def test_fashion_families_are_twins() -> None:
         for name in ("fedfa_fashion", "heterofl_fashion")
     ]
     assert counts == [20, 20]
+
+
+STUDIES = sorted((SPECS / "studies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda f: f.stem)
+def test_every_cell_of_a_study_is_an_experiment_with_a_strategy(file: Path) -> None:
+    study = load_study(file)
+    for size in study.sizes:
+        for cell in cells(study, size):
+            if cell.experiment is not None:
+                configure(cell.experiment.strategy_name, cell.experiment.strategy_options)
+        assert {claim.better for claim in study.claims}, "a study that claims nothing"
 
 
 EXPERIMENTS = sorted((SPECS / "experiments").rglob("*.yaml"))

@@ -11,11 +11,18 @@ import torch
 import archgraph as ag
 from archgraph.engine.world import prepare
 from archgraph.federation import configure
+from archgraph.language import load_study
 from archgraph.language.data import DirichletSpec, IidSpec, NamedData
+from archgraph.language.study import cells
 from archgraph.strategies.fedin import FedIN, cut
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
-PAPER = sorted((SPECS / "experiments" / "paper").glob("fedin_*.yaml"))
+PAPER = [
+    (cell.row, cell.column, cell.experiment)
+    for name in ("fedin_table2", "fedin_fig7")
+    for cell in cells(load_study(SPECS / "studies" / f"{name}.yaml"), "paper")
+    if cell.experiment is not None and cell.experiment.strategy_name == "fedin"
+]
 
 # Table I: channels of both convolutions and stride of the first; then how often the second line
 # is repeated. The shortcut of a first line is 1 × 1 with the same stride.
@@ -83,9 +90,8 @@ def test_models_train_on_their_own_features(family):
     assert s_out.shape[1:] == (1024, *(n // 4 for n in x.shape[2:]))
 
 
-@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
-def test_experiments_are_as_published(path):
-    spec = ag.load_experiment(path)
+@pytest.mark.parametrize(("row", "column", "spec"), PAPER, ids=[f"{p[0]}-{p[1]}" for p in PAPER])
+def test_experiments_are_as_published(row, column, spec):
     local = spec.local
     assert isinstance(spec.data, NamedData)
     last, epochs = {"cifar10": (25, 5), "fashion_mnist": (60, 1)}[spec.data.dataset]
@@ -94,7 +100,7 @@ def test_experiments_are_as_published(path):
     assert local.lr_at(last + 1, 200) == pytest.approx(1e-4)
     assert local.lr_at(200, 200) == pytest.approx(1e-4)
     scheme = spec.data.partition
-    iid = path.stem in ("fedin_cifar10", "fedin_fashion")
+    iid = column.endswith(", IID")
     assert isinstance(scheme, IidSpec if iid else DirichletSpec)
     if isinstance(scheme, DirichletSpec):
         assert scheme.alpha == 0.5
@@ -102,16 +108,15 @@ def test_experiments_are_as_published(path):
 
 
 def test_ablations_are_those_of_figure_7():
-    options = {p.stem.removeprefix("fedin_cifar10_"): ag.load_experiment(p) for p in PAPER}
-    assert options["sequential"].strategy_options == {"step": "sequential"}
-    assert options["no_aggregation"].strategy_options == {"aggregate": False}
-    assert options["no_in"].strategy_options == {"in_training": False}
-    assert len(PAPER) == 8
+    options = {row[:3]: spec.strategy_options for row, column, spec in PAPER if not column}
+    assert options["(a)"] == {"step": "sequential"}
+    assert options["(b)"] == {"aggregate": False}
+    assert options["(c)"] == {"in_training": False}
+    assert len(PAPER) == 9
 
 
 def test_an_experiment_can_begin(data_root):
-    path = SPECS / "experiments" / "paper" / "fedin_fashion_dirichlet.yaml"
-    spec = ag.load_experiment(path)
+    spec = next(spec for _, column, spec in PAPER if column == "Fashion-MNIST, non-IID")
     small = spec.model_copy(update={"data": spec.data.model_copy(update={"limit": 500})})
     setup = prepare(small, data_root=data_root)
     state = setup.strategy.init(setup.world)

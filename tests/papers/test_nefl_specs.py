@@ -14,13 +14,20 @@ import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.federation import configure
 from archgraph.graph.ir import ArchGraph
-from archgraph.language import load_experiment, load_family
+from archgraph.language import load_family, load_study
 from archgraph.language.data import NamedData
+from archgraph.language.study import cells
 from archgraph.module.initial import initial_state
 
 SPECS = Path(__file__).parents[2] / "specs"
 FAMILIES = sorted(f.stem for f in (SPECS / "families").glob("nefl_*.yaml"))
-EXPERIMENTS = sorted((SPECS / "experiments" / "paper").glob("nefl_*.yaml"))
+STUDIES = ("nefl_table3", "nefl_table6", "nefl_table10", "nefl_table11")
+EXPERIMENTS = {
+    f"{name}-{cell.row}-{cell.column}": cell.experiment
+    for name in STUDIES
+    for cell in cells(load_study(SPECS / "studies" / f"{name}.yaml"), "paper")
+    if cell.experiment is not None
+}
 
 # The vectors of the tables, one for each submodel; `9*1` is a run of ones.
 WHOLE = {
@@ -267,18 +274,15 @@ def test_flags_for_another_number_of_blocks_are_refused(tmp_path: Path) -> None:
         load_family(file)
 
 
-@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda f: f.stem)
-def test_experiments_are_the_paper_s(file: Path) -> None:
-    spec = load_experiment(file)
-    assert spec.name == file.stem
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_are_the_paper_s(name: str) -> None:
+    spec = EXPERIMENTS[name]
     configure(spec.strategy_name, spec.strategy_options)
-    assert spec.strategy_name == "nefl"
-    assert spec.family.name == file.stem.removesuffix("_dirichlet")  # type: ignore[union-attr]
     assert isinstance(spec.data, NamedData) and spec.data.partition is not None
-    assert spec.data.partition.scheme == ("dirichlet" if "_dirichlet" in file.stem else "iid")
-    assert spec.data.dataset == "cifar10"
+    assert spec.data.partition.scheme == ("dirichlet" if "non-IID" in name else "iid")
+    assert spec.data.dataset == ("cifar100" if "CIFAR-100" in name else "cifar10")
     local = spec.local
-    if file.stem.startswith(("nefl_vit", "nefl_wide")):
+    if name.startswith("nefl_table6"):
         assert (spec.rounds, spec.sample, local.epochs, local.lr) == (100, 1.0, 1, 0.03)
         return
     assert (spec.rounds, spec.sample) == (500, 0.1)
@@ -288,5 +292,5 @@ def test_experiments_are_the_paper_s(file: Path) -> None:
 
 
 def test_every_model_has_experiments() -> None:
-    used = {e.stem.removesuffix("_dirichlet") for e in EXPERIMENTS}
-    assert used == set(FAMILIES) - {"nefl_resnet18_d_paper"}
+    used = {spec.family.name for spec in EXPERIMENTS.values()}  # type: ignore[union-attr]
+    assert used == set(FAMILIES) - {"nefl_resnet18_d_paper", "nefl_vit_b16_w"}
