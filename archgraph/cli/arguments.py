@@ -162,20 +162,12 @@ def typed(name: str, data: Mapping[str, Any], place: str) -> Iterator[Document]:
 
     An error names the option or key behind ``place``.
     """
-    from archgraph.language.document import Document
+    from archgraph.language.document import Document, places
 
     try:
-        yield Document(name, data, dict.fromkeys(_places(data), 1))
+        yield Document(name, data, dict.fromkeys(places(data), 1))
     except ArchGraphError as error:
         where = (error.where or "").replace(f"{name}:1: ", place).replace(f"{name}:1", place)
         where = where.replace(f"{place}python: ", place)
         error.where = where.removesuffix(": python").rstrip(": ")
         raise
-
-
-def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Keys that lead to every value inside plain data."""
-    yield place
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _places(item, (*place, key))

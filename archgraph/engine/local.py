@@ -125,7 +125,7 @@ class Run:
 
 
 def run(
-    experiment: str | os.PathLike[str] | ExperimentSpec,
+    experiment: str | os.PathLike[str] | ExperimentSpec | Mapping[str, Any],
     *,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -140,7 +140,8 @@ def run(
     """Run an experiment.
 
     Args:
-        experiment: A file, or what was read from one.
+        experiment: A file, what was read from one, or keys and values as a file would say them,
+            where a model may be a graph or what ``ag.trace`` returns.
         out: Run folder; None: the one that the experiment names, if any; else nothing is written.
         resume: Go on with the run in that folder, after its last checkpoint; begin it where it died
             before it had begun.

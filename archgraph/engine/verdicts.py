@@ -203,7 +203,7 @@ def _family(spec: FamilySpec, place: Path, made: Resolutions) -> tuple[str, Fami
     from archgraph import resolve
 
     if place not in made:
-        many = plural(sum(member.count for member in spec.clients), "client")
+        many = plural(sum(member.number for member in spec.clients), "client")
         text = f"{many} on {plural(len(spec.clients), 'architecture')}"
         try:
             if unseen_family(spec):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +45,7 @@ from archgraph.ops.table import statistics
 
 
 def prepare(
-    experiment: str | os.PathLike[str] | ExperimentSpec,
+    experiment: str | os.PathLike[str] | ExperimentSpec | Mapping[str, Any],
     *,
     data_root: str | os.PathLike[str] | None = None,
     data: object = None,
@@ -53,7 +56,8 @@ def prepare(
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
 
     Args:
-        experiment: A file, or what was read from one.
+        experiment: A file, what was read from one, or keys and values as a file would say them,
+            where a model may be a graph or what ``ag.trace`` returns.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names, in any form that
             :func:`archgraph.engine.data.dataset_of` takes; its partition stays.
@@ -90,6 +94,8 @@ def prepare(
     if spec.aggregate is not None:
         with spec.locating("aggregate"):
             _check_rules(spec.aggregate, sampled)
+    with spec.locating("family"):
+        found = _assigned(family_of(spec).owners, found)
     if found.owners:
         with spec.locating("data"):
             shares = _owned(named, found, len(kinds))
@@ -201,6 +207,21 @@ def _owned(named: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ..
             hint=f"let `count` of the family's clients add up to {len(names)}",
         )
     return tuple(data.owners.values())
+
+
+def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
+    """The data with its clients in the order in which the family names them."""
+    if not owners:
+        return data
+    if sorted(owners) != sorted(map(str, data.owners)):
+        raise RunError(
+            "does not name the data's clients, each once",
+            where="family.clients",
+            found=", ".join(owners),
+            expected=", ".join(map(str, data.owners)) or "data that says whose each example is",
+        )
+    own = {str(name): examples for name, examples in data.owners.items()}
+    return dataclasses.replace(data, owners={name: own[name] for name in owners})
 
 
 def begun(experiment: Experiment) -> ServerState:

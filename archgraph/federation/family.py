@@ -168,7 +168,8 @@ class _Resolver:
                 graph = self.joined()
         elif source is not None:
             model = self.source(source, ("model",))
-            graph, state = self.changed(*load_model(model, self.choices(model)))
+            whole, own = load_model(model, self.choices(model))
+            graph, state = self.changed(whole, self.spec.weights.get(("model",), own))
         made: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
@@ -180,7 +181,9 @@ class _Resolver:
                         hint="choose another name",
                     )
             # Equal recipes give equal architectures: align and rewrite once.
-            recipe = repr(member.model_dump(exclude={"name", "count"}))
+            recipe = repr(member.model_dump(exclude={"name", "count", "owners"}))
+            if self.weights_of(index) is not None:
+                recipe = f"{index}: {recipe}"
             if recipe not in made:
                 made[recipe] = self.member(member, graph, model, ("clients", index))
                 with self.located(("clients", index)):
@@ -193,7 +196,7 @@ class _Resolver:
                     transfer=part.transfer,
                     source=weights or {},
                     own=weights is not None,
-                    count=member.count,
+                    count=member.number,
                 )
             )
         return Family(graph, state, tuple(tiers), self.spec.name)
@@ -229,6 +232,10 @@ class _Resolver:
             self.read[source] = read_document(source)
         return self.read[source]
 
+    def weights_of(self, index: int) -> State | None:
+        """Weights of a member's model that no file holds."""
+        return self.spec.weights.get(("clients", index, "model"))
+
     def choices(self, model: Document) -> dict[str, int]:
         """Choices of the global model: the file's, else the largest that any client makes."""
         if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
@@ -248,7 +255,8 @@ class _Resolver:
             source = repr(member.model)
             if source not in self.models:
                 self.models[source] = load_model(self.source(member.model, (*place, "model")))
-            return self.models[source]
+            start, own = self.models[source]
+            return start, self.spec.weights.get((*place, "model"), own)
         if member.choose is None or model is None:
             return None, None
         with self.located((*place, "choose")):

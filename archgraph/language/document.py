@@ -27,6 +27,18 @@ def dotted(place: Place) -> str:
     return "".join(parts).removeprefix(".")
 
 
+def places(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Places of every value inside plain data.
+
+    >>> list(places({"a": {"b": 1}}))
+    [(), ('a',), ('a', 'b')]
+    """
+    yield place
+    if isinstance(value, dict | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*place, key))
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
     """The content of a YAML file; equal files that were read once are one document.
@@ -49,8 +61,8 @@ class Document:
         while known and known not in self.lines:
             known = known[:-1]
         name = f": {dotted(place)}" if place else ""
-        line = f":{self.lines.get(known, 1)}" if self.lines else ""  # else it is no file
-        return f"{self.file}{line}{name}"
+        line = self.lines.get(known, 1) if self.lines else 0  # of no file
+        return f"{self.file}{f':{line}' if line else ''}{name}"
 
     def fail(
         self,

@@ -42,6 +42,16 @@ class _Client(Base):
     choose: dict[str, Natural] | None = Field(
         default=None, description="choices of the family's model; {}: those that it has written"
     )
+    owners: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="who of the data these are, by name, where the data says whose each example "
+        "is; left out: clients in the order of the data",
+    )
+
+    @property
+    def number(self) -> int:
+        """Number of clients of this kind."""
+        return self.count if self.owners is None else len(self.owners)
 
 
 class MemberSpec(Rewrites, _Client):
@@ -59,6 +69,17 @@ class MemberSpec(Rewrites, _Client):
                 "has both a model and choices",
                 place=("choose",),
                 hint="choices belong to one model",
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _named_or_counted(self) -> MemberSpec:
+        if self.owners is not None and self.count not in (1, len(self.owners)):
+            raise Mistake(
+                "names another number of clients than it counts",
+                place=("owners",),
+                found=f"{len(self.owners)} names, count: {self.count}",
+                expected="as many names, or no count",
             )
         return self
 
@@ -86,6 +107,14 @@ class FamilySpec(FromFile):
     clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)] = Field(
         description="kinds of client, each with an architecture"
     )
+
+    # Weights of models that were given as values of Python's, by the place of the model.
+    _weights: dict[Place, dict[str, Any]] = pydantic.PrivateAttr(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[Place, dict[str, Any]]:
+        """Weights of models that no file holds, by the place of the model."""
+        return self._weights
 
     def sources(self) -> Iterator[Document]:
         """The models that are named or written in place: the global one's, then the clients'."""
@@ -120,6 +149,23 @@ class FamilySpec(FromFile):
                         expected="a model of its own, since the family "
                         + ("has no global one" if self.model is None else "is their join"),
                     )
+        return self
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Names of the clients in the data, in the family's order; empty where it names none."""
+        return tuple(name for member in self.clients for name in member.owners or ())
+
+    @pydantic.model_validator(mode="after")
+    def _all_named(self) -> FamilySpec:
+        for index, member in enumerate(self.clients):
+            if self.owners and member.owners is None:
+                raise Mistake(
+                    "does not say who its clients are, and others do",
+                    place=("clients", index),
+                    found=member.name,
+                    expected="owners: [names of the data's clients]",
+                )
         return self
 
     @pydantic.model_validator(mode="after")

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import torch
+
+from archgraph.errors import SpecError
 from archgraph.fields import Place
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
+from archgraph.language import flat
 from archgraph.language.data import DataSpec
-from archgraph.language.document import Document, beside
+from archgraph.language.document import Document, beside, dotted, places
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.family import FamilySpec
 from archgraph.language.model import anchored
-from archgraph.language.yaml import read_document
+from archgraph.language.yaml import parse_document, read_document
 
 
 def load_family(path: str | os.PathLike[str]) -> FamilySpec:
@@ -25,17 +33,38 @@ def load_family(path: str | os.PathLike[str]) -> FamilySpec:
     return _family(read_document(path))
 
 
-def load_experiment(path: str | os.PathLike[str]) -> ExperimentSpec:
-    """Read an experiment file, and the family that it names.
+def load_experiment(path: str | os.PathLike[str] | Mapping[str, Any]) -> ExperimentSpec:
+    r"""Read an experiment file, and the family that it names; or take what a file would say.
+
+    Args:
+        path: The file; or keys and values, where a model may be a graph, or what ``ag.trace``
+            returns: then its weights are the first ones.
 
     Raises:
         SpecError: If either cannot be understood, with file, line and key.
+
+    Example:
+        >>> from archgraph.graph.text import parse
+        >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
+        >>> family = {"model": parse(text), "clients": [{"name": "all", "count": 2}]}
+        >>> load_experiment(
+        ...     {"name": "mine", "family": family, "strategy": {"fedavg": {}}, "rounds": 3}
+        ... ).rounds
+        3
     """
+    if isinstance(path, Mapping):
+        return read_experiment(*_given(path))
     return read_experiment(read_document(path))
 
 
-def read_experiment(document: Document) -> ExperimentSpec:
+def read_experiment(
+    document: Document, weights: Mapping[Place, Any] = MappingProxyType({})
+) -> ExperimentSpec:
     """The experiment that a document holds; files that it names are found from the document's.
+
+    Args:
+        document: What was read.
+        weights: Of its family's models that no file holds, by the place of the model.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
@@ -56,9 +85,40 @@ def read_experiment(document: Document) -> ExperimentSpec:
         family = load_family(file)
     else:
         family = _family(document.sub(("family",)))
+    family.weights.update(weights)
     _shared(document, spec, family)
     spec = spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
     return spec.read_from(document)
+
+
+def _given(values: Mapping[str, Any]) -> tuple[Document, dict[Place, Any]]:
+    """Values of Python's as a document, models as their text; and the models' weights by place."""
+    weights: dict[Place, Any] = {}
+
+    def plain(value: Any, place: Place = ()) -> Any:
+        if isinstance(value, torch.nn.Module):
+            raise SpecError(
+                "is a module, not a graph",
+                where=dotted(place),
+                found=type(value).__name__,
+                expected="what ag.trace returns",
+                hint="trace it first: ag.trace(model, example)",
+            )
+        graph = getattr(value, "graph", value)  # of what ag.trace or a rewrite returns
+        if isinstance(graph, ArchGraph):
+            if (state := getattr(value, "state", None)) is not None:
+                weights[place[1:]] = dict(state)
+            return parse_document(flat.dump(graph), dotted(place)).data
+        if isinstance(value, Mapping):
+            return {key: plain(item, (*place, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return tuple(plain(item, (*place, i)) for i, item in enumerate(value))
+        return value
+
+    data = {"archgraph": 1, **plain(values)}
+    if isinstance(data.get("family"), dict):
+        data["family"] = {"archgraph": 1, **data["family"]}
+    return Document("experiment", data, dict.fromkeys(places(data), 0)), weights
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:
