@@ -331,6 +331,19 @@ def test_a_column_is_what_the_task_learns(tmp_path, task, kind):
     assert prepare(tmp_path / "run" / "run.yaml").facts == run.experiment.facts
 
 
+def test_a_text_that_a_parquet_file_repeats_counts_each_time(tmp_path, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    columns = {"who": ["x" * 500, "y"] * 200, "x": [1.0, 2.0] * 200, "y": [0, 1] * 200}
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    spec = TableData(table=str(tmp_path / "t.parquet"), target="y", columns=("x",))
+    assert len(read_data(spec).train) == 320
+    monkeypatch.setattr("archgraph.engine.data.table.MOST_BYTES", 50_000)  # the file has 4,000
+    with pytest.raises(DataError, match=r"the table is too large; found 100,200 bytes"):
+        read_data(spec)
+
+
 def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     import pyarrow as arrow
     import pyarrow.parquet as parquet

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.engine.data.values import IGNORED, Dataset, InputKind, Split, channel_statistics
+from archgraph.engine.data.values import Dataset, InputKind, Split, channel_statistics
 from archgraph.engine.partition import spread
 from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
 
 SHARE = 0.2
 """Share of rows that is set aside for tests where nothing is said."""

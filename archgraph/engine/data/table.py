@@ -199,10 +199,13 @@ def _parquet(path: Path, separator: str) -> dict[str, Column]:
     """Columns of a Parquet file."""
     parquet = extra("pyarrow.parquet", "data", "data.table")
     try:
-        with parquet.ParquetFile(path) as file:
-            _check_header(file.schema_arrow.names, str(path))
+        names = parquet.read_schema(path).names
+        _check_header(names, str(path))
+        # A text that occurs a million times is in the file once: so it stays until it is counted.
+        with parquet.ParquetFile(path, read_dictionary=names) as file:
             _check_size(file.metadata, path)
             table = file.read()
+        _check_bytes(sum(map(_text_bytes, table.columns)), path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of both
         raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
 
@@ -227,18 +230,36 @@ def _check_header(names: Sequence[str], where: str) -> None:
 def _check_size(metadata: Any, path: Path) -> None:
     """Raise if a Parquet file becomes too large once it is decompressed."""
     groups = range(metadata.num_row_groups)
-    size = sum(metadata.row_group(i).total_byte_size for i in groups)
-    for found, most, unit in (
-        (metadata.num_rows * metadata.num_columns, MOST_VALUES, "values"),
-        (size, MOST_BYTES, "bytes"),
-    ):
-        if found > most:
-            raise DataError(
-                "the table is too large",
-                where=str(path),
-                found=f"{found:,} {unit}",
-                expected=f"at most {most:,} {unit}",
-            )
+    values = metadata.num_rows * metadata.num_columns
+    if values > MOST_VALUES:
+        raise DataError(
+            "the table is too large",
+            where=str(path),
+            found=f"{values:,} values",
+            expected=f"at most {MOST_VALUES:,} values",
+        )
+    _check_bytes(sum(metadata.row_group(i).total_byte_size for i in groups), path)
+
+
+def _check_bytes(found: int, path: Path) -> None:
+    if found > MOST_BYTES:
+        raise DataError(
+            "the table is too large",
+            where=str(path),
+            found=f"{found:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+
+
+def _text_bytes(column: Any) -> int:
+    """Bytes of a column of texts, each counted as often as it occurs; 0 for other columns."""
+    compute, types = (
+        extra(f"pyarrow.{name}", "data", "data.table") for name in ("compute", "types")
+    )
+    if not types.is_dictionary(column.type):
+        return 0
+    lengths = (compute.binary_length(one.dictionary).take(one.indices) for one in column.chunks)
+    return sum(compute.sum(one).as_py() or 0 for one in lengths)
 
 
 def _cells(table: Any, name: str, path: Path) -> list[Any]:

@@ -27,13 +27,11 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
-
-IGNORED = -100
-"""A target that counts for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
