@@ -184,10 +184,12 @@ class WandbTracker:
         self._wandb = _package("wandb", "pip install wandb")
 
     def begin(self, run: Beginning) -> None:
-        """Begin a run there, with the settings."""
+        """Begin a run there, with the settings, and with the rounds that are done already."""
         folder = None if run.folder is None else str(run.folder)
         facts = {"name": run.name, "config": dict(run.settings), "dir": folder}
         self._run = self._wandb.init(project=self.project, **{**facts, **self.options})
+        for line in run.lines:
+            self.round(line)
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Log the figures of a round."""
@@ -217,7 +219,7 @@ class MlflowTracker:
         self._mlflow = _package("mlflow", "pip install mlflow")
 
     def begin(self, run: Beginning) -> None:
-        """Begin a run there, with the settings that are single values as parameters."""
+        """Begin a run there: settings that are single values as parameters, the rounds so far."""
         if self.uri is not None:
             self._mlflow.set_tracking_uri(self.uri)
         self._mlflow.set_experiment(self.experiment)
@@ -225,6 +227,8 @@ class MlflowTracker:
         self._begun = True
         single = {k: v for k, v in run.settings.items() if isinstance(v, str | int | float)}
         self._mlflow.log_params(single)
+        for line in run.lines:
+            self.round(line)
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Log the figures of a round."""

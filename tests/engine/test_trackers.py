@@ -187,6 +187,16 @@ def test_mlflow_as_recorded_at_its_boundary(run, monkeypatch):
     assert fake.calls[4][2] == {"step": 1}
 
 
+@pytest.mark.parametrize(("name", "call"), [("wandb", "log"), ("mlflow", "log_metrics")])
+def test_a_run_that_goes_on_has_all_its_rounds_there(run, monkeypatch, tmp_path, name, call):
+    fake = Recorder(name)
+    monkeypatch.setitem(sys.modules, name, fake)
+    run(f"trackers: [{name}]", rounds=1, out=tmp_path / "out")
+    fake.calls.clear()
+    run(f"trackers: [{name}]", rounds=2, out=tmp_path / "out", resume=True)
+    assert [how["step"] for done, _, how in fake.calls if done == call] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
