@@ -199,10 +199,11 @@ def _parquet(path: Path, separator: str) -> dict[str, Column]:
     """Columns of a Parquet file."""
     parquet = extra("pyarrow.parquet", "data", "data.table")
     try:
-        names = parquet.read_schema(path).names
-        _check_header(names, str(path))
+        schema = parquet.read_schema(path)
+        _check_header(schema.names, str(path))
+        texts = [one.name for one in schema if _is_text(one.type)]
         # A text that occurs a million times is in the file once: so it stays until it is counted.
-        with parquet.ParquetFile(path, read_dictionary=names) as file:
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
             _check_size(file.metadata, path)
             table = file.read()
         _check_bytes(sum(map(_text_bytes, table.columns)), path)
@@ -249,6 +250,12 @@ def _check_bytes(found: int, path: Path) -> None:
             found=f"{found:,} bytes",
             expected=f"at most {MOST_BYTES:,} bytes",
         )
+
+
+def _is_text(kind: Any) -> bool:
+    types = extra("pyarrow.types", "data", "data.table")
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
 
 
 def _text_bytes(column: Any) -> int:
