@@ -16,7 +16,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.privacy import private_world, spent, weights_alone
 from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
-from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.trackers import Trackers
 from archgraph.engine.turn import Turn
 from archgraph.engine.world import testable
@@ -120,8 +120,13 @@ class Loop:
             results = turn.results(tasks)
             if setup.privacy is not None:
                 world, results = private_world(setup, state, number), weights_alone(results)
-            after = strategy.receive(world, state, results, number)
-            state = returned(ServerState, after, strategy, "receive")
+            state = received(
+                strategy,
+                lambda: strategy.receive(world, state, results, number),
+                state,
+                world.graph,
+                number,
+            )
         turn.settle()
         self.server, self.done = state, number
         line: dict[str, Json] = {
@@ -211,6 +216,7 @@ class Loop:
         strategy = self.experiment.strategy
         sent = strategy.send(self.experiment.world, state, client, number)
         task = returned(Task, sent, strategy, "send")
+        fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
             raise RunError(
                 "returned a task for another client",
@@ -222,6 +228,7 @@ class Loop:
 
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         for model in models:
+            fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
             self.watch.testing(model.name)
             yield model
 

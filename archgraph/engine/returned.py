@@ -13,8 +13,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, State
+from archgraph.federation import Outcome, ServerState, State
 from archgraph.graph.ir import ArchGraph
+from archgraph.ops.schema import torch_dtype
 from archgraph.plain import by_text
 from archgraph.states.updates import foreign
 
@@ -130,6 +131,74 @@ def each_returned(kind: type[T], values: object, owner: object, method: str) -> 
     _expect(Iterable, values, f"{type(owner).__name__}.{method}")
     for value in typing.cast(Iterable[object], values):
         yield returned(kind, value, owner, method)
+
+
+def received(
+    owner: object,
+    receive: Callable[[], object],
+    before: ServerState,
+    graph: ArchGraph,
+    number: int,
+) -> ServerState:
+    """What ``receive`` of a strategy returns, by a call that leaves the state before it alone.
+
+    Raises:
+        RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype, or
+            it writes into the server's tensors, which what was sent and saved may share.
+    """
+    where = f"{type(owner).__name__}.receive"
+    versions = {name: _version(tensor) for name, tensor in before.tensors.items()}
+    after = returned(ServerState, receive(), owner, "receive")
+    for name, tensor in before.tensors.items():
+        if _version(tensor) != versions[name]:
+            raise RunError(
+                "writes into the server's tensors",
+                where=where,
+                found=f"{name} (round {number})",
+                hint="return new tensors: what was sent and saved may share these",
+            )
+        path, now = name.partition("/")[2], after.tensors.get(name, tensor)
+        changed = (now.shape, now.dtype) != (tensor.shape, tensor.dtype)
+        if changed and path in graph.param and graph.param[path].shape == tuple(tensor.shape):
+            raise RunError(
+                "returned a tensor of another form",
+                where=f"{where}: {name} (round {number})",
+                found=_form(now),
+                expected=_form(tensor),
+                hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
+            )
+    return after
+
+
+def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
+    """Whether the weights that a strategy gives are those of the graph that it gives.
+
+    Raises:
+        RunError: If a tensor has another shape, or is of whole numbers where the graph has real
+            ones or the other way round; names owner, method and tensor.
+    """
+    for param in graph.params:
+        tensor = None if param.role == "constant" else state.get(param.name)
+        if tensor is None:
+            continue
+        real = torch_dtype(param.dtype).is_floating_point
+        if tuple(tensor.shape) != param.shape or tensor.dtype.is_floating_point != real:
+            raise RunError(
+                "gives a tensor of another form",
+                where=f"{type(owner).__name__}.{method}: {param.name}",
+                found=_form(tensor),
+                expected=str(param.type),
+                hint="does `receive` keep shapes and dtypes, buffers' too?",
+            )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.")
+
+
+def _version(tensor: Tensor) -> int:
+    """So many writes torch has counted; tensors of inference mode count none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _fields(kind: type) -> Mapping[str, Any]:

@@ -363,6 +363,36 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
             execute(experiment(Mine(), rounds=1, sampled=None))
 
 
+@pytest.mark.parametrize(
+    ("entry", "change", "said"),
+    [
+        ("0.weight", lambda t: t[:1], r"float32\[1, 1, 3, 3\]; expected float32\[4, 1, "),
+        ("1.num_batches_tracked", lambda t: t.float(), r"float32\[\]; expected int64\[\]"),
+        ("0.weight", lambda t: t.add_(1), r"writes into the server's tensors; found "),
+    ],
+    ids=["shape", "dtype", "in place"],
+)
+def test_what_receive_may_not_do_names_it(experiment, mean, entry, change, said):
+    class Mine(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def receive(self, world, state, results, round):
+            group = dict(super().receive(world, state, results, round).group("global"))
+            group = {**group, entry: state.group("global")[entry]}
+            return state.with_group("global", {**group, entry: change(group[entry])})
+
+    with pytest.raises(RunError, match=rf"Mine\.receive: .*{said}"):
+        execute(experiment(Mine(), rounds=2, evaluate=EvaluateSpec(every=2)))
+
+
+def test_a_tested_model_of_another_shape_names_evaluated(experiment, mean):
+    class Mine(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def evaluated(self, world, state):
+            for model in super().evaluated(world, state):
+                yield replace(model, state={**model.state, "5.bias": torch.zeros(3)})
+
+    with pytest.raises(RunError, match=r"Mine\.evaluated: 5\.bias: gives a tensor of another form"):
+        execute(experiment(Mine(), rounds=1))
+
+
 def test_wrong_outcome_names_the_program(experiment, mean):
     def forgetful(work: Work) -> Any:
         Train()(work)
