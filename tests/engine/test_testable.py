@@ -135,10 +135,13 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     for entry in entry_points(group="archgraph.strategies"):
         options = {"width": 16, "hidden": 16, "tile": 8} if entry.name == "recipfl" else {}
+        family: dict[str, object] = {"model": str(model), "clients": ({"name": "a", "count": 2},)}
+        if entry.name in ("depthfl", "scalefl"):  # which train networks with exits
+            family["change"] = {"add_exits": {"b": 10}}
         spec = ExperimentSpec.model_validate(
             {
                 "name": "read",
-                "family": {"model": str(model), "clients": ({"name": "a", "count": 2},)},
+                "family": family,
                 "data": {"dataset": "digits", "limit": 40},
                 "strategy": {entry.name: options},
                 "rounds": 1,

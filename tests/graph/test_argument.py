@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "with_features": (),
 }
 # Those that take several graphs, or a graph among other things, are called by the tests below.
-OTHERS = {"align", "save", "state_dict", "widths"}
+OTHERS = {"align", "export", "save", "state_dict", "widths"}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,7 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         graph, ag.Transfer.identity(graph)
     )
     assert ag.state_dict(small, state).keys() == ag.state_dict(graph, state).keys()
+    ag.export(small, state, tmp_path / "small.onnx")
     ag.save(small, tmp_path / "small.yaml")
     assert ag.load(tmp_path / "small.yaml") == graph
     wrong: Any = model
@@ -107,6 +108,7 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         lambda: ag.chain([wrong]),
         lambda: ag.Merger(wrong, state),
         lambda: ag.state_dict(wrong, state),
+        lambda: ag.export(wrong, state, tmp_path / "wrong.onnx"),
         lambda: ag.save(wrong, tmp_path / "wrong.yaml"),
         lambda: ag.add_exits(graph, {"stage1": wrong}),
     ):
