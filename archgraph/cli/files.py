@@ -24,8 +24,9 @@ def check(
     """Check files, or compare published figures.
 
     Models, families, experiments, studies and published figures. An experiment is refused for
-    whatever a run would refuse before its first round; its data is not read. Every cell of a study
-    is checked so, and its architectures against the figures that its paper prints.
+    whatever a run would refuse before its first round. Data of your own is read; of the known data
+    sets only the form is used. Every cell of a study is checked so, and its architectures against
+    the figures that its paper prints.
 
     Python code that files name runs only with your consent (--python): without it such files are
     checked in their form only.
@@ -107,7 +108,7 @@ def explain_word(
     """Explain a word of the files: a step, a rewrite, a strategy or a key.
 
     Its sentence, options with defaults, and an example. Without NAME all topics are listed; the
-    page "The spec language" of the documentation shows the same.
+    page "Keys and operators" of the documentation shows the same.
     """
     from archgraph.language.help import overview, topic
 
