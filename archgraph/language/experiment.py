@@ -162,7 +162,7 @@ class ExperimentSpec(FromFile):
         default=1.0, description="clients in a round: a number, or a share written with a point"
     )
     patience: Count = Field(
-        default=5, description="end the run after so many rounds in a row without an accepted update"
+        default=5, description="end after so many rounds in a row without an accepted update"
     )
     bound: Annotated[float, Field(ge=1)] | None = Field(
         default=None,
