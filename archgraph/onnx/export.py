@@ -102,7 +102,7 @@ def _converted(graph: ArchGraph, module: ArchModule, optimize: bool) -> onnx_ir.
     inputs = [name for key, value in graph.inputs for name in _named(key, value)]
     outputs = _output_names(graph, inputs)
     try:
-        with quiet():
+        with quiet(), torch.no_grad():  # else attention changes its strides on the way
             made = torch.onnx.export(
                 program.program,
                 dynamo=True,
