@@ -33,7 +33,7 @@ def heading(
         "arrows: shapes without the batch axis",
     ]
     if any(group.times > 1 for group in picture.clusters()):
-        marks.append("×2: repeated, drawn once")
+        marks.append("×n: repeated n times, drawn once")
     if any(b.training for b in picture.boxes) or any(k.training for k in picture.links):
         marks.append("dashed: training only")
     if any(link.mask for link in picture.links):
