@@ -8,6 +8,7 @@ two are laid over one another: what differs becomes a :class:`~archgraph.graph.i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -113,10 +114,21 @@ def trace(
     _ready(model, args, kwargs)
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
-    with uncollected():
+    with uncollected(), _explaining_tuples(args):
         traced, notes = _traced_uncached(model, args, kwargs, train, name or type(model).__name__)
     texts = dict.fromkeys((*traced.notes, *unlike, *_said(notes, strict)))
     return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
+
+
+@contextlib.contextmanager
+def _explaining_tuples(args: tuple[Any, ...]) -> Iterator[None]:
+    """``torch.export`` takes all inputs in a tuple: say what to write where that was meant."""
+    try:
+        yield
+    except TraceError as error:
+        if len(args) == 1 and type(args[0]) is tuple:
+            error.hint = "give the inputs one by one, ag.trace(model, x, y), not in a tuple"
+        raise
 
 
 _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model before its capture
@@ -192,7 +204,7 @@ def _traced(
             module.training = mode
     tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     graph, lost = _graph(draft, tensors, leaves, name)
-    notes = list(draft.notes)
+    notes = [*draft.notes, *_unread_statistics(draft, graph)]
     if any(t.is_meta for t in tensors.values()):
         text = "the model is on the meta device: its state has shapes and no values"
         unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
@@ -278,6 +290,20 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
                 "number of batches so far",
                 where=node.scope or f"%{node.name}",
                 hint="give the norm a momentum, or trace with train=False to use it in evaluation",
+            )
+
+
+def _unread_statistics(draft: OneMode, graph: ArchGraph) -> Iterator[Note]:
+    """Norms that only count: no output depends on them, so the graph has no node of theirs."""
+    alive = {leaf for node in graph.nodes for leaf in node.leaves()}
+    for node in draft.nodes:
+        counted = [node.arg(name) for name in table.row(node.op).statistics]
+        names = [leaf.name for leaf in counted if isinstance(leaf, Leaf)]
+        if names and alive.isdisjoint(names):
+            where = f"{node.scope}: " if node.scope else ""
+            yield (
+                f"{where}no output depends on this norm: {' and '.join(names)} move in the model's "
+                "train mode and stay as they are in the graph"
             )
 
 

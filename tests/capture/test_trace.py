@@ -334,3 +334,28 @@ def test_in_place_dropout():
     graph, state = ag.trace(net, torch.randn(2, 3))
     x = torch.randn(4, 3)
     torch.testing.assert_close(ag.build(graph, state).eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+def test_a_norm_that_no_output_depends_on_is_noted():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.aux = nn.Linear(3, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            hidden = self.body(x)
+            self.aux(hidden)
+            return hidden
+
+    graph, _ = ag.trace(Net(), torch.randn(2, 3))
+    assert graph.notes == (
+        "aux: no output depends on this norm: aux.running_mean and aux.running_var move in the "
+        "model's train mode and stay as they are in the graph",
+    )
+
+
+def test_inputs_in_a_tuple():
+    with pytest.raises(TraceError, match=r"one by one, ag\.trace\(model, x, y\), not in a tuple$"):
+        ag.trace(nn.Linear(3, 2), (torch.randn(2, 3),))
+    graph, _ = ag.trace(nn.Identity(), (torch.randn(2, 3),))  # whose forward does take one
+    assert len(graph.inputs) == 1
