@@ -24,6 +24,7 @@ exclude_patterns = [
     "_generated/language.md",
     "_generated/rewrites.md",
     "_generated/strategies.md",
+    "_generated/strategy-table.md",
 ]
 default_role = "code"
 nitpicky = False

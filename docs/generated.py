@@ -25,6 +25,7 @@ import archgraph.language.help as language
 from archgraph import federation
 from archgraph.cli import app
 from archgraph.engine.data.source import DATASETS, source
+from archgraph.federation.catalogue import strategy_table
 from archgraph.language.aggregate import rule_table
 from archgraph.rewrite.registry import rewrite_table
 
@@ -54,6 +55,7 @@ def write() -> None:
         "rewrites.md": rewrite_table().markdown() + "\n",
         "rules.md": rule_table().markdown() + "\n",
         "strategies.md": strategies(),
+        "strategy-table.md": strategy_table().markdown() + "\n",
         **reference(),
     }
     OUT.mkdir(exist_ok=True)

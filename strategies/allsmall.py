@@ -16,6 +16,7 @@ from archgraph.federation import (
     Model,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Tier,
@@ -43,6 +44,9 @@ class AllSmall(Strategy):
         False
     """
 
+    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
+    year: ClassVar[int | None] = 2024
+    serves: ClassVar[Serves] = ("any",)
     averages: ClassVar[bool] = True
     tier: str | None = None
     weights: Weights = "examples"

@@ -35,6 +35,7 @@ from archgraph.federation import (
     PairwiseProducts,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -67,6 +68,9 @@ class ClusteredFL(Strategy):
         0.4
     """
 
+    paper: ClassVar[str] = "Clustered Federated Learning"
+    year: ClassVar[int | None] = 2020
+    serves: ClassVar[Serves] = ("any",)
     averages: ClassVar[bool] = True
     split: bool = True
     mean_norm: float = option(0.4, least=0)

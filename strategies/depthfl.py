@@ -39,6 +39,7 @@ from archgraph.federation import (
     Program,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Train,
@@ -69,6 +70,9 @@ class DepthFL(Strategy):
         True
     """
 
+    paper: ClassVar[str] = "DepthFL"
+    year: ClassVar[int | None] = 2023
+    serves: ClassVar[Serves] = ("exits",)
     averages: ClassVar[bool] = True
     distil: bool = True
     ramp: int = option(300, least=1)

@@ -17,6 +17,7 @@ from archgraph.federation import (
     Model,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Tier,
@@ -42,6 +43,9 @@ class ExclusiveFL(Strategy):
         False
     """
 
+    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
+    year: ClassVar[int | None] = 2024
+    serves: ClassVar[Serves] = ("any",)
     averages: ClassVar[bool] = True
     weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"

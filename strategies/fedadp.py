@@ -45,6 +45,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -82,6 +83,9 @@ class FedADP(Strategy):
         'averaged'
     """
 
+    paper: ClassVar[str] = "FedADP"
+    year: ClassVar[int | None] = 2025
+    serves: ClassVar[Serves] = ("width", "depth")
     averages: ClassVar[bool] = True
     narrow: Mode = "paper"
     redraw: bool = False

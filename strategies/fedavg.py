@@ -25,6 +25,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Weights,
@@ -48,6 +49,11 @@ class FedAvg(Strategy):
         'averaged'
     """
 
+    paper: ClassVar[str] = (
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    )
+    year: ClassVar[int | None] = 2017
+    serves: ClassVar[Serves] = ("one",)
     averages: ClassVar[bool] = True
     weights: Weights = "examples"
     norm: Literal["averaged", "local", "static"] = "averaged"

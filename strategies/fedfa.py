@@ -43,6 +43,7 @@ from archgraph.federation import (
     Outcome,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -92,6 +93,9 @@ class FedFA(Strategy):
         'abs'
     """
 
+    paper: ClassVar[str] = "Federated Learning with Flexible Architectures"
+    year: ClassVar[int | None] = 2024
+    serves: ClassVar[Serves] = ("width", "depth")
     averages: ClassVar[bool] = True
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico"] = "family"

@@ -35,6 +35,7 @@ from archgraph.federation import (
     Outcome,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -72,6 +73,9 @@ class FedGKT(Strategy):
         3.0
     """
 
+    paper: ClassVar[str] = "Group Knowledge Transfer"
+    year: ClassVar[int | None] = 2020
+    serves: ClassVar[Serves] = ("split",)
     after: str | None = None
     alpha: float = option(1.0, least=0)
     temperature: float = option(3.0, above=0)

@@ -42,6 +42,7 @@ from archgraph.federation import (
     Outcome,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     TaskLoss,
@@ -93,6 +94,9 @@ class FedIN(Strategy):
         2.0
     """
 
+    paper: ClassVar[str] = "FedIN"
+    year: ClassVar[int | None] = 2023
+    serves: ClassVar[Serves] = ("depth", "split")
     averages: ClassVar[bool] = True
     after: Place = None
     before: Place = None

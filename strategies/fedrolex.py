@@ -32,6 +32,7 @@ from archgraph.federation import (
     Model,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Tier,
@@ -81,6 +82,9 @@ class FedRolex(Strategy):
         1
     """
 
+    paper: ClassVar[str] = "FedRolex"
+    year: ClassVar[int | None] = 2022
+    serves: ClassVar[Serves] = ("width",)
     averages: ClassVar[bool] = True
     step: int = option(1, least=0)
     direction: Literal["forward", "backward"] = "forward"

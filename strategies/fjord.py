@@ -39,6 +39,7 @@ from archgraph.federation import (
     Outcome,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -75,6 +76,9 @@ class FjORD(Strategy):
         'per_width'
     """
 
+    paper: ClassVar[str] = "FjORD"
+    year: ClassVar[int | None] = 2021
+    serves: ClassVar[Serves] = ("width", "depth")
     averages: ClassVar[bool] = True
     distil: bool = False
     mask_absent: bool = False

@@ -39,6 +39,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -76,6 +77,9 @@ class FlexiFed(Strategy):
         'max'
     """
 
+    paper: ClassVar[str] = "FlexiFed"
+    year: ClassVar[int | None] = 2023
+    serves: ClassVar[Serves] = ("any",)
     averages: ClassVar[bool] = True
     sharing: Sharing = "max"
     match: Match = "operator"

@@ -32,6 +32,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Tier,
@@ -65,6 +66,9 @@ class HeteroFL(Strategy):
         'static'
     """
 
+    paper: ClassVar[str] = "HeteroFL"
+    year: ClassVar[int | None] = 2021
+    serves: ClassVar[Serves] = ("width",)
     averages: ClassVar[bool] = True
     mode: Literal["fix", "dynamic"] = "fix"
     rates: Mapping[str, float] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -64,6 +65,9 @@ class InclusiveFL(Strategy):
         0.2
     """
 
+    paper: ClassVar[str] = "No One Left Behind"
+    year: ClassVar[int | None] = 2022
+    serves: ClassVar[Serves] = ("depth",)
     averages: ClassVar[bool] = True
     beta: float = option(0.2, least=0, most=1)
     weights: Weights = "examples"

@@ -37,6 +37,7 @@ from archgraph.federation import (
     NormPolicy,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -78,6 +79,9 @@ class NeFL(Strategy):
         2
     """
 
+    paper: ClassVar[str] = "NeFL"
+    year: ClassVar[int | None] = 2025
+    serves: ClassVar[Serves] = ("width", "depth")
     averages: ClassVar[bool] = True
     steps: Steps = "learnable"
     initial: Initial = "ones"

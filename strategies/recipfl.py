@@ -38,6 +38,7 @@ from archgraph.federation import (
     Predict,
     Result,
     ServerState,
+    Serves,
     State,
     Strategy,
     Task,
@@ -110,6 +111,9 @@ class RecipFL(Strategy):
         'sum'
     """
 
+    paper: ClassVar[str] = "How Few Davids Improve One Goliath"
+    year: ClassVar[int | None] = 2024
+    serves: ClassVar[Serves] = ("any",)
     lr: float = option(0.001, above=0)
     clip: float = option(50.0, above=0)
     weights: Literal["uniform", "examples"] = "uniform"

@@ -31,6 +31,7 @@ from archgraph.federation import (
     Logits,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     Train,
@@ -60,6 +61,9 @@ class ScaleFL(Strategy):
         3.0
     """
 
+    paper: ClassVar[str] = "ScaleFL"
+    year: ClassVar[int | None] = 2023
+    serves: ClassVar[Serves] = ("exits", "width")
     averages: ClassVar[bool] = True
     gamma: float = option(0.05, least=0)
     temperature: float = option(3.0, above=0)

@@ -11,6 +11,7 @@ from archgraph.federation import (
     Model,
     Result,
     ServerState,
+    Serves,
     Strategy,
     Task,
     TaskLoss,
@@ -33,6 +34,7 @@ class Standalone(Strategy):
         False
     """
 
+    serves: ClassVar[Serves] = ("any",)
     mask_absent: bool = False
 
     needs_global: ClassVar[bool] = False

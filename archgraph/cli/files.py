@@ -113,3 +113,22 @@ def explain_word(
     from archgraph.language.help import overview, topic
 
     say(overview() if name is None else str(topic(name)))
+
+
+@command()
+def strategies(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """List the installed strategies.
+
+    Paper and year, what their clients may be, presets and options; `archgraph help NAME` explains
+    one.
+    """
+    from archgraph.cli.output import show_item
+    from archgraph.federation import strategy_table
+
+    table = strategy_table()
+    if as_markdown:
+        say(table.markdown())
+    else:
+        show_item(table)

@@ -3,6 +3,7 @@ from .average import covered_mean as covered_mean
 from .average import group_means as group_means
 from .average import identity_of as identity_of
 from .average import part as part
+from .catalogue import strategy_table as strategy_table
 from .contribution import Contribution as Contribution
 from .family import Family as Family
 from .family import resolve as resolve
@@ -30,6 +31,7 @@ from .state import Json as Json
 from .state import ServerState as ServerState
 from .state import State as State
 from .strategy import Evaluated as Evaluated
+from .strategy import Serves as Serves
 from .strategy import Strategy as Strategy
 from .strategy import option as option
 from .tasks import ClientData as ClientData

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from archgraph.errors import SpecError
 from archgraph.federation.outputs import Predict
@@ -19,6 +19,9 @@ from archgraph.states import State
 from archgraph.tables import plural
 
 T = TypeVar("T")
+
+# What clients of a method may be; "any": networks of any kind, which need no global model.
+Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "any"], ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +107,15 @@ class Strategy(ABC):
     One run calls ``init``, then ``survey`` and ``surveyed`` once, then in every round ``begin``,
     ``send`` for each sampled client, ``receive``, and ``evaluated`` where the model is tested.
     """
+
+    paper: ClassVar[str] = ""
+    """Short title of the paper; empty: none."""
+
+    year: ClassVar[int | None] = None
+    """Of the paper."""
+
+    serves: ClassVar[Serves] = ()
+    """What the paper's clients are, in the words of ``SERVES``; empty: not said."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {}
     """Named option values, where sources use one name for different algorithms."""

@@ -1,0 +1,57 @@
+"""The table of all strategies: what it says about clients is what the strategies take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import archgraph as ag
+from archgraph.cli import app
+from archgraph.federation import find_strategy, strategy_table
+from archgraph.federation.catalogue import SERVES
+from archgraph.language.help import strategy_names
+
+REWRITES = {
+    "width": lambda graph: ag.take(graph, 0.5),
+    "depth": lambda graph: ag.shorten(graph, {"layer1": 2}),
+}
+# The paper has none, and nothing is in the way of it.
+MORE = {("heterofl", "depth")}
+
+
+@pytest.mark.parametrize("kind", sorted(REWRITES))
+@pytest.mark.parametrize("name", strategy_names())
+def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str, kind: str):
+    tiers = {"part": REWRITES[kind](lab.graph), "whole": ag.Rewritten.identity(lab.graph)}
+    world = lab.make_world(lab.graph, lab.state, tiers, ["part", "whole"])
+    strategy = find_strategy(name)
+    # Those with exits need them for whatever else they serve.
+    served = {kind, "any"} & set(strategy.serves) and "exits" not in strategy.serves
+    if served or (name, kind) in MORE:
+        assert strategy().init(world)
+    else:
+        with pytest.raises(ag.RunError):
+            strategy().init(world)
+
+
+def test_every_strategy_has_a_row_with_its_facts():
+    rows = {row[0]: row[1:] for row in strategy_table().rows}
+    assert sorted(rows) == strategy_names()
+    for name, (paper, year, clients, presets, options) in rows.items():
+        assert bool(paper) == bool(year) == (name != "standalone")
+        assert clients and set(clients.split(", ")) <= set(SERVES)
+        assert presets == ", ".join(find_strategy(name).presets)
+        assert "ClassVar" not in options
+    assert rows["fedrolex"][3:] == (
+        "paper, official_code",
+        "step, direction, mask_absent, weights, norm",
+    )
+
+
+def test_the_command_prints_the_table():
+    printed = CliRunner().invoke(app, ["strategies", "--markdown"])
+    assert printed.exit_code == 0
+    assert "| heterofl | HeteroFL | 2021 | width |" in printed.output
+    assert "`take`" in printed.output
