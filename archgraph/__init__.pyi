@@ -66,3 +66,4 @@ from .states.optimisers import carry as carry
 from .states.rewritten import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer
 from .states.widths import widths as widths
+from .viewer import view as view

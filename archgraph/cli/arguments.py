@@ -66,6 +66,16 @@ def graph_of(
     return graph
 
 
+def shown_in(path: Path) -> Any:
+    """What a page shows of a file or folder: the family of a run, a family, or a model."""
+    if path.is_dir():
+        from archgraph.display import read_run
+        from archgraph.display.run_family import run_family
+
+        return run_family(read_run(path))
+    return family_of(path) or graph_of(path)
+
+
 def family_of(file: Path) -> Any:
     """The family in a file, or the one that an experiment names, resolved; None for a model."""
     import archgraph

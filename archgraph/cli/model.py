@@ -1,4 +1,4 @@
-"""Commands about one architecture or two: trace, show, explain, draw, diff, align."""
+"""Commands about one architecture or two: trace, show, explain, draw, view, diff, align."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from archgraph.cli.arguments import (
     family_of,
     graph_of,
     settings_of,
+    shown_in,
     typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
@@ -210,6 +211,32 @@ def draw(
         say(text)
     else:
         wrote(output)
+
+
+@command()
+def view(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE…", help="Models (YAML, ONNX), families, experiments or run folders."
+        ),
+    ],
+    output: OutputFile = None,
+    title: Annotated[str | None, typer.Option(help="Heading; default: the first name.")] = None,
+) -> None:
+    """Write a page that shows architectures in a browser.
+
+    One HTML file that opens from disk and loads nothing. Sections, blocks and operators open on a
+    click; each part tells its shapes, parameters and MACs, and why an axis is pinned. Of a family
+    or a run also which clients have which positions. Without --output the page is called after the
+    first file.
+    """
+    from archgraph.viewer import view as page
+
+    shown = [shown_in(file) for file in files]
+    path = output or Path(f"{files[0].resolve().stem}.html")
+    page(shown, path, title=title)
+    wrote(path)
 
 
 @command()

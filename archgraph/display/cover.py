@@ -61,15 +61,21 @@ class Cover(Mapping[str, float]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    def reach(self, sizes: Mapping[str, int]) -> Reach | None:
-        """How several leaves together are fed, weighted by their sizes; None if all are empty."""
+    def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
+        """Share of several leaves together that each kind of client has; None if all are empty."""
         whole = sum(sizes.values())
         if not whole:
             return None
-        shares = [
+        return tuple(
             sum(size * self.parts[name][kind] for name, size in sizes.items()) / whole
             for kind in range(len(self.counts))
-        ]
+        )
+
+    def reach(self, sizes: Mapping[str, int]) -> Reach | None:
+        """How several leaves together are fed, weighted by their sizes; None if all are empty."""
+        shares = self.shares(sizes)
+        if shares is None:
+            return None
         clients = sum(many for many, part in zip(self.counts, shares, strict=True) if part)
         held = sum(many * part for many, part in zip(self.counts, shares, strict=True))
         return Reach(clients, sum(self.counts), held / clients if clients else 0.0)

@@ -99,11 +99,9 @@ def shares(family: Family, cover: Cover) -> Iterator[tuple[str, str, tuple[float
     for block in structure(graph).blocks:
         leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
         counts = {k: parameters(graph, (k,)) for k in leaves if k in cover}
-        whole = sum(counts.values())
-        if whole:
-            kinds = range(len(cover.counts))
-            held = (sum(n * cover.parts[k][kind] for k, n in counts.items()) for kind in kinds)
-            yield block.section, block.name, tuple(part / whole for part in held)
+        held = cover.shares(counts)
+        if held is not None:
+            yield block.section, block.name, held
 
 
 def file_name(name: str) -> str:

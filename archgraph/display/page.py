@@ -32,7 +32,6 @@ from archgraph.tables import plural
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from archgraph.graph.ir import ArchGraph
 
 # Rows of a table that is not folded.
 FEW = 12
@@ -172,7 +171,7 @@ def _pictures(log: Log) -> Iterator[str]:
     from archgraph.display.picture import draw, render
 
     graphs = log.graphs
-    cover = _coverage(log, graphs)
+    cover = _coverage(log)
     for name, graph in graphs.items():
         if isinstance(graph, str):
             yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
@@ -188,27 +187,12 @@ def _pictures(log: Log) -> Iterator[str]:
             yield f"<details><summary>{name}</summary>{shown}</details>"
 
 
-def _coverage(log: Log, graphs: Mapping[str, ArchGraph | str]) -> Mapping[str, float] | None:
-    """Share of clients by leaf of the global model, computed from the run folder alone.
-
-    Models are aligned by structure, so that other files and the user's code are not needed.
-    """
+def _coverage(log: Log) -> Mapping[str, float] | None:
+    """Share of clients by leaf of the global model; None where the folder does not tell it."""
     from archgraph.display.cover import coverage
-    from archgraph.language.yaml import read_document
-    from archgraph.relate.align import align
+    from archgraph.display.run_family import run_family
 
-    whole = graphs.get("global")
     try:
-        config = read_document(log.folder / "run.yaml").data
-        members = config["family"]["clients"]
-        counts = {str(member["name"]): int(member.get("count", 1)) for member in members}
-        parts = [(graphs.get(name), many) for name, many in counts.items()]
-        return coverage(
-            [
-                (align(graph, whole).transfer, many)
-                for graph, many in parts
-                if not isinstance(graph, str | None) and not isinstance(whole, str | None)
-            ]
-        )
-    except (ArchGraphError, KeyError, TypeError, ValueError, AttributeError):
+        return coverage(run_family(log))
+    except ArchGraphError:
         return None

@@ -149,7 +149,7 @@ def scene(
         (['x', 'relu', 'output'], '8')
     """
     parts = pieces(graph, sections, detail)
-    held = _held(sections, parts)
+    held = blocks_of(sections, parts)
     found = folds(graph, held, parts.feeds, marks) if fold else ()
     making = _Making(graph, parts, found)
     boxes = making.boxes(_titles(held) if detail == "section" else {})
@@ -159,7 +159,7 @@ def scene(
     return Scene(graph.name, (*boxes, *ends), (*links, *more), groups)
 
 
-def _held(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Sections with the operators that stand in their blocks."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():

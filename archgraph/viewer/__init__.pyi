@@ -1,0 +1,1 @@
+from .show import view as view

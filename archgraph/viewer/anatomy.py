@@ -1,0 +1,230 @@
+"""What a page tells of one graph, as values that JSON can write: its parts, and the facts of each.
+
+Every figure is the library's: the page adds up parameters, MACs and bytes of operators, and nothing
+else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from archgraph.analysis.axes import axes
+from archgraph.analysis.choice import choose
+from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import structure
+from archgraph.display.collect import facts
+from archgraph.display.cover import Cover
+from archgraph.display.facts import AxisFact, BlockFact, OperatorFact, plain
+from archgraph.display.hierarchy import Fold, folds
+from archgraph.display.labels import LabelLine, describe, shape_label
+from archgraph.display.pieces import pieces
+from archgraph.display.scene import Scene, blocks_of, scene
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
+from archgraph.viewer.distinct import Distinct, stepping
+
+# Shares whose cost the slider shows: sixteenths as papers take them, dense where models are used.
+SHARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A graph as a page shows it.
+
+    Attributes:
+        graph: The architecture.
+        scene: Its boxes and links, nothing folded.
+        sections: Name, kind, and blocks with their operators, in the order of the page.
+        folds: Runs of equal blocks.
+        operators: Names of the operators: those outside all blocks first, then block by block.
+    """
+
+    graph: ArchGraph
+    scene: Scene
+    sections: tuple[tuple[str, str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
+    folds: tuple[Fold, ...]
+    operators: tuple[str, ...]
+
+    @property
+    def blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Blocks with their operators."""
+        return tuple(block for _, _, blocks in self.sections for block in blocks)
+
+
+def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
+    """The parts of a graph in the order of the page; blocks that are fed unlike do not fold."""
+    parts = structure(graph).sections
+    named = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
+    found = pieces(graph, named, "block")
+    inside = blocks_of(named, found)
+    kinds = {s.name: s.kind for s in parts}
+    sections = tuple(
+        (name, kinds[name], tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
+        for name, blocks in inside
+    )
+    framed = {n for _, _, blocks in sections for _, nodes in blocks for n in nodes}
+    outside = [node.name for node in graph.nodes if node.name not in framed]
+    within = [n for _, _, blocks in sections for _, nodes in blocks for n in nodes]
+    return Anatomy(
+        graph,
+        scene(graph, named, detail="block", fold=False),
+        tuple(section for section in sections if section[2]),
+        folds(graph, inside, found.feeds, cover.parts if cover else None),
+        (*outside, *within),
+    )
+
+
+def described(found: Anatomy) -> dict[str, Any]:
+    """All facts about a graph for its page."""
+    graph, about, spent = found.graph, facts(found.graph), cost(found.graph)
+    return {
+        "name": graph.name or "model",
+        "totals": {
+            "parameters": spent.parameters,
+            "macs": spent.macs,
+            "bytes": spent.bytes,
+            "activations": spent.activations,
+            "operators": len(graph.nodes),
+            "reach": about.reach,
+        },
+        "take": _prices(graph),
+        **_operators(found),
+        **_boxes(found),
+        "axes": _axes(found),
+        "leaves": [
+            [p.name, p.role, list(p.shape), list(about.leaves[p.name].layout)] for p in graph.params
+        ],
+        "sections": [[name, kind, len(blocks)] for name, kind, blocks in found.sections],
+        "blocks": _blocks(found),
+        "folds": _folds(found),
+    }
+
+
+def _prices(graph: ArchGraph) -> list[list[float]]:
+    """What stays of parameters and MACs when a share of every free axis is taken."""
+    solved, about = axes(graph), facts(graph)
+    rows: list[list[float]] = []
+    for share in SHARES if solved.free else ():
+        counts, _ = choose(solved, share, allow_nothing=True)
+        kept = {a.name: np.arange(n) for a, n in counts.items() if n < a.size}
+        saved = about.pricing.cutting(kept)
+        rows.append([share, about.parameters - saved.parameters, about.macs - saved.macs])
+    return rows
+
+
+def _operators(found: Anatomy) -> dict[str, Any]:
+    """Operators as columns, and the tables of what several of them share."""
+    graph, about, spent = found.graph, facts(found.graph), cost(found.graph)
+    number = {name: i for i, name in enumerate(found.operators)}
+    leaf = {param.name: i for i, param in enumerate(graph.params)}
+    axis = {name: i for i, name in enumerate(about.axes)}
+    box = {name: i for i, b in enumerate(found.scene.boxes) for name in b.nodes}
+    nodes = [graph.node[name] for name in found.operators]
+    told = [about.operators[name] for name in found.operators]
+    kinds, lists, places = Distinct(), Distinct(), Distinct()
+    feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
+    leaves = stepping([leaf[k] for k in fact.leaves] for fact in told)
+    within = stepping([axis[a] for a in fact.axes] for fact in told)
+    paid = [spent.nodes[node.name] for node in nodes]
+    columns = {
+        "name": list(found.operators),
+        "kind": [kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, told, strict=True)],
+        "place": [places.add((fact.place, fact.source or "")) for fact in told],
+        "box": [box.get(name, -1) for name in found.operators],
+        "feeds": [lists.add(one) for one in feeds],
+        "leaves": [lists.add(one) for one in leaves],
+        "axes": [lists.add(one) for one in within],
+        "parameters": [one.parameters for one in paid],
+        "macs": [one.macs for one in paid],
+        "bytes": [one.bytes for one in paid],
+    }
+    return {
+        "operators": columns,
+        "kinds": kinds.rows,
+        "lists": lists.rows,
+        "places": places.rows,
+    }
+
+
+def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Any, ...]:
+    """What equal operators share: what they do, their words, shapes and attributes."""
+    arguments = tuple(
+        (name, show(value))
+        for name, value in node.args
+        if not any(isinstance(item, Ref | Leaf) for item in walk(value))
+    )
+    label = node.name if node.op == "input" else describe(graph, node).text
+    flow = ", ".join(shape_label(kind) for kind in node.types)
+    return fact.operator, label, flow, fact.shapes, arguments
+
+
+def _boxes(found: Anatomy) -> dict[str, Any]:
+    """Boxes and the links between them: places of operators that belong together."""
+    labels, links = Distinct(), Distinct()
+    number = {box.name: i for i, box in enumerate(found.scene.boxes)}
+    boxes = [
+        [
+            ("operator", "input", "output").index(box.kind),
+            labels.add(tuple(map(_line, box.lines))),
+            int(box.training),
+        ]
+        for box in found.scene.boxes
+    ]
+    arrows = sorted((number[a.head], number[a.tail], a) for a in found.scene.links)
+    return {
+        "boxes": boxes,
+        "labels": labels.rows,
+        "links": [
+            [head, links.add((head - tail, a.label, int(a.training) + 2 * int(a.mask)))]
+            for head, tail, a in arrows
+        ],
+        "arrows": links.rows,
+    }
+
+
+def _line(line: LabelLine) -> tuple[str, int]:
+    return line.text, int(line.strong)
+
+
+def _axes(found: Anatomy) -> list[list[Any]]:
+    """Axes: name, size, role, block, what runs over them, and savings, or why they are pinned."""
+    block = {name: i for i, (name, _) in enumerate(found.blocks)}
+
+    def row(axis: AxisFact) -> list[Any]:
+        saving = None if axis.saving is None else [axis.saving.parameters, axis.saving.macs]
+        pin = None if axis.pin is None else plain(axis.pin)
+        return [
+            axis.name,
+            axis.size,
+            axis.role,
+            block.get(axis.block, -1),
+            list(axis.spans),
+            axis.halved,
+            saving,
+            pin,
+        ]
+
+    return [row(axis) for axis in facts(found.graph).axes.values()]
+
+
+def _blocks(found: Anatomy) -> list[list[Any]]:
+    """Blocks: name, kind, number of operators, why it has to stay, what leaving it out saves."""
+    about = facts(found.graph).blocks
+
+    def row(fact: BlockFact, nodes: Sequence[str]) -> list[Any]:
+        saving = None if fact.saving is None else [fact.saving.parameters, fact.saving.macs]
+        return [fact.name, fact.kind, len(nodes), fact.reason, saving]
+
+    return [row(about[name], nodes) for name, nodes in found.blocks]
+
+
+def _folds(found: Anatomy) -> list[list[Any]]:
+    """Folds: number of the first block, blocks of a repetition, repetitions, name, growing."""
+    block = {name: i for i, (name, _) in enumerate(found.blocks)}
+    return [
+        [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]
+        for one in found.folds
+    ]

@@ -1,0 +1,87 @@
+"""The HTML file of a page: data, script and looks in one text that loads nothing.
+
+The data are compressed and in base64, so that no name in a graph can end the element that holds
+them; the script sets texts, never markup. A policy in the file forbids every request, and every
+script but this one.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from archgraph.display import colours
+
+FOLDER = Path(__file__).parent / "page"
+# In the order in which they build on one another.
+SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "compare.js", "main.js")
+
+
+@cache
+def script() -> str:
+    """The page's script: its modules one after the other, in one function."""
+    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    return '(function () {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
+
+
+@cache
+def style() -> str:
+    """The page's looks in the colours of all pictures, light and dark."""
+    light, dark = (colours.variables(dark=one) for one in (False, True))
+    themes = (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f"@media print {{ :root {{ {light} }} }}\n"
+    )
+    return themes + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
+
+
+def document(title: str, data: Mapping[str, Any]) -> str:
+    """A page as HTML text.
+
+    >>> text = document("</title><script>", {"graphs": []})
+    >>> text.count("<script"), "&lt;/title&gt;" in text
+    (2, True)
+    """
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{digest}'",
+            "style-src 'unsafe-inline'",
+            "img-src data:",
+        )
+    )
+    body = (FOLDER / "body.html").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>\n'
+        f"<style>{style()}</style></head>\n<body>\n{body}"
+        f'<script type="application/gzip" id="data">{pack(data)}</script>\n'
+        f"<script>{script()}</script>\n</body></html>\n"
+    )
+
+
+def pack(data: Mapping[str, Any]) -> str:
+    """Data as text that stands in a page.
+
+    >>> unpack(f'<script type="application/gzip" id="data">{pack({"a": 1})}</script>')
+    {'a': 1}
+    """
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def unpack(page: str) -> Any:
+    """The data of a page."""
+    text = page.split('id="data">', 1)[1].split("<", 1)[0]
+    return json.loads(gzip.decompress(base64.b64decode(text)))

@@ -1,0 +1,99 @@
+"""Who feeds what of a global graph: each kind of client's share, and the positions it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from archgraph.analysis.axes import axes
+from archgraph.display.cover import coverage
+from archgraph.display.labels import parameters
+from archgraph.federation.family import Family
+from archgraph.federation.world import Tier
+from archgraph.layout.layouts import AxisRef
+from archgraph.states.widths import widths
+from archgraph.viewer.anatomy import Anatomy
+from archgraph.viewer.distinct import Distinct
+
+
+def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
+    """Shares of every part, and positions of every leaf and axis, by kind of client.
+
+    A part's row holds the number of clients that have any of it, the share of its weights that such
+    a client has on average, and each kind's share; -1 stands for a part without parameters.
+    """
+    cover, rows, texts = coverage(family), Distinct(), Distinct()
+    graph = family.graph
+
+    def row(leaves: Iterable[str]) -> int:
+        sizes = {k: parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
+        reach, shares = cover.reach(sizes), cover.shares(sizes)
+        if reach is None or shares is None:
+            return -1
+        return rows.add((reach.clients, reach.weights, shares))
+
+    def leaves_of(nodes: Iterable[str]) -> list[str]:
+        return [leaf for name in nodes for leaf in graph.node[name].leaves()]
+
+    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in found.sections]
+    taken = [_taken(member) for member in family.clients]
+    return {
+        "clients": [[member.name, member.count] for member in family.clients],
+        "whole": row(graph.param),
+        "sections": [row(leaves_of(nodes)) for nodes in sections],
+        "blocks": [row(leaves_of(nodes)) for _, nodes in found.blocks],
+        "boxes": [row(box.leaves) for box in found.scene.boxes],
+        "operators": [row(leaves_of([name])) for name in found.operators],
+        "leaves": [row([param.name]) for param in graph.params],
+        "positions": [texts.add(tuple(one.get(p.name, "") for one in taken)) for p in graph.params],
+        "axes": [texts.add(one) for one in _axes(family)],
+        "rows": rows.rows,
+        "texts": texts.rows,
+    }
+
+
+def _taken(member: Tier) -> dict[str, str]:
+    """What a client takes of each leaf of the global state; a leaf that it copies is told twice."""
+    found: dict[str, list[str]] = {}
+    for entry in member.transfer.entries.values():
+        if entry.source is not None:
+            dims = (":" if one is None else str(one) for one in entry.dims)
+            found.setdefault(entry.source, []).append(f"[{', '.join(dims)}]")
+    return {name: " and ".join(texts) for name, texts in found.items()}
+
+
+def _axes(family: Family) -> Iterable[tuple[str, ...]]:
+    """How many positions of each axis every kind of client has, and which where a leaf tells it."""
+    solved = axes(family.graph)
+    plain: dict[str, list[tuple[str, int]]] = {}
+    for leaf, dims in solved.leaf.items():
+        for number, layout in enumerate(dims):
+            if isinstance(layout, AxisRef):
+                plain.setdefault(layout.name, []).append((leaf, number))
+    kinds = [(widths(family.graph, one.transfer), _maps(one)) for one in family.clients]
+    for axis in solved.all:
+        yield tuple(_text(axis.name, axis.size, plain, *kind) for kind in kinds)
+
+
+def _maps(member: Tier) -> dict[tuple[str, int], str]:
+    """Positions that a client takes of each dimension of the global leaves."""
+    return {
+        (entry.source, number): ":" if one is None else str(one)
+        for entry in member.transfer.entries.values()
+        if entry.source is not None
+        for number, one in enumerate(entry.dims)
+    }
+
+
+def _text(
+    axis: str,
+    size: int,
+    plain: Mapping[str, Sequence[tuple[str, int]]],
+    kept: Mapping[str, int],
+    maps: Mapping[tuple[str, int], str],
+) -> str:
+    """`32 of 64 [:32]`; empty for an axis of which nothing is taken."""
+    if axis not in kept:
+        return ""
+    told = next((maps[place] for place in plain.get(axis, ()) if place in maps), "")
+    return f"{kept[axis]} of {size}" + (f" [{told}]" if told else "")

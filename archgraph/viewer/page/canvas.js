@@ -1,0 +1,443 @@
+// One picture of a graph: items as SVG, what is open, pan and zoom.
+
+const LINE = 17;
+const SVG = "http://www.w3.org/2000/svg";
+// Boxes that are opened at first, and the scale at which their words can be read.
+const FEW = 80;
+const READABLE = 0.6;
+const ZOOM = { least: 0.03, most: 3 };
+
+/** An element of the picture. @returns {any} */
+function svg(/** @type {string} */ tag, /** @type {Record<string, any>} */ attributes = {}, /** @type {any[]} */ children = []) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+  for (const child of children) element.append(child);
+  return element;
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+/** @type {Map<string, number>} */ const known = new Map();
+
+/** Width of a text in the picture's type. */
+function wide(/** @type {string} */ text, /** @type {boolean} */ strong) {
+  const key = `${strong}${text}`;
+  let found = known.get(key);
+  if (found === undefined) {
+    if (pen) pen.font = `${strong ? 600 : 400} 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
+    found = pen ? pen.measureText(text).width : text.length * 7;
+    known.set(key, found);
+  }
+  return found;
+}
+
+/** A number in few signs: 25.6M. */
+function brief(/** @type {number} */ value) {
+  for (const [unit, size] of /** @type {Array<[string, number]>} */ ([["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))}${unit}`;
+  }
+  return String(value);
+}
+
+/** The picture of one graph in one pane. */
+class Canvas {
+  constructor(/** @type {Model} */ model, /** @type {HTMLElement} */ host, /** @type {any} */ app) {
+    this.model = model;
+    this.app = app;
+    this.host = host;
+    /** @type {Set<string>} */ this.open = new Set(["root"]);
+    this.at = { x: 0, y: 0, k: 1 };
+    this.selected = "root";
+    this.focused = "root";
+    this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
+    this.svg.append(svg("defs", {}, [svg("marker", { id: `arrow${model.index}`, viewBox: "0 0 8 8", refX: 7, refY: 4,
+      markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, [svg("path", { d: "M0 0L8 4L0 8z", class: "tip" })])]));
+    this.world = svg("g", { class: "world" });
+    this.svg.append(this.world);
+    host.append(this.svg);
+    this.listen();
+  }
+
+  /** Lines of an item's box, module names where they are asked for. @returns {Array<[string, number]>} */
+  lines(/** @type {Item} */ item) {
+    const framed = ["section", "fold", "block"].includes(item.kind);
+    /** @type {Array<[string, number]>} */
+    const lines = framed ? [[item.name, 1], .../** @type {Array<[string, number]>} */ (item.lines.map(([t]) => [t, 0]))] : [...item.lines];
+    if (this.app.state.names && !framed && item.operators.length) {
+      const place = this.model.data.places[this.model.data.operators.place[item.operators[0]]][0];
+      if (place) lines.push([place, 0]);
+    }
+    const size = framed ? this.model.sum(item, "parameters") : 0;
+    if (size) lines.push([`${brief(size)} parameters`, 0]);
+    return lines;
+  }
+
+  opened(/** @type {Item} */ item) {
+    return Boolean(item.make) && this.open.has(item.id);
+  }
+
+  /** Size and, if it is open, inside of an item; kept until something in it opens or closes. */
+  layout(/** @type {Item} */ item) {
+    if (item.layout) return item.layout;
+    const head = (item.make ? 26 : 0) + (item.times > 1 ? 14 + wide(`×${item.times}`, true) : 0);
+    if (!this.opened(item)) {
+      const lines = this.lines(item);
+      const widths = lines.map(([text, strong], i) => wide(text, Boolean(strong)) + (i ? 0 : head));
+      item.layout = { lines, w: Math.max(56, ...widths) + 24, h: lines.length * LINE + 13 };
+      return item.layout;
+    }
+    const children = this.model.children(item);
+    const edges = edgesIn(this.model, item, children);
+    const found = layered(children.map((child) => this.layout(child)), edges);
+    const bare = item.kind === "graph";
+    const w = Math.max(found.w, bare ? 0 : wide(item.name, true) + head + 10) + 2 * GAP.pad;
+    item.layout = { lines: [[item.name, 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
+      dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
+    return item.layout;
+  }
+
+  /** Where arrows enter and leave an item, from its centre. */
+  port(/** @type {Item} */ item, /** @type {"entry"|"exit"} */ side) {
+    const { inside, w, dx } = item.layout;
+    return inside && inside[side] ? inside[side].x + dx - w / 2 : 0;
+  }
+
+  /** Draw what has changed. */
+  draw() {
+    this.layout(this.model.root);
+    this.world.replaceChildren(this.element(this.model.root, 1));
+    this.paint();
+    this.mark();
+  }
+
+  /** The element of an item; an item whose layout is the same keeps it. */
+  element(/** @type {Item} */ item, /** @type {number} */ level) {
+    const layout = item.layout;
+    if (item.view && item.view.layout === layout) return item.view.g;
+    const open = Boolean(layout.inside);
+    const said = [layout.lines.map((/** @type {any} */ l) => l[0]).join(", "), item.times > 1 ? `${item.times} times` : ""];
+    const g = svg("g", { class: `item ${item.kind}${open ? " open" : ""}${item.aside ? " aside" : ""}`, role: "treeitem",
+      "data-id": item.id, tabindex: -1, "aria-label": said.filter(Boolean).join(", "), "aria-level": level });
+    if (item.make) g.setAttribute("aria-expanded", String(open));
+    if (item.kind !== "graph") g.append(...this.frame(item, layout, open));
+    if (open) g.append(...this.inside(item, layout, level));
+    item.view = { g, layout };
+    return g;
+  }
+
+  /** Rectangle, words and the sign that opens. */
+  frame(/** @type {Item} */ item, /** @type {any} */ layout, /** @type {boolean} */ open) {
+    const round = ["input", "output"].includes(item.kind) ? layout.h / 2 : 6;
+    const parts = [svg("rect", { class: "frame", width: layout.w, height: layout.h, rx: round })];
+    if (item.times > 1) {
+      parts.unshift(...[8, 4].map((d) => svg("rect", { class: "frame behind", x: d, y: d, width: layout.w, height: layout.h, rx: round })));
+    }
+    const middle = item.make || open ? 12 + (item.make ? 22 : 0) : layout.w / 2;
+    const anchor = item.make || open ? "start" : "middle";
+    layout.lines.forEach((/** @type {any} */ [text, strong], /** @type {number} */ i) => {
+      const line = svg("text", { x: item.make && i && !open ? 12 : middle, y: 20 + i * LINE, "text-anchor": anchor, class: strong ? "strong" : "" });
+      line.textContent = text;
+      parts.push(line);
+    });
+    if (item.times > 1) {
+      const badge = svg("text", { x: layout.w - 10, y: 20, "text-anchor": "end", class: "strong times" });
+      badge.textContent = `×${item.times}`;
+      parts.push(badge);
+    }
+    if (item.make) {
+      parts.push(svg("g", { class: "toggle", "aria-hidden": "true" }, [
+        svg("rect", { x: 0, y: 0, width: 32, height: 28, class: "hit" }),
+        svg("rect", { x: 11, y: 8, width: 14, height: 14, rx: 3, class: "sign" }),
+        svg("path", { d: open ? "M14 15h8" : "M14 15h8M18 11v8", class: "sign" })]));
+    }
+    return parts;
+  }
+
+  /** Arrows and children of an open item. */
+  inside(/** @type {Item} */ item, /** @type {any} */ layout, /** @type {number} */ level) {
+    const { inside, dx, dy, children } = layout;
+    const lines = svg("g", { class: "edges", "aria-hidden": "true", transform: `translate(${dx},${dy})` });
+    const named = new Set();
+    for (const { edge, spots } of inside.paths) lines.append(...this.edge(edge, spots, children, inside, layout, named));
+    const held = svg("g", { role: "group", transform: `translate(${dx},${dy})` });
+    children.forEach((/** @type {Item} */ child, /** @type {number} */ i) => {
+      const spotted = inside.spots[i];
+      const g = this.element(child, level + 1);
+      g.setAttribute("transform", `translate(${spotted.x - spotted.w / 2},${spotted.y})`);
+      held.append(g);
+    });
+    return [lines, held];
+  }
+
+  edge(/** @type {Edge} */ edge, /** @type {Spot[]} */ spots, /** @type {Item[]} */ children, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
+    const from = edge.tail >= 0 ? this.port(children[edge.tail], "exit") : 0;
+    const to = edge.head >= 0 ? this.port(children[edge.head], "entry") : 0;
+    const last = spots[spots.length - 1];
+    let x = spots[0].x + from;
+    let y = edge.tail >= 0 ? spots[0].y + spots[0].h : -layout.dy;
+    let d = `M${x} ${y}`;
+    for (const s of spots.slice(1, -1)) {
+      const half = (y + s.y) / 2;
+      d += `C${x} ${half} ${s.x} ${half} ${s.x} ${s.y}V${s.y + s.h}`;
+      [x, y] = [s.x, s.y + s.h];
+    }
+    const end = edge.head >= 0 ? last.y : inside.h + (layout.h - layout.dy - inside.h);
+    const half = (y + end) / 2;
+    d += `C${x} ${half} ${last.x + to} ${half} ${last.x + to} ${end}`;
+    const path = svg("path", { d, class: edge.quiet ? "edge quiet" : "edge" });
+    if (edge.head >= 0) path.setAttribute("marker-end", `url(#arrow${this.model.index})`);
+    if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [path];
+    named.add(edge.tail);
+    const label = svg("text", { x: spots[0].x + from + 6, y: spots[0].y + spots[0].h + 15, class: "flow" });
+    label.textContent = edge.label;
+    return [path, label];
+  }
+
+  /** Colours of the overlay. */
+  paint() {
+    for (const g of this.world.querySelectorAll("g.item")) {
+      const item = this.model.items.get(g.dataset.id);
+      const frame = g.querySelector(":scope > rect.frame:not(.behind)");
+      if (!item || !frame) continue;
+      const colour = this.app.colour(this, item);
+      frame.style.fill = colour || "";
+      g.classList.toggle("tinted", Boolean(colour));
+      for (const mark of ["missing", "narrower", "wider", "new", "copied"]) g.classList.remove(mark);
+      const mark = this.app.mark(this, item);
+      if (mark) g.classList.add(mark);
+    }
+  }
+
+  /** What is selected, and where the keyboard stands. */
+  mark() {
+    for (const g of this.world.querySelectorAll(".selected, [tabindex='0']")) {
+      g.classList.remove("selected");
+      g.setAttribute("tabindex", "-1");
+      g.removeAttribute("aria-selected");
+    }
+    const selected = this.find(this.selected);
+    if (selected) {
+      selected.classList.add("selected");
+      selected.setAttribute("aria-selected", "true");
+    }
+    const focus = this.find(this.focused) || this.world.querySelector("g.item");
+    if (focus) focus.setAttribute("tabindex", "0");
+  }
+
+  find(/** @type {string} */ id) {
+    const item = this.model.items.get(id);
+    return item && item.view && this.world.contains(item.view.g) ? item.view.g : null;
+  }
+
+  /** Forget the layout of an item and of all that hold it. */
+  stale(/** @type {Item|null} */ item) {
+    for (let at = item; at; at = at.parent) at.layout = null;
+  }
+
+  /** Open or close an item; it stays where it is on the screen. */
+  toggle(/** @type {Item} */ item, /** @type {boolean} */ open = !this.open.has(item.id)) {
+    if (!item.make || item.kind === "graph" || open === this.open.has(item.id)) return;
+    const before = this.place(item);
+    if (open) this.open.add(item.id);
+    else this.open.delete(item.id);
+    this.stale(item);
+    this.draw();
+    const after = this.place(item);
+    if (before && after) this.move(before.x - after.x, before.y - after.y);
+  }
+
+  /** Upper middle of an item on the screen. */
+  place(/** @type {Item} */ item) {
+    const g = this.find(item.id);
+    if (!g || item.kind === "graph") return null;
+    const box = g.querySelector("rect.frame:not(.behind)").getBoundingClientRect();
+    return { x: box.left + box.width / 2, y: box.top };
+  }
+
+  /** Open one level after the other as long as a screen shows all of it in a type that can be read. */
+  settle() {
+    this.open = new Set(["root"]);
+    let row = this.model.children(this.model.root);
+    for (let shown = row.length; row.length; ) {
+      const next = row.filter((item) => item.make && item.kind !== "box" && item.boxes.length > 1);
+      shown += next.reduce((sum, item) => sum + this.model.children(item).length, 0);
+      if (!next.length || shown > FEW) break;
+      next.forEach((item) => this.open.add(item.id));
+      next.forEach((item) => this.stale(item));
+      if (this.scale() < READABLE) {
+        next.forEach((item) => this.open.delete(item.id));
+        break;
+      }
+      row = next.flatMap((item) => this.model.children(item));
+    }
+    this.fresh();
+  }
+
+  /** How much the whole picture has to shrink. */
+  scale() {
+    const { w, h } = this.layout(this.model.root);
+    return Math.min(1.1, this.host.clientWidth / (w + 16), this.host.clientHeight / (h + 16));
+  }
+
+  /** Every item anew. */
+  fresh() {
+    for (const item of this.model.items.values()) item.layout = item.view = null;
+    this.draw();
+  }
+
+  move(/** @type {number} */ dx, /** @type {number} */ dy) {
+    this.go({ ...this.at, x: this.at.x + dx, y: this.at.y + dy });
+  }
+
+  go(/** @type {{x: number, y: number, k: number}} */ at, told = true) {
+    this.at = at;
+    this.world.setAttribute("transform", `translate(${at.x},${at.y}) scale(${at.k})`);
+    if (told) this.app.moved(this);
+  }
+
+  zoom(/** @type {number} */ factor, /** @type {number} */ x = this.host.clientWidth / 2, /** @type {number} */ y = this.host.clientHeight / 2) {
+    const k = Math.min(ZOOM.most, Math.max(ZOOM.least, this.at.k * factor));
+    const f = k / this.at.k;
+    this.go({ x: x - (x - this.at.x) * f, y: y - (y - this.at.y) * f, k });
+  }
+
+  /** The whole picture; a tall one as wide as it can be read, from its beginning. */
+  fit(whole = true) {
+    const { w, h } = this.layout(this.model.root);
+    const { clientWidth, clientHeight } = this.host;
+    const k = this.scale();
+    const least = whole ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
+    this.go({ x: (clientWidth - w * least) / 2, y: Math.max(8, (clientHeight - h * least) / 2), k: least });
+  }
+
+  /** Move so that an item can be seen. */
+  show(/** @type {Item} */ item) {
+    const g = this.find(item.id);
+    if (!g || item.kind === "graph") return;
+    const box = g.querySelector("rect.frame:not(.behind)").getBoundingClientRect();
+    const host = this.host.getBoundingClientRect();
+    const inside = box.left >= host.left && box.right <= host.right && box.top >= host.top && box.bottom <= host.bottom;
+    if (!inside) {
+      const tall = box.height > host.height;
+      this.move((host.left + host.right - box.left - box.right) / 2,
+        tall ? host.top + 20 - box.top : (host.top + host.bottom - box.top - box.bottom) / 2);
+    }
+  }
+
+  /** Open whatever holds an item. */
+  reveal(/** @type {Item} */ item) {
+    let changed = false;
+    for (let at = item.parent; at && at.kind !== "graph"; at = at.parent) {
+      if (!this.open.has(at.id)) {
+        this.open.add(at.id);
+        changed = true;
+      }
+    }
+    if (changed) {
+      this.stale(item);
+      for (let at = /** @type {Item|null} */ (item); at; at = at.parent) at.view = null;
+      this.draw();
+    }
+    this.show(item);
+  }
+
+  listen() {
+    /** @type {Map<number, {x: number, y: number}>} */ const held = new Map();
+    let moved = 0;
+    const root = this.svg;
+    const itemOf = (/** @type {any} */ target) => {
+      const g = target.closest && target.closest("g.item");
+      return g ? this.model.items.get(g.dataset.id) || null : null;
+    };
+    root.addEventListener("pointerdown", (/** @type {PointerEvent} */ e) => {
+      held.set(e.pointerId, { x: e.clientX, y: e.clientY });
+      if (held.size === 1) moved = 0;
+    });
+    root.addEventListener("pointermove", (/** @type {PointerEvent} */ e) => {
+      const old = held.get(e.pointerId);
+      if (!old) return;
+      const other = [...held].find(([id]) => id !== e.pointerId);
+      const host = this.host.getBoundingClientRect();
+      if (other) {
+        const before = Math.hypot(old.x - other[1].x, old.y - other[1].y);
+        const now = Math.hypot(e.clientX - other[1].x, e.clientY - other[1].y);
+        this.zoom(now / Math.max(before, 1), (e.clientX + other[1].x) / 2 - host.left, (e.clientY + other[1].y) / 2 - host.top);
+      } else {
+        moved += Math.abs(e.clientX - old.x) + Math.abs(e.clientY - old.y);
+        if (moved > 4) {
+          if (!root.hasPointerCapture(e.pointerId)) root.setPointerCapture(e.pointerId);
+          this.move(e.clientX - old.x, e.clientY - old.y);
+        }
+      }
+      held.set(e.pointerId, { x: e.clientX, y: e.clientY });
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      root.addEventListener(end, (/** @type {PointerEvent} */ e) => held.delete(e.pointerId));
+    }
+    root.addEventListener("click", (/** @type {MouseEvent} */ e) => {
+      if (moved > 4) return;
+      const target = /** @type {Element} */ (e.target);
+      const item = itemOf(target) || this.model.root;
+      if (target.closest(".toggle")) this.app.toggle(this, item);
+      else this.app.select(this, item);
+    });
+    root.addEventListener("dblclick", (/** @type {MouseEvent} */ e) => {
+      const item = itemOf(e.target);
+      if (item && !(/** @type {Element} */ (e.target).closest(".toggle"))) this.app.toggle(this, item);
+    });
+    root.addEventListener("wheel", (/** @type {WheelEvent} */ e) => {
+      e.preventDefault();
+      const host = this.host.getBoundingClientRect();
+      if (e.ctrlKey || e.metaKey) this.zoom(Math.exp(-e.deltaY / 300), e.clientX - host.left, e.clientY - host.top);
+      else this.move(-e.deltaX, -e.deltaY);
+    }, { passive: false });
+    root.addEventListener("focusin", (/** @type {FocusEvent} */ e) => {
+      const item = itemOf(e.target);
+      if (item && item.id !== this.focused) {
+        this.focused = item.id;
+        this.mark();
+      }
+    });
+    root.addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => this.key(e));
+  }
+
+  /** Items that can be seen, in reading order. @returns {Item[]} */
+  visible(/** @type {Item} */ item = this.model.root) {
+    const inside = item.layout && item.layout.inside;
+    const below = inside ? this.model.children(item).flatMap((child) => this.visible(child)) : [];
+    return item.kind === "graph" ? below : [item, ...below];
+  }
+
+  /** Keys of a tree (WAI-ARIA): arrows, Home, End, Enter, Space. */
+  key(/** @type {KeyboardEvent} */ e) {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const row = this.visible();
+    const item = this.model.items.get(this.focused) || row[0];
+    const at = row.indexOf(item);
+    const open = this.opened(item);
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      ArrowDown: () => this.focus(row[Math.min(at + 1, row.length - 1)]),
+      ArrowUp: () => this.focus(row[Math.max(at - 1, 0)]),
+      ArrowRight: () => (open ? this.focus(this.model.children(item)[0]) : this.app.toggle(this, item)),
+      ArrowLeft: () => (open && item.kind !== "graph" ? this.app.toggle(this, item)
+        : item.parent && item.parent.kind !== "graph" ? this.focus(item.parent) : undefined),
+      Home: () => this.focus(row[0]),
+      End: () => this.focus(row[row.length - 1]),
+      Enter: () => this.app.select(this, item),
+      " ": () => this.app.toggle(this, item),
+    };
+    if (keys[e.key]) {
+      e.preventDefault();
+      keys[e.key]();
+    }
+  }
+
+  focus(/** @type {Item|undefined} */ item) {
+    if (!item) return;
+    this.focused = item.id;
+    this.mark();
+    this.show(item);
+    const g = this.find(item.id);
+    if (g) g.focus({ preventScroll: true });
+  }
+}

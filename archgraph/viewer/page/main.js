@@ -1,0 +1,346 @@
+// The page as a whole: panes, tools, search, the state in the address.
+
+// Results of a search that are listed.
+const LISTED = 30;
+/** @type {Record<string, string>} */
+const OVERLAYS = { none: "nothing", clients: "share of clients", weights: "share of weights",
+  parameters: "parameters", macs: "MACs", bytes: "bytes of results" };
+
+/** The element with an identifier. @returns {any} */
+const $ = (/** @type {string} */ id) => document.getElementById(id);
+
+class App {
+  constructor(/** @type {any} */ data) {
+    this.data = data;
+    this.state = { by: "none", names: false };
+    /** @type {Map<number, Model>} */ this.models = new Map();
+    /** @type {Canvas[]} */ this.panes = [];
+    this.panel = new Panel($("panel"), this);
+    this.quiet = true;
+    $("title").textContent = data.title;
+    this.tools();
+    this.restore();
+    window.addEventListener("hashchange", () => {
+      if (location.hash !== this.written) this.restore();
+    });
+    window.addEventListener("resize", () => this.panes.forEach((pane) => pane.go(pane.at, false)));
+  }
+
+  model(/** @type {number} */ i) {
+    let model = this.models.get(i);
+    if (!model) this.models.set(i, (model = new Model(this.data.graphs[i], i)));
+    return model;
+  }
+
+  tools() {
+    const graphs = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => h("option", { value: i }, g.name));
+    $("graph").append(...graphs);
+    $("beside").append(h("option", { value: "" }, "nothing"), ...graphs.map((/** @type {any} */ o) => o.cloneNode(true)));
+    const fed = this.data.graphs.some((/** @type {any} */ g) => g.feeding);
+    for (const [key, name] of Object.entries(OVERLAYS)) {
+      if (fed || !["clients", "weights"].includes(key)) $("by").append(h("option", { value: key }, name));
+    }
+    for (const id of ["graph", "beside"]) $(id).closest("label").hidden = this.data.graphs.length < 2;
+    $("graph").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
+    $("beside").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
+    $("by").addEventListener("change", () => this.tint($("by").value));
+    /** @type {Record<string, () => void>} */
+    this.actions = { fit: () => this.panes.forEach((p) => p.fit()), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
+      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name() };
+    for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
+    /** @type {Record<string, string>} */
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names" };
+    document.addEventListener("keydown", (e) => {
+      const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
+      if (e.key === "Escape") this.cancel();
+      else if (!writing && !e.ctrlKey && !e.metaKey && !e.altKey) {
+        if (e.key === "/") {
+          e.preventDefault();
+          $("search").focus();
+        } else if (keys[e.key]) this.actions[keys[e.key]]();
+      }
+    });
+    this.seek();
+  }
+
+  /** @returns {number[]} */
+  besides() {
+    return $("beside").value === "" ? [] : [Number($("beside").value)];
+  }
+
+  /** Show these graphs, one pane each. */
+  arrange(/** @type {number[]} */ wanted) {
+    const held = $("panes");
+    held.replaceChildren();
+    this.panes = wanted.map((i) => {
+      const host = h("section", { class: "pane", "aria-label": this.data.graphs[i].name });
+      if (wanted.length > 1) host.append(h("h2", { class: "which" }, this.data.graphs[i].name));
+      const area = h("div", { class: "area" });
+      host.append(area);
+      held.append(host);
+      return new Canvas(this.model(i), area, this);
+    });
+    $("graph").value = String(wanted[0]);
+    $("beside").value = wanted.length > 1 ? String(wanted[1]) : "";
+    for (const pane of this.panes) {
+      pane.settle();
+      pane.fit(false);
+    }
+    this.select(this.panes[0], this.panes[0].model.root);
+    this.legend();
+  }
+
+  /** The colour of an item; empty for its own. */
+  colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const by = this.state.by;
+    if (by === "none" || item.kind === "input" || item.kind === "output") return "";
+    if (by === "clients" || by === "weights") {
+      const feeding = canvas.model.data.feeding;
+      const row = canvas.model.fed(item);
+      if (!row) return "";
+      const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
+      return blend(this.data.scale, by === "clients" ? row[0] / total : row[1]);
+    }
+    const whole = canvas.model.sum(canvas.model.root, by);
+    const part = whole ? canvas.model.sum(item, by) / whole : 0;
+    return blend(this.data.amount, part ? 1 + Math.max(-3, Math.log10(part)) / 3 : 0);
+  }
+
+  mark() {
+    return "";
+  }
+
+  /** @returns {any[]} */
+  compared() {
+    return [];
+  }
+
+  tint(/** @type {string} */ by) {
+    this.state.by = by;
+    $("by").value = by;
+    this.panes.forEach((pane) => pane.paint());
+    this.legend();
+    this.write();
+  }
+
+  /** What the colours mean: one scale for the whole picture. */
+  legend() {
+    const { by } = this.state;
+    const share = by === "clients" || by === "weights";
+    const marks = share ? ["0 %", "25 %", "50 %", "75 %", "100 %"] : ["≤ 0.1 %", "1 %", "10 %", "100 %"];
+    const colours = share ? this.data.scale : this.data.amount;
+    $("legend").hidden = by === "none";
+    $("legend").replaceChildren(h("span", {}, share ? OVERLAYS[by] : `${OVERLAYS[by]}, share of the whole`),
+      h("span", { class: "ramp", style: `background: linear-gradient(90deg, ${colours.join(", ")})` }),
+      h("span", { class: "ticks" }, marks.map((text) => h("span", {}, text))));
+  }
+
+  select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    canvas.selected = item.id;
+    canvas.focused = item.id;
+    for (const pane of this.panes) if (pane !== canvas) pane.selected = "";
+    this.panes.forEach((pane) => pane.mark());
+    this.panel.show(canvas, item);
+    document.body.classList.toggle("detailed", item.kind !== "graph");
+    this.crumbs(canvas, item);
+    this.write();
+  }
+
+  toggle(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    if (!item.make) return;
+    canvas.toggle(item);
+    canvas.focused = item.id;
+    canvas.mark();
+    const g = canvas.find(item.id);
+    if (g && document.activeElement && document.activeElement !== $("search")) g.focus({ preventScroll: true });
+    if (canvas.selected === item.id) this.panel.show(canvas, item);
+    this.write();
+  }
+
+  /** Show every repetition of a fold, or the fold again. */
+  unfold(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { model } = canvas;
+    model.unfolded.add(item.fold);
+    const first = model.data.folds[item.fold][0];
+    model.again();
+    canvas.open.add(`s${model.sectionOf[first]}`);
+    canvas.fresh();
+    this.visit(canvas, /** @type {Item} */ (model.find(`b${first}`)));
+  }
+
+  /** Open the way to an item, select it and bring it into sight. */
+  visit(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    canvas.reveal(item);
+    this.select(canvas, item);
+  }
+
+  crumbs(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const path = [];
+    for (let at = /** @type {Item|null} */ (item); at; at = at.parent) path.unshift(at);
+    $("crumbs").replaceChildren(...path.map((one, i) => h("button",
+      { class: "link", "aria-current": i === path.length - 1 ? "location" : undefined, onclick: () => this.visit(canvas, one) }, one.name)));
+  }
+
+  /** Open what is closed in the last row, or close all. */
+  deeper(/** @type {Canvas} */ pane) {
+    const closed = pane.visible().filter((item) => item.make && !pane.opened(item));
+    const least = Math.min(...closed.map((item) => this.depth(item)));
+    for (const item of closed) if (this.depth(item) === least) pane.open.add(item.id);
+    pane.fresh();
+    this.write();
+  }
+
+  depth(/** @type {Item} */ item) {
+    return ["section", "fold", "block", "box"].indexOf(item.kind);
+  }
+
+  closed(/** @type {Canvas} */ pane) {
+    pane.open = new Set(["root"]);
+    if (pane.model.unfolded.size) {
+      pane.model.unfolded.clear();
+      pane.model.again();
+    }
+    pane.fresh();
+    pane.fit(false);
+    this.write();
+  }
+
+  name() {
+    this.state.names = !this.state.names;
+    $("names").setAttribute("aria-pressed", String(this.state.names));
+    this.panes.forEach((pane) => pane.fresh());
+    this.write();
+  }
+
+  cancel() {
+    $("search").blur();
+    if (!$("results").hidden || $("search").value) {
+      $("search").value = "";
+      this.found([]);
+    } else if (this.panes.length) this.select(this.panes[0], this.panes[0].model.root);
+  }
+
+  /** Search: names, module names, operators, shapes, axes; arrows and Enter choose. */
+  seek() {
+    const input = $("search");
+    let at = -1;
+    const mark = () => [...$("results").children].forEach((row, i) => row.setAttribute("aria-selected", String(i === at)));
+    input.addEventListener("input", () => {
+      at = -1;
+      this.found(this.matches(input.value.trim().toLowerCase()));
+    });
+    input.addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => {
+      const rows = $("results").children;
+      if (e.key === "ArrowDown" || e.key === "ArrowUp") {
+        e.preventDefault();
+        at = Math.max(0, Math.min(rows.length - 1, at + (e.key === "ArrowDown" ? 1 : -1)));
+        mark();
+        if (rows[at]) {
+          input.setAttribute("aria-activedescendant", rows[at].id);
+          rows[at].scrollIntoView({ block: "nearest" });
+        }
+      } else if (e.key === "Enter" && rows.length) rows[Math.max(at, 0)].click();
+    });
+  }
+
+  /** @returns {Array<{text: string, note: string, go: () => void}>} */
+  matches(/** @type {string} */ word) {
+    const pane = this.panes[0];
+    if (!word || !pane) return [];
+    const { model } = pane;
+    const { data } = model;
+    /** @type {any[]} */ const found = [];
+    const has = (/** @type {string} */ text) => text.toLowerCase().includes(word);
+    const add = (/** @type {string} */ text, /** @type {string} */ note, /** @type {() => Item|null} */ item) => {
+      if (found.length < LISTED) found.push({ text, note, go: () => {
+        const one = item();
+        if (one) this.visit(pane, one);
+      } });
+    };
+    data.sections.forEach((/** @type {any} */ s, /** @type {number} */ i) => has(s[0]) && add(s[0], "section", () => model.find(`s${i}`)));
+    data.blocks.forEach((/** @type {any} */ b, /** @type {number} */ i) => has(b[0]) && add(b[0], `block, ${b[1]}`, () => model.holder(model.blockOps[i][0], "block")));
+    data.operators.name.forEach((/** @type {string} */ name, /** @type {number} */ o) => {
+      if (found.length >= LISTED) return;
+      const [op, label, flow, shapes] = data.kinds[data.operators.kind[o]];
+      const place = data.places[data.operators.place[o]][0];
+      if ([name, place, op, label, flow, ...shapes].some(has)) add(place ? `${place} · ${name}` : name, `${label} → ${flow}`, () => model.holder(o));
+    });
+    return found;
+  }
+
+  found(/** @type {Array<{text: string, note: string, go: () => void}>} */ rows) {
+    const list = $("results");
+    list.hidden = !rows.length;
+    $("search").setAttribute("aria-expanded", String(rows.length > 0));
+    $("search").removeAttribute("aria-activedescendant");
+    list.replaceChildren(...rows.map((row, i) => h("li", { role: "option", id: `result${i}`, "aria-selected": "false", onclick: () => {
+      this.found([]);
+      row.go();
+    } }, row.text, h("small", {}, row.note))));
+  }
+
+  moved(/** @type {Canvas} */ canvas) {
+    for (const pane of this.panes) if (pane !== canvas) pane.go({ ...canvas.at }, false);
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.write(), 200);
+  }
+
+  /** The state in the address: it can be sent with the file. */
+  write() {
+    if (this.quiet || !this.panes.length) return;
+    const pane = this.panes[0];
+    const { x, y, k } = pane.at;
+    const words = { g: this.panes.map((p) => p.model.index).join("."), open: [...pane.open].filter((id) => id !== "root").join("."),
+      all: [...pane.model.unfolded].join("."), at: pane.selected, by: this.state.by, names: this.state.names ? "1" : "",
+      view: `${Math.round(x)},${Math.round(y)},${k.toFixed(3)}` };
+    const hash = `#${Object.entries(words).filter(([key, v]) => v || key === "open").map(([key, v]) => `${key}=${v}`).join("&")}`;
+    this.written = hash;
+    history.replaceState(null, "", hash);
+  }
+
+  /** The state that the address tells; what it does not know is left out. */
+  restore() {
+    this.quiet = true;
+    const told = new URLSearchParams(location.hash.slice(1));
+    const many = this.data.graphs.length;
+    const graphs = (told.get("g") || "0").split(".").map(Number).filter((i) => Number.isInteger(i) && i >= 0 && i < many);
+    this.state.by = Object.hasOwn(OVERLAYS, told.get("by") || "") ? String(told.get("by"))
+      : this.data.graphs[0].feeding ? "weights" : "none";
+    this.state.names = told.get("names") === "1";
+    $("by").value = this.state.by;
+    $("names").setAttribute("aria-pressed", String(this.state.names));
+    this.arrange(graphs.length ? graphs : [0]);
+    const pane = this.panes[0];
+    if (told.has("open") || told.has("all")) {
+      for (const fold of (told.get("all") || "").split(".").filter(Boolean)) pane.model.unfolded.add(Number(fold));
+      if (told.get("all")) pane.model.again();
+      pane.open = new Set(["root", ...(told.get("open") || "").split(".").filter(Boolean)]);
+      pane.fresh();
+    }
+    const item = pane.model.find(told.get("at") || "root");
+    if (item) this.select(pane, item);
+    const [x, y, k] = (told.get("view") || "").split(",").map(Number);
+    if (k > 0 && Number.isFinite(x) && Number.isFinite(y)) pane.go({ x, y, k });
+    this.quiet = false;
+  }
+}
+
+/** Colour at a place between 0 and 1 of a scale. */
+function blend(/** @type {string[]} */ colours, /** @type {number} */ share) {
+  const at = Math.min(Math.max(share, 0), 1) * (colours.length - 1);
+  const low = Math.min(Math.floor(at), colours.length - 2);
+  const parts = (/** @type {string} */ c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16));
+  const [a, b] = [parts(colours[low]), parts(colours[low + 1])];
+  return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * (at - low))).join(" ")})`;
+}
+
+async function start() {
+  const packed = Uint8Array.from(atob($("data").textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const data = JSON.parse(await new Response(stream).text());
+  const app = new App(data);
+  Object.assign(window, { archgraph: { data, app } });
+  document.body.dataset.ready = String(Math.round(performance.now()));
+}
+
+start();

@@ -1,0 +1,203 @@
+// What the side panel tells of an item: figures, axes, clients; nothing is set as markup.
+
+/** An element of the page. @returns {any} */
+function h(/** @type {string} */ tag, /** @type {Record<string, any>} */ attributes = {}, /** @type {any[]} */ ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== false && value !== undefined) element.setAttribute(key, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** A table; numbers stand to the right. */
+function table(/** @type {string} */ title, /** @type {string[]} */ heads, /** @type {any[][]} */ rows) {
+  if (!rows.length) return null;
+  const head = h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)));
+  const body = rows.map((row) => h("tr", {}, row.map((cell) => h("td", typeof cell === "number" ? { class: "number" } : {},
+    typeof cell === "number" ? cell.toLocaleString("en") : cell))));
+  return h("section", {}, h("h3", {}, title), h("div", { class: "wide" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body))));
+}
+
+/** A share as the library writes it: rounding never reaches 0 % or 100 %. */
+function percent(/** @type {number} */ share) {
+  const text = `${Math.round(100 * share)} %`;
+  if (text === "0 %" && share > 0) return "<1 %";
+  return text === "100 %" && share < 1 ? ">99 %" : text;
+}
+
+/** Name and value pairs. */
+function facts(/** @type {Array<[string, any]>} */ rows) {
+  return h("dl", {}, rows.filter(([, value]) => value !== "" && value !== null)
+    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? value.toLocaleString("en") : value))));
+}
+
+/** A list of which the first few are shown. */
+function few(/** @type {any[]} */ rows, /** @type {(part: any[]) => any} */ make, most = 12) {
+  const part = h("div", {}, make(rows.slice(0, most)));
+  if (rows.length > most) {
+    part.append(h("button", { class: "more", onclick: () => part.replaceChildren(make(rows)) }, `show all ${rows.length}`));
+  }
+  return part;
+}
+
+/** What the panel shows of one graph. */
+class Panel {
+  constructor(/** @type {HTMLElement} */ host, /** @type {any} */ app) {
+    this.host = host;
+    this.app = app;
+  }
+
+  show(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const parts = item.kind === "graph" ? this.whole(canvas) : this.part(canvas, item);
+    this.host.replaceChildren(...parts.filter(Boolean));
+    this.host.scrollTop = 0;
+  }
+
+  /** A button that leads to an item. */
+  to(/** @type {Canvas} */ canvas, /** @type {Item|null} */ item, /** @type {string} */ text) {
+    return item ? h("button", { class: "link", onclick: () => this.app.visit(canvas, item) }, text) : text;
+  }
+
+  whole(/** @type {Canvas} */ canvas) {
+    const { data } = canvas.model;
+    const t = data.totals;
+    const axes = data.axes;
+    return [
+      h("h2", {}, data.name),
+      facts([["parameters", t.parameters], ["MACs per example", t.macs], ["operators", t.operators],
+        ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
+        ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
+        ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`]]),
+      this.clients(canvas, canvas.model.root),
+      this.least(canvas),
+      this.slider(data),
+    ];
+  }
+
+  /** Blocks that are fed least, one button each. */
+  least(/** @type {Canvas} */ canvas) {
+    const { model } = canvas;
+    const feeding = model.data.feeding;
+    if (!feeding) return null;
+    const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
+    const rows = model.data.blocks.map((/** @type {any} */ block, /** @type {number} */ i) => ({ i, block, row: feeding.rows[feeding.blocks[i]] }))
+      .filter((/** @type {any} */ one) => one.row)
+      .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[0] * a.row[1] - b.row[0] * b.row[1]).slice(0, 5);
+    const name = (/** @type {number} */ i, /** @type {string} */ text) =>
+      h("button", { class: "link", onclick: () => this.app.visit(canvas, model.holder(model.blockOps[i][0], "block")) }, text);
+    return table("Fed least", ["block", "clients", "weights"], rows.map((/** @type {any} */ one) =>
+      [name(one.i, one.block[0]), `${one.row[0]} of ${total}`, percent(one.row[1])]));
+  }
+
+  /** What a share of every free axis would cost. */
+  slider(/** @type {any} */ data) {
+    const rows = data.take;
+    if (!rows.length) return null;
+    const told = h("output", { for: "take" });
+    const tell = (/** @type {number} */ i) => {
+      const [share, parameters, macs] = rows[i];
+      const part = (/** @type {number} */ n, /** @type {number} */ of) => of ? ` (${percent(n / of)})` : "";
+      told.textContent = `take ${share}: ${parameters.toLocaleString("en")} parameters${part(parameters, data.totals.parameters)}, ` +
+        `${macs.toLocaleString("en")} MACs${part(macs, data.totals.macs)}`;
+    };
+    const input = h("input", { type: "range", id: "take", min: 0, max: rows.length - 1, value: rows.length - 1, step: 1,
+      oninput: (/** @type {any} */ e) => tell(Number(e.target.value)) });
+    tell(rows.length - 1);
+    return h("section", {}, h("h3", {}, h("label", { for: "take" }, "A share of every free axis")), input, told);
+  }
+
+  part(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { model } = canvas;
+    const { data } = model;
+    const kind = item.kind === "operator" || item.operators.length === 1 ? data.kinds[data.operators.kind[item.operators[0]]][0] : item.kind;
+    const several = item.times > 1 ? ` ×${item.times}` : "";
+    const figures = ["parameters", "macs", "bytes"].map((key) => model.sum(item, key));
+    const at = item.operators.length === 1 ? item.operators[0] : -1;
+    const place = at >= 0 ? data.places[data.operators.place[at]] : ["", ""];
+    return [
+      h("h2", {}, item.name + several),
+      h("p", { class: "kind" }, kind),
+      item.make ? h("p", {}, h("button", { class: "act", onclick: () => this.app.toggle(canvas, item) },
+        canvas.opened(item) ? "Close" : "Open"),
+      item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
+      facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
+        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.block(model, item)]),
+      this.clients(canvas, item),
+      this.shapes(canvas, item),
+      this.axes(canvas, item),
+      this.leaves(canvas, item),
+      ...this.app.compared(canvas, item),
+    ];
+  }
+
+  /** Whether a block can be left out. @returns {Array<[string, any]>} */
+  block(/** @type {Model} */ model, /** @type {Item} */ item) {
+    const at = item.kind === "block" ? item.number : item.fold >= 0 ? model.data.folds[item.fold][0] : -1;
+    if (at < 0) return [];
+    const [, kind, , reason, saving] = model.data.blocks[at];
+    return [["block", kind], ["can be left out", reason ? `no: ${reason}`
+      : saving ? `yes: saves ${saving[0].toLocaleString("en")} parameters, ${saving[1].toLocaleString("en")} MACs` : "yes"]];
+  }
+
+  /** Each kind of client and how much of the part it has. */
+  clients(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const feeding = canvas.model.data.feeding;
+    const row = canvas.model.fed(item);
+    if (!feeding || !row) return null;
+    const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
+    const lacking = feeding.clients.filter((/** @type {any} */ _, /** @type {number} */ i) => !row[2][i]).map((/** @type {any} */ c) => c[0]);
+    const said = h("p", {}, `${row[0]} of ${total} clients, ${percent(row[1])} of the weights. `,
+      lacking.length ? h("strong", {}, `Lacking in ${lacking.join(", ")}.`) : "No client lacks it.");
+    const made = table("Clients", ["kind", "clients", "share of the weights"], feeding.clients.map((/** @type {any} */ c, /** @type {number} */ i) =>
+      [c[0], c[1], row[2][i] ? percent(row[2][i]) : "none"]));
+    if (made) made.insertBefore(said, made.children[1]);
+    return made;
+  }
+
+  shapes(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { data } = canvas.model;
+    const rows = item.operators.map((o) => {
+      const [op, , , shapes, attributes] = data.kinds[data.operators.kind[o]];
+      const told = attributes.map((/** @type {any} */ [key, value]) => `${key}=${value}`).join(", ");
+      const sources = canvas.model.feeds[o].map((f) => data.operators.name[f]).join(", ");
+      return [data.operators.name[o], op, shapes.join(", "), told, sources];
+    });
+    return few(rows, (part) => table("Operators", ["name", "operator", "result", "attributes", "takes"], part) || "");
+  }
+
+  /** Axes: size, role, and why they are pinned and what would free them. */
+  axes(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { data } = canvas.model;
+    const numbers = [...new Set(item.operators.flatMap((o) => canvas.model.axes[o]))];
+    const feeding = data.feeding;
+    const rows = numbers.map((n) => {
+      const [name, size, role, , spans, halved, saving, pin] = data.axes[n];
+      const why = pin
+        ? h("div", {}, h("strong", {}, "pinned: "), pin.why, pin.place ? ` (${[pin.operator, pin.place, pin.source].filter(Boolean).join(", ")})` : "",
+          h("br"), `would free it: ${pin.remedy}`)
+        : h("div", {}, "free", saving ? `: ${halved} positions save ${saving[0].toLocaleString("en")} parameters, ${saving[1].toLocaleString("en")} MACs` : "",
+          spans.length ? h("span", {}, h("br"), `runs over it: ${spans.join(", ")}`) : null);
+      const taken = feeding ? feeding.texts[feeding.axes[n]].map((/** @type {string} */ text, /** @type {number} */ i) =>
+        h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`)) : [];
+      return feeding ? [name, size, role, why, h("div", {}, taken)] : [name, size, role, why];
+    });
+    const heads = ["axis", "size", "role", "can it be cut?", ...(feeding ? ["positions of each client"] : [])];
+    return few(rows, (part) => table("Axes", heads, part) || "");
+  }
+
+  leaves(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const { data } = canvas.model;
+    const feeding = data.feeding;
+    const numbers = [...new Set(item.operators.flatMap((o) => canvas.model.leaves[o]))];
+    const rows = numbers.map((n) => {
+      const [name, role, shape, layout] = data.leaves[n];
+      const texts = feeding ? feeding.texts[feeding.positions[n]] : [];
+      const taken = texts.map((/** @type {string} */ text, /** @type {number} */ i) => h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`));
+      return [name, role, shape.join(" × "), layout.join(" | "), ...(feeding ? [h("div", {}, taken)] : [])];
+    });
+    const heads = ["leaf", "role", "shape", "made of", ...(feeding ? ["what each client takes"] : [])];
+    return few(rows, (part) => table("Parameters and buffers", heads, part) || "");
+  }
+}

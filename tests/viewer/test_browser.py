@@ -1,0 +1,207 @@
+"""The page in a real browser: every interaction changes what it should, and nothing else happens.
+
+That no page says or requests anything is checked by the fixture that opens it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def items(page):
+    """What can be seen, by identifier."""
+    return page.eval_on_selector_all("g.item[data-id]", "all => all.map(g => g.dataset.id)")
+
+
+def item(page, identifier):
+    return page.locator(f"g.item[data-id='{identifier}']")
+
+
+def text(page):
+    return page.inner_text("#panel")
+
+
+def numbered(page, name):
+    """Identifier of the block of a name."""
+    return page.evaluate(
+        "name => 'b' + archgraph.data.graphs[0].blocks.findIndex(b => b[0] === name)", name
+    )
+
+
+def test_containers_open_and_close_and_the_address_keeps_them(opened, net):
+    page = opened(net)
+    page.click("#less")
+    closed = items(page)
+    layers = page.evaluate(
+        "'s' + archgraph.data.graphs[0].sections.findIndex(s => s[0] === 'layers')"
+    )
+    item(page, layers).locator(":scope > .toggle").click()
+    after = items(page)
+    assert len(after) > len(closed) and set(closed) < set(after)
+    assert item(page, layers).get_attribute("aria-expanded") == "true"
+    assert "×3" in item(page, layers).text_content()
+    assert layers in page.evaluate("location.hash")
+    item(page, layers).locator(":scope > .toggle").click()
+    assert items(page) == closed
+    page.click("#more")
+    assert len(items(page)) > len(closed)
+
+
+def test_the_state_in_the_address_comes_back(opened, net):
+    page = opened(net)
+    page.click("#less")
+    page.select_option("#by", "parameters")
+    page.click("#names")
+    page.locator("g.item.section").first.click(position={"x": 40, "y": 5})
+    page.wait_for_timeout(250)
+    hash = page.evaluate("location.hash")
+    shown, selected = items(page), page.locator("g.selected").get_attribute("data-id")
+    transform = page.get_attribute("g.world", "transform")
+    again = opened(net, hash=hash)
+    assert items(again) == shown
+    assert again.locator("g.selected").get_attribute("data-id") == selected
+    assert again.input_value("#by") == "parameters"
+    assert again.get_attribute("#names", "aria-pressed") == "true"
+    scale = transform.split("scale")[1][:6]
+    assert again.get_attribute("g.world", "transform").split("scale")[1][:6] == scale
+
+
+def test_a_fold_shows_its_repetitions_one_by_one(opened, net):
+    page = opened(net)
+    page.click("#less")
+    page.locator("g.item:has(> text.times)").first.click(position={"x": 40, "y": 5})
+    page.click("text=Show all 3")
+    names = page.locator("g.item.block > text.strong").all_text_contents()
+    assert [n for n in names if n.startswith("layers.")] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_search_finds_names_operators_and_shapes_by_keyboard(opened, net):
+    page = opened(net)
+    page.click("#less")
+    for word in ("linear1", "attention", "batch, 5, 16"):
+        page.keyboard.press("Escape")
+        page.keyboard.press("/")
+        page.keyboard.type(word)
+        assert page.locator("#results li").count() >= 1, word
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.locator("#results").is_hidden()
+    assert page.locator("g.selected").count() == 1
+    assert "16" in text(page)
+    assert page.locator("#crumbs button").count() >= 2
+    page.locator("#crumbs button").first.click()
+    assert page.locator("#panel h2").inner_text() == "net"
+
+
+def test_all_of_it_by_keyboard(opened, net):
+    page = opened(net)
+    page.click("#less")
+    closed = items(page)
+    page.focus("g.item[tabindex='0']")
+    page.keyboard.press("Home")
+    for _ in range(len(closed)):
+        page.keyboard.press("ArrowDown")
+        if page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false":
+            break
+    here = page.evaluate("document.activeElement.dataset.id")
+    page.keyboard.press("ArrowRight")
+    assert len(items(page)) > len(closed)
+    assert page.evaluate("document.activeElement.dataset.id") == here
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.id") != here
+    page.keyboard.press("Enter")
+    assert page.locator("g.selected").get_attribute("data-id") == page.evaluate(
+        "document.activeElement.dataset.id"
+    )
+    outline = page.evaluate(
+        "getComputedStyle(document.activeElement.querySelector('.frame')).strokeDasharray"
+    )
+    assert outline != "none"  # where the keyboard stands can be seen
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press(" ")
+    assert items(page) == closed
+
+
+def test_pan_zoom_and_fit_move_the_picture(opened, net):
+    page = opened(net)
+
+    def at():
+        return page.get_attribute("g.world", "transform")
+
+    start = at()
+    page.mouse.move(80, 700)
+    page.mouse.down()
+    page.mouse.move(140, 640)
+    page.mouse.up()
+    panned = at()
+    assert panned != start
+    page.mouse.wheel(0, 40)
+    wheeled = at()
+    assert wheeled != panned
+    page.click("#in")
+    assert at().split("scale")[1] != wheeled.split("scale")[1]
+    page.click("#fit")
+    box = page.locator("g.world").bounding_box()
+    assert 0 <= box["x"] and box["y"] >= 0 and box["height"] <= 850
+
+
+def test_which_client_lacks_this_block(opened, family):
+    page = opened(family)
+    page.click("#less")
+    page.keyboard.press("/")
+    page.keyboard.type("layers.2")
+    page.keyboard.press("Enter")
+    assert "Lacking in short." in text(page)
+    assert "3 of 4 clients" in text(page)
+
+
+def test_why_a_layer_cannot_be_cut_and_what_would_free_it(opened, net):
+    page = opened(net)
+    page.click("#less")
+    page.keyboard.press("/")
+    page.keyboard.type("head")
+    page.keyboard.press("Enter")
+    assert "pinned: dimension 1 of the model's output" in text(page)
+    assert "would free it: a layer after it" in text(page)
+
+
+def test_what_is_fed_least_is_one_click_away(opened, family):
+    page = opened(family)
+    page.click("#less")
+    page.keyboard.press("Escape")
+    page.locator("#panel table button.link").first.click()
+    assert page.locator("#panel h2").inner_text() == "layers.2"
+    assert page.locator("g.selected").get_attribute("data-id") == numbered(page, "layers.2")
+
+
+def test_the_slider_and_the_colours_change(opened, family):
+    page = opened(family)
+    told = page.inner_text("output")
+    page.focus("#take")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("output") != told
+    fills = "all => all.map(r => r.style.fill).join()"
+    seen = set()
+    for by in ("none", "clients", "weights", "parameters", "macs", "bytes"):
+        page.select_option("#by", by)
+        seen.add(page.eval_on_selector_all("rect.frame", fills))
+        assert page.locator("#legend").is_visible() == (by != "none")
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_telephone_shows_all_of_it(opened, family, dark):
+    page = opened(family, width=390, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator(".area").first.bounding_box()["height"] > 200
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert colour == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+    page.locator("g.item").nth(1).click(position={"x": 20, "y": 5})
+    assert page.locator("#panel").is_visible()
+
+
+def test_hostile_names_are_text(opened, net):
+    name = "<img src=x onerror=alert(1)></script>"
+    page = opened({name: net})
+    assert page.inner_text("#title") == name
+    assert page.locator("img").count() == 0

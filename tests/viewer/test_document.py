@@ -1,0 +1,153 @@
+"""The data of a page: every figure is the library's, equal rows are stored once, text is safe."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import structure
+from archgraph.display.collect import facts
+from archgraph.display.cover import coverage
+from archgraph.display.labels import parameters
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
+from archgraph.rewrite.take import take
+from archgraph.viewer import view
+from archgraph.viewer.document import unpack
+from benchmarks.bench_view import made
+
+
+def tiny(name: str, many: int = 1) -> ArchGraph:
+    """A chain of activations."""
+    kind = TensorType((Batch(), 8), "float32")
+    nodes = [Node("x", "input", type=kind)]
+    for i in range(many):
+        nodes.append(Node(f"relu_{i}", "aten.relu", (("self", Ref(nodes[-1].name)),), kind))
+    return ArchGraph((("x", Ref("x")),), (), tuple(nodes), Ref(nodes[-1].name), name=name)
+
+
+def unstepped(column, lists):
+    """Lists of numbers as the page reads them."""
+    fresh, found = 0, []
+    for at in column:
+        numbers = [n + fresh for n in lists[at]]
+        fresh = max([fresh, *(n + 1 for n in numbers)])
+        found.append(numbers)
+    return found
+
+
+def test_figures_of_operators_and_axes_are_those_of_the_library(net):
+    data = unpack(view(net))["graphs"][0]
+    spent, about = cost(net), facts(net)
+    ops = data["operators"]
+    assert set(ops["name"]) == set(net.node) and len(ops["name"]) == len(net.nodes)
+    for i, name in enumerate(ops["name"]):
+        one = spent.nodes[name]
+        assert (ops["parameters"][i], ops["macs"][i], ops["bytes"][i]) == (
+            one.parameters,
+            one.macs,
+            one.bytes,
+        )
+        assert data["kinds"][ops["kind"][i]][0] == net.node[name].op
+    assert data["totals"]["parameters"] == spent.parameters == sum(ops["parameters"])
+    assert data["totals"]["macs"] == spent.macs == sum(ops["macs"])
+    for row, fact in zip(data["axes"], about.axes.values(), strict=True):
+        assert row[:3] == [fact.name, fact.size, fact.role]
+        assert (row[6] is None) == (fact.saving is None)
+        assert row[6] is None or row[6] == [fact.saving.parameters, fact.saving.macs]
+        assert row[7] is None or (row[7]["why"], row[7]["remedy"]) == (
+            fact.pin.why,
+            fact.pin.remedy,
+        )
+
+
+def test_axes_leaves_and_sources_of_each_operator_are_told(net):
+    data = unpack(view(net))["graphs"][0]
+    ops, about = data["operators"], facts(net)
+    axes, leaves = (unstepped(ops[k], data["lists"]) for k in ("axes", "leaves"))
+    for i, name in enumerate(ops["name"]):
+        fact = about.operators[name]
+        assert [data["axes"][n][0] for n in axes[i]] == list(fact.axes)
+        assert [data["leaves"][n][0] for n in leaves[i]] == list(fact.leaves)
+        used = [ops["name"][i - back] for back in data["lists"][ops["feeds"][i]]]
+        assert used == list(dict.fromkeys(net.node[name].uses()))
+
+
+def test_blocks_of_the_page_are_those_of_the_structure_in_order(net):
+    data = unpack(view(net))["graphs"][0]
+    assert [s[0] for s in data["sections"]] == [s.name for s in structure(net).sections]
+    assert [b[0] for b in data["blocks"]] == [b.name for b in structure(net).blocks]
+    assert [(f[2], f[3]) for f in data["folds"]] == [(3, "layers.0–2")]
+
+
+def test_the_slider_tells_what_take_costs(net):
+    data = unpack(view(net))["graphs"][0]
+    for share, left, macs in data["take"]:
+        small = cost(take(net, share, allow_nothing=True).graph)
+        assert (left, macs) == (small.parameters, small.macs), share
+
+
+def test_who_feeds_a_block_and_with_which_positions(family):
+    pages = unpack(view(family))["graphs"]
+    assert [g["name"] for g in pages] == ["pets", "full", "narrow", "short"]
+    whole, feeding = pages[0], pages[0]["feeding"]
+    cover, graph = coverage(family), family.graph
+    for i, block in enumerate(structure(graph).blocks):
+        leaves = dict.fromkeys(k for n in block.nodes for k in graph.node[n].leaves())
+        sizes = {k: parameters(graph, (k,)) for k in leaves if k in cover}
+        reach, row = cover.reach(sizes), feeding["blocks"][i]
+        assert (reach is None) == (row < 0)
+        if reach is not None:
+            clients, weights, shares = feeding["rows"][row]
+            assert (clients, weights) == (reach.clients, reach.weights)
+            assert tuple(shares) == cover.shares(sizes)
+            counted = sum(n * s for (_, n), s in zip(feeding["clients"], shares, strict=True))
+            assert math.isclose(counted / reach.total, reach.share)
+    last = [b[0] for b in whole["blocks"]].index("layers.2")
+    assert feeding["rows"][feeding["blocks"][last]][2][2] == 0.0  # `short` lacks it
+    told = dict(zip([leaf[0] for leaf in whole["leaves"]], feeding["positions"], strict=True))
+    rows = feeding["texts"][told["layers.0.linear1.weight"]]
+    assert rows == ["[:, :]", "[:8, :4]", "[:, :]"]
+    axes = dict(zip([axis[0] for axis in whole["axes"]], feeding["axes"], strict=True))
+    assert feeding["texts"][axes["layers.0.linear1.out"]][1] == "8 of 16 [:8]"
+
+
+def test_blocks_that_clients_lack_do_not_fold(family):
+    assert [f[2:4] for f in unpack(view(family))["graphs"][0]["folds"]] == [[2, "layers.0–1"]]
+
+
+def test_equal_rows_are_stored_once():
+    few, many = (unpack(view(tiny("a", n)))["graphs"][0] for n in (10, 1000))
+    assert len(few["kinds"]) == len(many["kinds"]) == 2
+    assert len(many["labels"]) < 4 and len(many["lists"]) < 6
+
+
+def test_a_page_of_5000_operators_is_below_a_megabyte():
+    """The page itself, and five times what 1,000 operators take."""
+    empty, page = (len(view(made(blocks))) for blocks in (1, 200))
+    assert empty + 5 * (page - empty) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"&amp;\u2028'],
+    ids=["script", "image", "entity"],
+)
+def test_a_name_cannot_leave_its_place(name):
+    text = view(tiny(name))
+    assert unpack(text)["graphs"][0]["name"] == name
+    assert len(re.findall(r"<script", text)) == 2 and "alert(1)<" not in text
+    assert "onerror=alert" not in text.replace("&lt;img src=x onerror=alert(1)&gt;", "")
+
+
+def test_graphs_may_be_named_and_nothing_is_refused(net, tmp_path):
+    path = tmp_path / "a" / "page.html"
+    text = view({"before": net, "after": take(net, 0.5)}, path, title="cut")
+    assert path.read_text() == text and "<title>cut</title>" in text
+    assert [g["name"] for g in unpack(text)["graphs"]] == ["before", "after"]
+    assert len(unpack(view([net, net]))["graphs"]) == 2
+    with pytest.raises(GraphError, match="nothing to show"):
+        view([])
