@@ -35,8 +35,8 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = "trace show explain draw rewrite diff check run report compare study schema export"
-    for name in (*names.split(), "strategies", "demo"):
+    names = "trace show explain draw view rewrite diff check run report compare study schema"
+    for name in (*names.split(), "export", "strategies", "demo"):
         assert f"\n  {name} " in done.stdout
         assert call(name, "--help").exit_code == 0
 
@@ -176,6 +176,15 @@ def test_draw_writes_by_ending_or_prints(here: Path):
     assert b"<svg" in (here / "net.svg").read_bytes()
     refused(call("draw", "model.yaml", "-o", "net.bmp"), "net.bmp: is not a picture format")
     assert not (here / "net.bmp").exists()
+
+
+def test_view_writes_a_page_of_models_and_families(here: Path):
+    result = call("view", "model.yaml")
+    assert result.exit_code == 0 and "wrote model.html" in result.output
+    assert call("view", "family.yaml", "model.yaml", "-o", "p.html", "--title", "a").exit_code == 0
+    assert "<title>a</title>" in (here / "p.html").read_text()
+    refused(call("view", "nothing.yaml"), "nothing.yaml")
+    refused(call("view", "."), "not a run folder")
 
 
 def test_draw_a_family_with_its_weak_points(here: Path):
