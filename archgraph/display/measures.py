@@ -11,6 +11,7 @@ from typing import Any
 from archgraph.display.runs import RoundLine, better, judge, seconds, submodels
 from archgraph.engine.traffic import DOWN, UP, traffic
 from archgraph.fields import GLOBAL
+from archgraph.tables import count
 
 Test = Mapping[str, Any]  # the evaluation of a round
 ReadFigure = Callable[[Sequence[RoundLine], Sequence[Test]], float | None]
@@ -82,8 +83,12 @@ def _of_clients(name: str, more: bool) -> tuple[Measure, ...]:
         own = [(row.get("local") or {}).get(name) for row in submodels({"evaluation": test})]
         return best_of((value for value in own if value is not None), default=None)
 
+    def trained(test: Test) -> float | None:
+        return (test.get("trained") or {}).get(name)
+
     return (
         _column(f"local_{name}", "local", name, _averaged(local)),
+        _column(f"trained_{name}", "trained", name, _averaged(trained)),
         _column(f"best_local_{name}", "best local", name, _averaged(best)),
     )
 
@@ -146,6 +151,23 @@ def _travelled(way: str, rounds: Sequence[RoundLine], _: Sequence[Test]) -> floa
     return sum(known) / 1e6 if sums and len(known) == len(sums) else None
 
 
+def _computed(key: str, reduce: Callable[[Sequence[float]], float]) -> ReadFigure:
+    """Of the rounds' MACs (or epochs); None: some round does not say."""
+
+    def read(rounds: Sequence[RoundLine], _: Sequence[Test]) -> float | None:
+        values = [float(line["macs"][key]) for line in rounds if "macs" in line]
+        return reduce(values) if values and len(values) == len(rounds) else None
+
+    return read
+
+
+def _tmac(rounds: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
+    epoch, epochs = (read(rounds, tests) for read in (_MACE, _EPOCHS))
+    return None if epoch is None or epochs is None else epoch * epochs
+
+
+_MACE, _EPOCHS = _computed("epoch", max), _computed("epochs", sum)
+
 _seconds, _number = "{:.2f}".format, "{:.4g}".format
 
 SPENT: tuple[Measure, ...] = (
@@ -153,5 +175,9 @@ SPENT: tuple[Measure, ...] = (
     Measure("server_seconds", "server s", functools.partial(_spent, ("server",)), _seconds),
     Measure("megabytes_down", "MB down", functools.partial(_travelled, DOWN), _number),
     Measure("megabytes_up", "MB up", functools.partial(_travelled, UP), _number),
+    Measure("macs", "MACs", _computed("round", sum), count),
+    Measure("mace", "MACE", _MACE, count),
+    Measure("epochs", "T·E", _EPOCHS, _number),
+    Measure("tmac", "TMAC", _tmac, count),
     Measure("lost", "lost updates", _lost, _number, absent=0.0),
 )

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from archgraph.display.runs import (
     series,
     submodels,
 )
+from archgraph.engine.traffic import traffic
 from archgraph.errors import RunError
 from archgraph.files import write
 
@@ -43,6 +45,22 @@ PURPOSES = {
     "evaluate": "evaluation",
     "record": "record",
     "other": "other",
+}
+
+
+def _bytes(line: RoundLine) -> float | None:
+    ways = traffic(line)
+    return sum(ways.values()) / 1e6 if ways else None
+
+
+def _macs(line: RoundLine) -> float | None:
+    return line["macs"]["round"] / 1e9 if "macs" in line else None
+
+
+# What accuracy is drawn over beside rounds, where all runs say it.
+COSTS: Mapping[str, Callable[[RoundLine], float | None]] = {
+    "megabytes, both ways": _bytes,
+    "GMACs of training": _macs,
 }
 
 
@@ -83,7 +101,13 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     what = judge(everything)
     worst = min if better(everything, what) else max
     timed = any(seconds(lines) for lines in runs.values())
-    figure, axes = panels(13.0 if timed else 9.5, 3 if timed else 2, title)
+    spent = {
+        axis: {name: _cumulated(many, read) for name, many in groups.items()}
+        for axis, read in COSTS.items()
+    }
+    costs = {axis: known for axis, known in spent.items() if all(known.values())}
+    number_of = 2 + len(costs) + timed
+    figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, (name, many) in enumerate(groups.items()):
         _band(axes[0], [_reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
         _band(axes[1], [_reduced(rounds, what, worst) for rounds in many], name, number)
@@ -91,10 +115,15 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     scale(axes[1], what, f"worst submodel: {what}")
     if len(groups) > 1:
         axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
+    for panel, (axis, known) in zip(axes[2:], costs.items(), strict=False):
+        for number, (name, many) in enumerate(groups.items()):
+            reduced = [_reduced(rounds, what, statistics.fmean) for rounds in many]
+            _band(panel, reduced, name, number, known[name])
+        scale(panel, what, f"average submodel over {axis}", axis=axis)
     if timed:
-        time_panel(axes[2], runs)
+        time_panel(axes[-1], runs)
         if sum(map(len, runs)) > BESIDE:
-            for text in axes[2].get_xticklabels():
+            for text in axes[-1].get_xticklabels():
                 text.set(rotation=25, horizontalalignment="right")
     return figure
 
@@ -187,16 +216,47 @@ def _reduced(
     return values_by_round
 
 
-def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: int) -> None:
-    """The mean of runs as a line, from round to round that all of them tested."""
+def _cumulated(
+    many: Sequence[Sequence[RoundLine]], read: Callable[[RoundLine], float | None]
+) -> dict[int, float]:
+    """What was spent until each round, as the mean of the runs; empty: some round does not say."""
+    sums: dict[int, list[float]] = defaultdict(list)
+    for rounds in many:
+        total = 0.0
+        for line in rounds:
+            value = read(line)
+            if value is None:
+                return {}
+            total += value
+            sums[int(line["round"])].append(total)
+    return {number: statistics.fmean(values) for number, values in sums.items()}
+
+
+def _band(
+    panel: Axes,
+    runs: Sequence[Mapping[int, float]],
+    name: str,
+    number: int,
+    places: Mapping[int, float] | None = None,
+) -> None:
+    """The mean of runs as a line, from round to round that all of them tested.
+
+    Args:
+        panel: Where it is drawn.
+        runs: A figure by round, of each.
+        name: In the legend.
+        number: Of the line.
+        places: Where each round stands on the axis; None: at its number.
+    """
     common = sorted(set.intersection(*map(set, runs)))
+    at = common if places is None else [places[n] for n in common]
     values = [[run[at] for run in runs] for at in common]
     means = [statistics.fmean(row) for row in values]
-    draw_line(panel, (common, means), name, number)
+    draw_line(panel, (at, means), name, number)
     if len(runs) > 1 and common:
         stds = [statistics.stdev(row) for row in values]
         panel.fill_between(
-            common,
+            at,
             [m - s for m, s in zip(means, stds, strict=True)],
             [m + s for m, s in zip(means, stds, strict=True)],
             color=colours.SERIES[number % len(colours.SERIES)],
@@ -205,7 +265,9 @@ def _band(panel: Axes, runs: Sequence[Mapping[int, float]], name: str, number: i
         )
 
 
-def scale(panel: Axes, what: str, title: str, more: bool | None = None) -> None:
+def scale(
+    panel: Axes, what: str, title: str, more: bool | None = None, axis: str = "round"
+) -> None:
     """Titles and axes of a panel over rounds; the scale of values fits what is drawn.
 
     Args:
@@ -213,13 +275,15 @@ def scale(panel: Axes, what: str, title: str, more: bool | None = None) -> None:
         what: The figure.
         title: Heading.
         more: Whether more of it is better, to be said; None: that goes without saying.
+        axis: What the curves are drawn over.
     """
     from matplotlib.ticker import MaxNLocator
 
     said = {None: "", True: " (higher is better)", False: " (lower is better)"}[more]
     panel.set_title(title + said, loc="left", fontsize=10, color=colours.INK)
-    panel.set_xlabel("round", fontsize=9, color=colours.INK)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panel.set_xlabel(axis, fontsize=9, color=colours.INK)
+    if axis == "round":
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     fit(panel, what)
 
 

@@ -27,19 +27,38 @@ from archgraph.federation import ClientData, Examples, Outcome, Program, State, 
 from archgraph.graph.ir import ArchGraph
 
 
-def malicious(clients: Sequence[int], share: float, seed: int) -> frozenset[int]:
+def malicious(
+    clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
+) -> frozenset[int]:
     """The clients that attack: a seeded choice of ``share`` of them, rounded to the nearest.
 
     A share above 0 is at least one client.
 
+    Args:
+        clients: All clients.
+        share: How many of them.
+        seed: Of the run.
+        tiers: Of each client: then every tier has its share of those that attack, and what rounding
+            leaves goes to the tiers with the largest remainders, of equals to the first.
+
     >>> len(malicious(range(20), 0.2, seed=0)), malicious(range(20), 0.0, seed=0)
     (4, frozenset())
+    >>> sorted(i // 10 for i in malicious(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
+    [0, 0, 1, 1]
     """
     count = math.floor(share * len(clients) + 0.5)
     if share > 0:
         count = max(count, 1)
-    order = torch.randperm(len(clients), generator=seeded(seed, "malicious"))
-    return frozenset(clients[i] for i in order[:count].tolist())
+    order = torch.randperm(len(clients), generator=seeded(seed, "malicious")).tolist()
+    if not tiers:
+        return frozenset(clients[i] for i in order[:count])
+    members = {name: [i for i in order if tiers[i] == name] for name in dict.fromkeys(tiers)}
+    exact = {name: count * len(of) / len(clients) for name, of in members.items()}
+    parts = {name: math.floor(value) for name, value in exact.items()}
+    left = sorted(exact, key=lambda name: parts[name] - exact[name])  # stable: of equals the first
+    for name in left[: count - sum(parts.values())]:
+        parts[name] += 1
+    return frozenset(clients[i] for name, of in members.items() for i in of[: parts[name]])
 
 
 @dataclass(frozen=True)

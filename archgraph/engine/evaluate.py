@@ -76,7 +76,7 @@ class Evaluator:
             metrics = self._learning.metrics
             figures[name] = dict(derived(plain, metrics))
             if clients[name]:
-                figures[name]["local"] = derived(_mean(clients[name].values()), metrics)
+                figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
         untuned = {"untuned": list(self._untuned)} if self._untuned else {}
         return {**_together(figures, clients, self._learning), **untuned}
 
@@ -125,6 +125,14 @@ class Evaluator:
             for client in ids
         }
 
+    def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
+        """Figures of a model on one client's part of the test data; empty: it has none."""
+        model = dataclasses.replace(model, clients=(client,))
+        tested = self._tested(model)
+        if not self._learning.per_example:
+            return tested.plain.summary()
+        return self._shared(model, tested).get(client, {})
+
     def _each(
         self, model: Evaluated, kept: Mapping[int, KeptByClient], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
@@ -142,7 +150,7 @@ class Evaluator:
             at = self._examples(*owned) if owned else slice(None)
             if isinstance(at, slice) or len(at):
                 clients[client] = self._local(client, plain, masked[0] if masked else None, at)
-        return _mean(everywhere), clients
+        return mean_of(everywhere), clients
 
     def _local(
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
@@ -251,7 +259,7 @@ class _Tested:
         )
 
 
-def _mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Mean of each figure."""
     rows = list(rows)
     return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
@@ -265,7 +273,7 @@ def _together(
     """Global, local and worst-tier figures from those of each model."""
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
     personal = {
-        client: _mean(clients[name][client] for name in tiers if client in clients[name])
+        client: mean_of(clients[name][client] for name in tiers if client in clients[name])
         for client in sorted({client for name in tiers for client in clients[name]})
     }
     personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
@@ -279,9 +287,9 @@ def _together(
 
     result: dict[str, Json] = {"better": learning.better, "models": figures}
     if whole:
-        result["global"] = whole[GLOBAL] if GLOBAL in whole else _mean(whole.values())
+        result["global"] = whole[GLOBAL] if GLOBAL in whole else mean_of(whole.values())
         worst = max(tiers, key=badness)
         result["worst"] = {"name": worst, **whole[worst]}
     if personal:
-        result["local"] = derived(_mean(personal.values()), learning.metrics)
+        result["local"] = derived(mean_of(personal.values()), learning.metrics)
     return result

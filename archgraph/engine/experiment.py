@@ -68,8 +68,9 @@ class Experiment:
         """Clients that attack."""
         if self.attack is None:
             return frozenset()
+        tiers = [client.name for client in self.world.clients] if self.attack.within else []
         clients = range(len(self.world.clients))
-        return malicious(clients, self.attack.fraction, self.world.seed)
+        return malicious(clients, self.attack.fraction, self.world.seed, tiers)
 
     @property
     def rate(self) -> float:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from archgraph.engine.before import local_test, trained_together
 from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.computed import computed
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.privacy import private_world, spent, weights_alone
@@ -116,6 +118,8 @@ class Loop:
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)
             state = returned(ServerState, before, strategy, "begin")
+            if setup.evaluate.trained and setup.evaluate.due(number, world.rounds):
+                turn.test = local_test(self._evaluator, state)
             tasks = (self._task(state, client, number) for client in sampled)
             results = turn.results(tasks)
             if setup.privacy is not None:
@@ -133,6 +137,7 @@ class Loop:
             "round": number,
             **turn.report(),
             **spent(setup, number, len(sampled)),
+            "macs": computed(setup, turn.accepted),
         }
         if setup.evaluate.due(number, world.rounds):
             with turn.clock.measure("evaluate"):
@@ -142,6 +147,8 @@ class Loop:
                 line["evaluation"] = self._evaluator(
                     self._announced(models), kept=self.kept, round=number
                 )
+                if turn.test is not None:
+                    line["evaluation"] |= trained_together(turn.accepted, world.learning)
                 if self._validator is not None:
                     again = each_returned(
                         Evaluated, strategy.evaluated(world, state), strategy, "evaluated"

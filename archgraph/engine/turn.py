@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from archgraph.analysis.roles import frozen
 from archgraph.engine.attack import Attack
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
 from archgraph.engine.progress import Bars
@@ -29,7 +30,11 @@ from archgraph.states.clipping import UpdateSize, change, clipped
 from archgraph.states.spill import Spill
 
 # What the record says of an accepted client, beside its metrics.
-RECORDED = frozenset({"client", "name", "examples", "malicious", "clipped", "seconds", DOWN, UP})
+RECORDED = frozenset(
+    {"client", "name", "examples", "malicious", "clipped", "seconds", "trained", MACS, DOWN, UP}
+)
+
+LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 
 
 class Clock:
@@ -120,6 +125,7 @@ class Turn:
         accepted: A report for each client whose update was accepted.
         rejected: Client, name and reason of each update that was refused.
         failed: The same for clients that did not get that far.
+        test: Figures of a client's model as it is after local training; None: it is not tested.
     """
 
     experiment: Experiment
@@ -130,6 +136,7 @@ class Turn:
     accepted: list[dict[str, Json]] = field(default_factory=list)
     rejected: list[dict[str, Json]] = field(default_factory=list)
     failed: list[dict[str, Json]] = field(default_factory=list)
+    test: LocalTest | None = None
     _first: BaseException | None = None
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
@@ -148,6 +155,11 @@ class Turn:
                 self.kept[task.client] = KeptByClient(own, outcome.keep)
             more: dict[str, Json] = {"malicious": True} if self._malicious(task.client) else {}
             more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
+            if "seen" in outcome.metrics:
+                more[MACS] = of_client(task, outcome.metrics["seen"])
+            if self.test is not None:
+                with self.clock.measure("evaluate"):
+                    more["trained"] = dict(self.test(task, outcome.state))
             self.accepted.append(
                 {**arrival.who, "examples": result.examples, **more, "seconds": arrival.seconds}
                 | {**outcome.metrics}

@@ -32,6 +32,11 @@ class AttackSpec(Base):
         default=0.2, description="share of clients that are malicious"
     )
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
+    within: Literal["tiers"] | None = Field(
+        default=None,
+        description="tiers: each kind of client has its share of them, so that seeds differ less; "
+        "left out: from all clients, as in the paper",
+    )
 
 
 class EvaluateSpec(Base):
@@ -45,6 +50,11 @@ class EvaluateSpec(Base):
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="passes over a client's own data before a model is tested on its classes",
+    )
+    trained: Literal[True] | None = Field(
+        default=None,
+        description="true: each client's model, too, as it is after local training and before "
+        "aggregation (FedFA, §5.2)",
     )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(

@@ -1,0 +1,54 @@
+"""Clients' models as they are after local training and before aggregation (FedFA, §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from archgraph.engine.evaluate import Evaluator, mean_of
+from archgraph.engine.turn import LocalTest
+from archgraph.federation import GLOBAL, Evaluated, LearningTask, Predict, ServerState, State, Task
+from archgraph.federation.metrics import derived
+
+_Way = tuple[Predict | None, Literal["stored", "recompute"]]
+
+
+def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
+    """A test of what a client returns, in the way in which the strategy tests its models.
+
+    Args:
+        evaluator: Of the experiment.
+        state: The server's, from which the strategy says how each client's model is tested.
+    """
+    setup = evaluator.experiment
+    ways: dict[int, _Way] = {}
+    whole: _Way = None, "stored"
+    for model in setup.strategy.evaluated(setup.world, state):
+        way = model.predict, model.statistics
+        if model.name == GLOBAL:
+            whole = way
+            continue
+        for client in model.clients:
+            ways.setdefault(client, way)  # FedGKT's: alone, then with the server
+
+    def tested(task: Task, returned: State) -> Mapping[str, float]:
+        predict, statistics = ways.get(task.client, whole)
+        model = Evaluated("trained", task.graph, returned, predict=predict, statistics=statistics)
+        return evaluator.of_client(model, task.client)
+
+    return tested
+
+
+def trained_together(
+    rows: Iterable[Mapping[str, Any]], learning: LearningTask
+) -> dict[str, Mapping[str, float]]:
+    """Mean over the clients that were accepted, as ``trained`` of an evaluation; empty: none.
+
+    Example:
+        >>> from archgraph.federation import TASKS
+        >>> rows = [{"trained": {"accuracy": 0.5}}, {"trained": {"accuracy": 1.0}}, {"trained": {}}]
+        >>> trained_together(rows, TASKS["classes"])
+        {'trained': {'accuracy': 0.75}}
+    """
+    figures = [row["trained"] for row in rows if row["trained"]]
+    return {"trained": derived(mean_of(figures), learning.metrics)} if figures else {}

@@ -1,0 +1,47 @@
+"""Multiply–accumulates of the clients' training (FedFA, §5.2: MACE, T·E, TMAC)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from archgraph.analysis.cost import cost
+from archgraph.engine.experiment import Experiment
+from archgraph.federation import Task
+
+MACS = "macs"
+"""The key of a client's row."""
+
+# Gradients of the weights and of the inputs cost as much as the forward pass, each.
+PASSES = 3
+
+
+def of_client(task: Task, seen: float) -> float:
+    """MACs of a client's training, forward and backward.
+
+    Args:
+        task: What it was asked; its architecture counts, not what a method computes beside it (a
+            teacher, a narrower part).
+        seen: Examples that it trained on, counted in every pass.
+    """
+    return PASSES * cost(task.graph).macs * seen
+
+
+def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """MACs of a round.
+
+    Returns:
+        ``round``: of the clients that were accepted, as they trained, forward and backward.
+        ``epoch``: MACE: so many clients as take part in a round, each with the mean over all
+            clients of one pass over what it trains on; the forward pass alone.
+        ``epochs``: E, passes in a round.
+    """
+    world, local = experiment.world, experiment.local
+    passes = [
+        cost(world.tier_of(client.id).graph).macs * math.ceil(local.fraction * client.examples)
+        for client in world.clients
+    ]
+    done = sum(row.get(MACS, 0) for row in rows)
+    epoch = experiment.rate * sum(passes)
+    return {"round": done, "epoch": epoch, "epochs": local.epochs}
