@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -89,11 +90,12 @@ def test_the_shipped_matrix_has_every_strategy_with_clients_that_it_serves():
     assert sorted(spec.rows) == strategy_names()
     kinds = {"take": "width", "shorten": "depth", "ends_after": "exits"}
     for name, row in spec.rows.items():
-        family = row.get("family", spec.experiment["family"])
+        family: Any = row.get("family", spec.experiment["family"])
         used = {kinds[key] for client in family["clients"] for key in client if key in kinds}
         serves = set(find_strategy(name).serves)
         if "split" in serves:
             serves |= {"exits"}
         assert "any" in serves or used <= serves, name
-        assert list(row["strategy"]) == [name]
+        strategy: Any = row["strategy"]
+        assert list(strategy) == [name]
     assert ag.load_study(SPECS / "matrix.yaml").about
