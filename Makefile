@@ -2,7 +2,8 @@
 # test   everything that CI checks: style, types, layers, documentation, tests, doctests
 # docs   builds the pages into docs/_build/html; a warning is an error
 # zoo    examines every model of the zoo and writes docs/zoo.md (an hour on two cores), grows the
-#        foreign ones (docs/growth.md) and generates them all (docs/hypernet.md): another each
+#        foreign ones (docs/growth.md), generates them all (docs/hypernet.md) and exports the foreign ones
+#        (docs/onnx-zoo.md): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
 # bench  timings as ratios against baselines measured in the same run
@@ -42,6 +43,8 @@ zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo --exam growth --group torchvision --group transformers \
 	  --jobs $(JOBS) --write docs/growth.md
 	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/hypernet.md
+	$(BIN)/python -m tests.zoo --exam onnx --group torchvision --group transformers \
+	  --jobs $(JOBS) --write docs/onnx-zoo.md
 
 # One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
 small: $(VENV)/.installed-dev

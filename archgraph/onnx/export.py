@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from archgraph.capture.export import Captured
 from archgraph.capture.export import export as captured
 from archgraph.capture.surroundings import quiet
 from archgraph.errors import ArchGraphError, GraphError, RunError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, Value
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Record, Ref, Value
 from archgraph.graph.passes import specialise
-from archgraph.module.build import ArchModule, build
+from archgraph.module.build import build, state_of
 from archgraph.onnx.mark import marks
+from archgraph.onnx.names import name_all
 from archgraph.onnx.needed import needed
 from archgraph.onnx.session import compare
 from archgraph.rewrite.laws import random_inputs
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
-BATCH = "batch"
+PLACES = ("inside", "beside")
 
 
 @takes_graph
@@ -72,11 +71,12 @@ def export(
         True
     """
     needed("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
+    if weights not in PLACES:
+        raise GraphError("weights stand elsewhere", found=weights, expected=" or ".join(PLACES))
     module = build(graph, state).eval()
-    model = _converted(graph, module, optimize)
-    _rename(model, graph)
+    model = _converted(_evaluated(graph), state, optimize)
     if not optimize:
-        _complete(model, graph, state)
+        _complete(model, graph, state_of(module))
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,29 +94,50 @@ def export(
     return target
 
 
-def _converted(graph: ArchGraph, module: ArchModule, optimize: bool) -> onnx_ir.Model:
-    """The model that PyTorch's exporter makes of a built module."""
-    program = captured(module, (), random_inputs(graph))
+def _evaluated(graph: ArchGraph) -> ArchGraph:
+    """The graph in evaluation, with those of its results that are tensors.
+
+    Raises:
+        GraphError: If it writes into buffers.
+    """
+    graph = specialise(graph, training=False)
+    if graph.updates:
+        raise GraphError(
+            "cannot be expressed in ONNX: evaluation writes into buffers",
+            where=graph.name or None,
+            found=", ".join(name for name, _ in graph.updates[:3]),
+            expected="a graph that keeps nothing between calls",
+        )
+    return graph.replace(outputs=_tensors(graph.outputs))
+
+
+def _tensors(value: Value) -> Value:
+    """A tree without what is not a tensor: numbers become None, places in tuples stay."""
+    match value:
+        case tuple():
+            return tuple(map(_tensors, value))
+        case Record():
+            return Record(tuple((k, _tensors(v)) for k, v in value.fields))
+        case Ref() | Leaf():
+            return value
+        case _:
+            return None
+
+
+def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
+    """The model that PyTorch's exporter makes of a graph in evaluation."""
+    program = captured(build(graph, state).eval(), (), random_inputs(graph))
     if program.batch is None and any(Batch() in n.shape for n in graph.nodes if n.op == "input"):
         raise GraphError("cannot be exported with a free batch size", found=program.fixed)
-    inputs = [name for key, value in graph.inputs for name in _named(key, value)]
-    outputs = _output_names(graph, inputs)
     try:
         with quiet(), torch.no_grad():  # else attention changes its strides on the way
-            made = torch.onnx.export(
-                program.program,
-                dynamo=True,
-                optimize=optimize,
-                verbose=False,
-                input_names=inputs,
-                output_names=outputs,
-            )
+            made = torch.onnx.export(program.program, dynamo=True, optimize=optimize, verbose=False)
     except Exception as error:  # of many kinds, for whatever an operator lacks
         raise GraphError(
             "cannot be expressed in ONNX", where=graph.name or None, found=_cause(error)
         ) from error
     assert made is not None
-    _free_batch(made.model, program)
+    name_all(made.model, graph, program.batch)
     return made.model
 
 
@@ -126,58 +147,6 @@ def _cause(error: BaseException) -> str:
         error = error.__cause__
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}"[:300]
-
-
-def _named(key: str, value: Value) -> Iterator[str]:
-    """Names of the tensors of an argument or result: ``x``, or ``x.0`` and ``x.mask`` inside."""
-    match value:
-        case tuple():
-            for index, item in enumerate(value):
-                yield from _named(f"{key}.{index}" if key else str(index), item)
-        case Record():
-            for name, item in value.fields:
-                yield from _named(f"{key}.{name}" if key else name, item)
-        case None:
-            return
-        case _:
-            yield key
-
-
-def _output_names(graph: ArchGraph, inputs: Iterable[str]) -> list[str]:
-    """Names of results: their keys where the model names them."""
-    taken = {*inputs, *graph.param, *(n.name for n in graph.nodes)}
-    outputs = specialise(graph, training=False).outputs
-    names = []
-    for name in _named("output" if isinstance(outputs, Ref) else "", outputs):
-        name = f"output.{name}" if name.isdecimal() else name
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        names.append(name)
-    return names
-
-
-def _free_batch(model: onnx_ir.Model, program: Captured) -> None:
-    """Call the batch axis what it is."""
-    if program.batch is None:
-        return
-    import onnx_ir
-
-    symbol = re.compile(rf"\b{re.escape(program.batch)}\b")
-    values = [*model.graph.inputs, *(v for n in model.graph.all_nodes() for v in n.outputs)]
-    for value in values:
-        if value.shape is not None:
-            value.shape = onnx_ir.Shape(
-                [d if isinstance(d, int) else symbol.sub(BATCH, str(d.value)) for d in value.shape]
-            )
-
-
-def _rename(model: onnx_ir.Model, graph: ArchGraph) -> None:
-    """Give tied weights the names that they have in a state."""
-    for param in graph.params:
-        for alias in param.aliases:
-            if alias in model.graph.initializers and param.name not in model.graph.initializers:
-                model.graph.initializers[alias].name = param.name
 
 
 def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
@@ -209,7 +178,7 @@ def _write(model: Any, path: Path, graph: ArchGraph, *, beside: bool, mark: bool
         onnx_ir.save(model, path, external_data=data)
         if mark:
             proto = onnx.load(path, load_external_data=False)
-            onnx.helper.set_model_props(proto, marks(graph, proto))
+            onnx.helper.set_model_props(proto, marks(graph, proto, str(path)))
             path.write_bytes(proto.SerializeToString())
         onnx.checker.check_model(path)
     except ArchGraphError:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.text import parse
+from archgraph.onnx.tensors import tensor
 from archgraph.ops.check import check
 
 if TYPE_CHECKING:
@@ -22,9 +26,9 @@ if TYPE_CHECKING:
 GRAPH, FINGERPRINT = "archgraph.graph", "archgraph.fingerprint"
 
 
-def marks(graph: ArchGraph, proto: onnx.ModelProto) -> dict[str, str]:
+def marks(graph: ArchGraph, proto: onnx.ModelProto, where: str) -> dict[str, str]:
     """The metadata by which a file becomes its graph again."""
-    return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names)}
+    return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names, where)}
 
 
 def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
@@ -39,7 +43,7 @@ def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
         return None
     graph = parse(metadata[GRAPH], file=where)
     check(graph)
-    if metadata.get(FINGERPRINT) != _fingerprint(proto, graph.state_names):
+    if metadata.get(FINGERPRINT) != _fingerprint(proto, graph.state_names, where):
         raise SpecError(
             "has other operators than the graph in its metadata became",
             where=where,
@@ -48,16 +52,19 @@ def marked(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
     return graph
 
 
-def _fingerprint(proto: onnx.ModelProto, weights: Collection[str]) -> str:
-    """SHA-256 of all that a file computes, without the values of the weights."""
+def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -> str:
+    """SHA-256 of all that a file computes, without the values of the weights.
+
+    Constants count by their values, wherever they stand.
+    """
     digest = hashlib.sha256()
     names = set(weights)
     main = proto.graph
     for part in (*proto.opset_import, *main.input, *main.output, *main.node, *proto.functions):
         digest.update(part.SerializeToString(deterministic=True))
-    for tensor in main.initializer:
-        if tensor.name in names:
-            digest.update(repr((tensor.name, tensor.data_type, [*tensor.dims])).encode())
-        else:
-            digest.update(tensor.SerializeToString(deterministic=True))
+    for item in main.initializer:
+        digest.update(repr((item.name, item.data_type, [*item.dims])).encode())
+        if item.name not in names:
+            value = tensor(item, Path(where).parent, where)
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -48,6 +48,8 @@ def read(path: str | os.PathLike[str]) -> tuple[ArchGraph, dict[str, torch.Tenso
         if param.name not in stored:
             raise SpecError("lacks a weight", where=where, expected=param.name)
         value = tensor(stored[param.name], folder, where)
+        if param.dtype.startswith("complex") and value.shape == (*param.shape, 2):
+            value = torch.view_as_complex(value)  # ONNX has no arithmetic of complex numbers
         type_ = tuple(value.shape), str(value.dtype).removeprefix("torch.")
         if type_ != (param.shape, param.dtype):
             raise SpecError(

@@ -125,7 +125,7 @@ def outputs(module: ArchModule, inputs: Mapping[str, Any]) -> list[torch.Tensor]
     """All output tensors of a module, in order, without gradients."""
     with torch.no_grad():
         result = module(**inputs)
-    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    return [t.detach() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
 def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:

@@ -1,7 +1,8 @@
 """Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/zoo.md``.
 
 With ``--exam growth`` models are widened, deepened and split instead of cut (``docs/growth.md``),
-with ``--exam hypernet`` their weights are generated (``docs/hypernet.md``).
+with ``--exam hypernet`` their weights are generated (``docs/hypernet.md``), with ``--exam onnx``
+they are exported (``docs/onnx-zoo.md``).
 Each model runs in a process of its own, bounded in memory and time. With ``--log`` an interrupted
 run goes on where it stopped.
 """
@@ -25,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.zoo import exam, growth, hypernet, table
+from tests.zoo import exam, exported, growth, hypernet, table
 from tests.zoo.collection import GROUPS, Entry, entries, entry
 from tests.zoo.page import merged
 from tests.zoo.report import Failure
@@ -47,6 +48,7 @@ EXAMS = {
     "cuts": Exam(exam.examine, exam.Report, table.line, table.table),
     "growth": Exam(growth.examine, growth.Report, growth.line, growth.table),
     "hypernet": Exam(hypernet.examine, hypernet.Report, hypernet.line, hypernet.table),
+    "onnx": Exam(exported.examine, exported.Report, exported.line, exported.table),
 }
 Key = tuple[str, str]
 

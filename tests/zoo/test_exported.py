@@ -1,0 +1,75 @@
+"""A sample of the zoo exported; ``python -m tests.zoo --exam onnx`` examines all of it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("onnx", reason="the extra onnx is not installed")
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+
+import archgraph as ag
+from tests.nets import Foreign
+from tests.zoo import exported
+from tests.zoo.collection import entry
+from tests.zoo.exported import File, Report, examine, line, table
+from tests.zoo.report import Failure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torchvision/squeezenet1_1", "transformers/bert"])
+def test_the_whole_and_half_are_run_and_come_back(name):
+    with warnings.catch_warnings():  # what foreign code warns of is not ours
+        warnings.simplefilter("ignore")
+        report = examine(entry(name).make(), name=name)
+    assert report.failures == () and report.refused == ()
+    assert report.whole and report.half and report.half.parameters < 0.5 * report.parameters
+    assert 0 < report.whole.gap <= 1e-5 and 0 < report.half.gap <= 1e-5
+
+
+def test_the_examination_sees_what_is_wrong(monkeypatch):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    load = ag.load
+
+    def other(path):
+        graph, state = load(path)
+        return graph, {k: v + 1 for k, v in state.items()}
+
+    monkeypatch.setattr(exported, "_example", lambda *a: pytest.fail("an example"))
+    monkeypatch.setattr(ag, "load", other)
+    with pytest.raises(pytest.fail.Exception, match="an example"):
+        examine(Foreign(net, (torch.randn(2, 3),)))
+    monkeypatch.setattr(exported, "_example", lambda *a: 0.5)
+    report = examine(Foreign(net, (torch.randn(2, 3),)))
+    assert {f.check for f in report.failures} == {"whole: round trip", "half: round trip"}
+    assert report.whole and report.whole.gap == 0.5
+
+
+def test_a_refusal_is_not_a_failure():
+    class Median(nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+
+    report = examine(Foreign(Median(), (torch.randn(2, 3),)))
+    assert report.ok and "bessel_j0" in dict(report.refused)["whole"]
+    item = entry("transformers/bert")
+    page = table([(item, report)], "quick", 2)
+    assert "| transformers | 1 | 0 | 1 |" in page and "1 of 2 models have not been examined" in page
+    assert "- transformers/bert, whole: cannot be expressed in ONNX" in page
+    assert line(item, report, 1.0).startswith("refused transformers/bert")
+
+
+def test_a_report_survives_json_and_the_table_shows_it():
+    file = File(1_000, 30, 2_000_000, 3e-7)
+    report = Report(
+        parameters=1_000, nodes=9, whole=file, seconds={"whole: export": 2.5},
+        failures=(Failure("half: round trip", "AssertionError: a | b"),),
+    )  # fmt: skip
+    assert Report.from_json(report.to_json()) == report
+    page = table([(entry("transformers/bert"), report)], "quick", 1)
+    assert "| bert | 1,000 | 9 | 30 | 2.0 | 3e-07 |  |  | 2.5 | **fail** |" in page
+    assert "- transformers/bert: half: round trip: AssertionError: a \\| b" in page
