@@ -143,8 +143,9 @@ def received(
     """What ``receive`` of a strategy returns, by a call that leaves the state before it alone.
 
     Raises:
-        RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype, or
-            it writes into the server's tensors, which what was sent and saved may share.
+        RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype,
+            numbers become NaN or infinite (updates that are not finite never reach it), or it
+            writes into the server's tensors, which what was sent and saved may share.
     """
     where = f"{type(owner).__name__}.receive"
     versions = {name: _version(tensor) for name, tensor in before.tensors.items()}
@@ -167,7 +168,18 @@ def received(
                 expected=_form(tensor),
                 hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
             )
+        if now is not tensor and _finite(tensor) and not _finite(now):
+            raise RunError(
+                "returned numbers that are not finite",
+                where=f"{where}: {name} (round {number})",
+                expected="finite numbers, as it had before and as all clients returned",
+                hint="a division by a weight of 0, or a rate of the server that is too high?",
+            )
     return after
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:

@@ -369,8 +369,13 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
         ("0.weight", lambda t: t[:1], r"float32\[1, 1, 3, 3\]; expected float32\[4, 1, "),
         ("1.num_batches_tracked", lambda t: t.float(), r"float32\[\]; expected int64\[\]"),
         ("0.weight", lambda t: t.add_(1), r"writes into the server's tensors; found "),
+        (
+            "5.bias",
+            lambda t: t / 0 * 0,
+            r"global/5\.bias \(round 1\): returned numbers that are not",
+        ),
     ],
-    ids=["shape", "dtype", "in place"],
+    ids=["shape", "dtype", "in place", "not finite"],
 )
 def test_what_receive_may_not_do_names_it(experiment, mean, entry, change, said):
     class Mine(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
@@ -486,11 +491,10 @@ def test_run_whose_end_cannot_be_trusted_is_not_sound(experiment, mean):
     assert not run.sound and repr(run).endswith("see troubles)")
 
     class Poisoned(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
-        def receive(self, world, state, results, round):
-            after = super().receive(world, state, results, round)
-            weights = after.group("global")
-            weights["5.bias"] = weights["5.bias"] * float("nan")
-            return after.with_group("global", weights)
+        def evaluated(self, world, state):
+            for model in super().evaluated(world, state):
+                bias = model.state["5.bias"] * float("nan")
+                yield replace(model, state={**model.state, "5.bias": bias})
 
     run = execute(experiment(Poisoned(), rounds=1))
     assert not run.sound

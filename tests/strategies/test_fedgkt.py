@@ -116,6 +116,17 @@ def test_the_servers_step_by_hand(lab, world):
     assert set(strategy.send(world, after, 0, 2).extras) == {"ids", "logits"}
 
 
+def test_whoever_comes_first_the_server_learns_the_same(lab, world):
+    strategy = FedGKT(after="1", server_batch=4)
+    before = strategy.init(world)
+    arrived = list(results(lab, world, strategy, before))
+    assert [result.client for result in arrived] == [1, 0]
+    one, other = (
+        strategy.receive(world, before, order, 1).tensors for order in (arrived, arrived[::-1])
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_two_models_of_each_client_are_tested(lab, world):
     strategy = FedGKT(after="1")
     state = strategy.init(world)

@@ -157,3 +157,37 @@ def test_other_parts_are_refused_with_those_that_serve_them(lab):
             ag.RunError, match=r"tier odd: .*first layers.*nefl and fedfa.*heterofl"
         ):
             InclusiveFL().init(world)
+
+
+class Tied(Tower):
+    """A tower whose head is its stem, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 4)
+        self.pooler = nn.Linear(4, 4)
+        del self.head
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.pooler(x).tanh() @ self.stem.weight
+
+
+def test_a_weight_that_the_first_layers_use_too_is_shared(lab):
+    torch.manual_seed(0)
+    graph, state = ag.trace(Tied(), torch.randn(2, 5))
+    section = ag.structure(graph).block("layers.0").section
+    tiers = {"two": ag.shorten(graph, {section: 2}), "four": ag.Rewritten.identity(graph)}
+    world = lab.make_world(graph, state, tiers, ["two", "four"], examples=[10, 30])
+    own = prefix(world.graph, world.tiers, world.tier("two")).own
+    assert own == {"layers.1.weight", "layers.1.bias", "pooler.weight", "pooler.bias"}
+    strategy = InclusiveFL(beta=0)
+    before = strategy.init(world)
+    after = strategy.receive(world, before, moved(world, strategy, before, {0: 1.0, 1: 2.0}), 1)
+    for client in (0, 1):
+        sent = strategy.send(world, after, client, 2).state
+        torch.testing.assert_close(sent["stem.weight"], state["stem.weight"] + 1.75)
+        step = (1.0, 2.0)[client]
+        torch.testing.assert_close(sent["pooler.weight"], state["pooler.weight"] + step)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -36,6 +37,7 @@ MIXED = (
     " {name: wide, count: 1, choose: {w2: 24}}]"
 )
 DEPTHS = "[{name: short, count: 2, choose: {d1: 1}}, {name: long, count: 2, choose: {d1: 2}}]"
+EDGE = "[{name: edge, count: 4, choose: {w1: 8}, ends_after: {section: stage1, head: 10}}]"
 # Clients and options of each method.
 STRATEGIES = {
     "fedavg": (ONE, "{}"),
@@ -44,10 +46,16 @@ STRATEGIES = {
     "nefl": (MIXED, "{spread: 0}"),
     "fedadp": (MIXED, "{approximate: true}"),
     "fedin": (DEPTHS, "{}"),
+    "fedrolex": (WIDTHS, "{}"),
+    "fjord": (WIDTHS, "{}"),
+    "inclusivefl": (DEPTHS, "{}"),
+    "fedgkt": (EDGE, "{after: stage1}"),
+    "clusteredfl": (ONE, "{mean_norm: 100, largest_norm: 0, after: 1}"),
     "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
 }
 STAGES = ((5,), (2, 5))  # numbers of rounds that a run is asked for, one after the other
 MOST = 8  # kills of one run
+BEGUN = "run.yaml"  # what a run writes first
 LIMIT = 120.0  # seconds for one attempt
 
 
@@ -91,23 +99,23 @@ def killed(name: str, kills: int, rng: random.Random, folder: Path) -> Report:
     spec.write_text(_experiment(name))
     report, whole = Report(), {}
     for stages in STAGES:
-        begin, out = time.monotonic(), folder / f"whole-{len(stages)}"
+        out = folder / f"whole-{len(stages)}"
         for rounds in stages:
             if error := _attempt(spec, out, rounds, LIMIT):
                 raise RuntimeError(f"{name} does not run: {error}")
-        whole[stages] = time.monotonic() - begin, bits(out)
+        whole[stages] = time.time() - (out / BEGUN).stat().st_mtime, bits(out)
     while report.kills < kills:
         stages = STAGES[report.runs % len(STAGES)]
         report.runs += 1
         report.longer += len(stages) > 1
         out, (seconds, expected) = folder / f"run-{report.runs}", whole[stages]
         for rounds in stages:
-            for moment in _moments(rng, seconds / len(stages), kills - report.kills):
-                error = _attempt(spec, out, rounds, moment)
+            for moment, since in _moments(rng, seconds / len(stages), kills - report.kills):
+                error = _attempt(spec, out, rounds, moment, since)
                 if error != "":  # ended, for good or not
                     break
                 report.kills += 1
-                report.early += not (out / "run.yaml").exists()
+                report.early += not (out / BEGUN).exists()
                 report.writing += any(out.rglob(".draft-*"))
             if error:
                 report.faults.append(f"dead end of run {report.runs}: {error}")
@@ -118,16 +126,27 @@ def killed(name: str, kills: int, rng: random.Random, folder: Path) -> Report:
     return report
 
 
-def _moments(rng: random.Random, seconds: float, kills: int) -> Iterator[float]:
-    """When to kill what takes so long; at last it is left to end."""
+def _moments(rng: random.Random, seconds: float, kills: int) -> Iterator[tuple[float, str]]:
+    """When to kill what takes so long, and since when; at last it is left to end.
+
+    A sixth of the moments lie within the first second of the process, the others after the run has
+    begun: how long it takes until then says more of the machine than of the run.
+    """
     for _ in range(min(rng.randint(1, MOST), kills)):
-        # A third of the moments lie within the first second, where a run begins.
-        yield rng.uniform(0, min(1, seconds) if rng.random() < 1 / 3 else seconds)
-    yield LIMIT
+        early = rng.random() < 1 / 6
+        yield rng.uniform(0, min(1, seconds) if early else seconds), "" if early else BEGUN
+    yield LIMIT, ""
 
 
-def _attempt(spec: Path, out: Path, rounds: int, moment: float) -> str | None:
+def _attempt(spec: Path, out: Path, rounds: int, moment: float, since: str = "") -> str | None:
     """Run, or go on with, an experiment for so many rounds in all, until a moment.
+
+    Args:
+        spec: The experiment.
+        out: Its folder.
+        rounds: How many.
+        moment: Seconds.
+        since: File of the folder from which on they are counted; empty: from the start.
 
     Returns:
         None if it ended before, its error if it failed, an empty text if it was killed.
@@ -144,8 +163,10 @@ def _attempt(spec: Path, out: Path, rounds: int, moment: float) -> str | None:
         except BaseException:
             log.write_text(traceback.format_exc())
             os._exit(1)
-    end = time.monotonic() + moment
+    end = math.inf if since else time.monotonic() + moment
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if end == math.inf and (out / since).exists():
+            end = time.monotonic() + moment
         if time.monotonic() >= end:
             os.kill(child, signal.SIGKILL)
             ended = os.waitpid(child, 0)
