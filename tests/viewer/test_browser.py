@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from archgraph.analysis.cost import cost
+
 
 def items(page):
     """What can be seen, by identifier."""
@@ -73,6 +75,20 @@ def test_a_fold_shows_its_repetitions_one_by_one(opened, net):
     page.click("text=Show all 3")
     names = page.locator("g.item.block > text.strong").all_text_contents()
     assert [n for n in names if n.startswith("layers.")] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_parts_add_up_to_the_whole_folded_or_not(opened, net, family):
+    page = opened(family)
+    sums = page.evaluate(
+        """() => archgraph.data.graphs.map((_, i) => {
+          const model = archgraph.app.model(i);
+          return ["parameters", "macs", "bytes"].map(key =>
+            model.children(model.root).reduce((sum, item) => sum + model.sum(item, key), 0));
+        })"""
+    )
+    for graph, told in zip([net, *(one.graph for one in family.clients)], sums, strict=True):
+        spent = cost(graph)
+        assert told == [spent.parameters, spent.macs, sum(n.bytes for n in spent.nodes.values())]
 
 
 def test_search_finds_names_operators_and_shapes_by_keyboard(opened, net):

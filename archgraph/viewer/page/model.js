@@ -126,7 +126,7 @@ class Model {
 
   /** A section; one that holds a single block or fold stands for it. @returns {Item} */
   section(/** @type {number} */ i) {
-    const [name, kind, many] = this.data.sections[i];
+    const [name, , many] = this.data.sections[i];
     const start = this.sectionStart[i];
     const parts = this.parts(start, start + many);
     const boxes = parts.flatMap((part) => part.boxes).sort((a, b) => a - b);
@@ -138,7 +138,7 @@ class Model {
         lines: only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators) });
     }
     return this.item({ id: `s${i}`, kind: "section", number: i, name, boxes,
-      operators: parts.flatMap((p) => p.operators), lines: [[kind === "stage" ? `${many} blocks` : kind, 0]],
+      operators: parts.flatMap((p) => p.operators), lines: [[`${many} blocks`, 0]],
       make: () => this.ordered(this.parts(start, start + many)) });
   }
 
@@ -228,6 +228,10 @@ class Model {
 
   /** Everything that the repetitions hold, too. */
   every(/** @type {Item} */ item) {
+    if (item.kind === "section") {
+      const start = this.sectionStart[item.number];
+      return this.blockOps.slice(start, start + this.data.sections[item.number][2]).flat();
+    }
     if (item.fold < 0 || item.times < 2) return item.operators;
     const [first, period, times] = this.data.folds[item.fold];
     return Array.from({ length: period * times }, (_, i) => this.blockOps[first + i]).flat();
@@ -271,10 +275,9 @@ class Model {
     let at = this.root;
     for (;;) {
       if (until === "block" && (at.kind === "block" || at.fold >= 0 || (at.kind === "section" && this.data.sections[at.number][2] === 1))) return at;
-      const next = this.children(at).find((child) => child.operators.includes(op) ||
-        (child.times > 1 && this.every(child).includes(op)));
+      const next = this.children(at).find((child) => this.every(child).includes(op));
       if (!next) return at;
-      if (!next.operators.includes(op)) return next;
+      if (next.times > 1 && !next.operators.includes(op)) return next;
       at = next;
     }
   }
