@@ -58,7 +58,7 @@ def graph_of(
             "is a family, not one model",
             where=str(file),
             expected=f"a model file; its own models are {names}",
-            hint="show and explain take one of them by --member",
+            hint="show and explain take one of them by --member, diff as FILE:NAME",
         )
     if member not in models:
         raise SpecError("has no such model", where=str(file), **unknown(member, models))
@@ -74,6 +74,51 @@ def shown_in(path: Path) -> Any:
 
         return run_family(read_run(path))
     return family_of(path) or graph_of(path)
+
+
+def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, Any]:
+    """Two architectures, and the transfers that lead to both where they are of one family."""
+    (one, first), (two, second) = _named(a), _named(b)
+    graphs = _graph_in(one, first), _graph_in(two, second)
+    if first is None or second is None or one != two or one.is_dir():
+        return (*graphs, None)
+    family = family_of(one)
+    if not family.has_global:
+        return (*graphs, None)
+    return (*graphs, (_from_global(family, first), _from_global(family, second)))
+
+
+def _graph_in(path: Path, member: str | None) -> ArchGraph:
+    return _of_run(path, member) if path.is_dir() else graph_of(path, member=member)
+
+
+def _named(text: str) -> tuple[Path, str | None]:
+    """`FILE` or `FILE:MODEL`."""
+    name, mark, member = text.rpartition(":")
+    return (Path(name), member) if mark and not Path(text).exists() else (Path(text), None)
+
+
+def _from_global(family: Any, name: str) -> Any:
+    """The transfer from a family's global model to one of its models."""
+    from archgraph.states import Transfer
+
+    own = {kind.name: kind.transfer for kind in family.clients}
+    return own.get(name) or Transfer.identity(family.graph)
+
+
+def _of_run(folder: Path, member: str | None) -> ArchGraph:
+    """An architecture of a run: the global one unless another is named."""
+    from archgraph.display import read_run
+    from archgraph.fields import GLOBAL
+
+    graphs = read_run(folder).graphs
+    name = member or GLOBAL
+    found = graphs.get(name)
+    if found is None:
+        raise SpecError("has no such model", where=str(folder), **unknown(name, list(graphs)))
+    if isinstance(found, str):
+        raise SpecError(found, where=f"{folder}: {name}")
+    return found
 
 
 def family_of(file: Path) -> Any:

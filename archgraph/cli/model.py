@@ -18,6 +18,7 @@ from archgraph.cli.arguments import (
     graph_of,
     settings_of,
     shown_in,
+    two_graphs,
     typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
@@ -241,20 +242,37 @@ def view(
 
 @command()
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A model, FAMILY:NAME or RUN:NAME.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    details: Annotated[
+        bool, typer.Option("--details", help="Every leaf and operator, matched by name, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """How two models differ.
 
-    Leaf by leaf and operator by operator; exit code 1 if they differ.
+    A row for each part that is missing, new or copied, each axis that is narrower or wider, each
+    operator with other arguments. Two models of one family are compared through the transfers of
+    the family, any others by structure, whatever their names. Exit code 1 if they differ.
     """
     from archgraph.display import diff as differences
+    from archgraph.display.difference import correspondence_table
+    from archgraph.relate.correspond import correspond
 
-    difference = differences(graph_of(a), graph_of(b))
-    show_tables(difference.tables())
+    one, two, way = two_graphs(a, b)
+    found, difference = correspond(one, two, way), differences(one, two)
+    if as_json:
+        say_json(found.plain())
+    elif found.differences:
+        show_item(correspondence_table(found))
+    elif difference:
+        say("the same architecture, other names or order; --details lists them")
+    else:
+        say("the same architecture")
+    if details and not as_json:
+        show_tables(difference.tables())
     if difference:
         raise typer.Exit(DIFFERENT)
-    say("the same architecture")
 
 
 @command()

@@ -1,14 +1,20 @@
-"""How two graphs differ, leaf by leaf and operator by operator."""
+"""How two graphs differ: part by part, or leaf by leaf and operator by operator."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archgraph.analysis.structure import structure
+from archgraph.display.hierarchy import between
 from archgraph.graph.ir import ArchGraph, Node, Param, Ref, Value, replace, show
-from archgraph.tables import Table
+from archgraph.relate.correspondence import Correspondence, PartDifference
+from archgraph.tables import Table, plural
+
+SEVERAL = {"block": "blocks", "operator": "operators", "leaf": "leaves", "axis": "axes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,48 @@ class Difference:
             table("Inputs, outputs, updates", self.ends),
         )
         return tuple(t for t in tables if t.rows)
+
+
+def correspondence_table(found: Correspondence) -> Table:
+    """The differences of two graphs for people; equal neighbours share a row.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.relate.correspond import correspond
+        >>> nets = (
+        ...     torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Linear(n, 2)) for n in (4, 2)
+        ... )
+        >>> a, b = (trace(net, torch.zeros(1, 3)).graph for net in nets)
+        >>> correspondence_table(correspond(a, b)).rows
+        (('narrower', 'axis', '0.out', '0.out', '4', '2'),)
+    """
+    alike = itertools.groupby(
+        found.differences,
+        lambda d: (d.kind, d.level, bool(d.a), bool(d.b), d.before, d.after),
+    )
+    rows = tuple(_row(list(items)) for _, items in alike)
+    a, b = found.a.name, found.b.name
+    heads = (a, b) if a and b and a != b else ("A", "B")
+    how = "read off the transfer" if found.exact else "aligned by structure"
+    blocks = [len({pair[i] for pair in found.blocks}) for i in (0, 1)]
+    total = [len(structure(graph).blocks) for graph in (found.a, found.b)]
+    return Table(
+        f"{heads[0]} → {heads[1]}",
+        ("difference", "part", f"in {heads[0]}", f"in {heads[1]}", "before", "after"),
+        rows,
+        right=frozenset({4, 5}),
+        note=f"{blocks[0]} of {total[0]} blocks correspond to {blocks[1]} of {total[1]}, {how}",
+    )
+
+
+def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
+    """Equal differences as one row."""
+    first, last = items[0], items[-1]
+    part = first.level if len(items) == 1 else plural(len(items), first.level, SEVERAL[first.level])
+    names = between(first.a, last.a) or "–", between(first.b, last.b) or "–"
+    sizes = ("" if v is None else str(v) for v in (first.before, first.after))
+    return (first.kind, part, *names, *sizes)
 
 
 def diff(a: ArchGraph, b: ArchGraph) -> Difference:

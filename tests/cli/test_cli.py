@@ -302,7 +302,24 @@ def test_diff_says_by_its_exit_code_whether_two_models_differ(here: Path):
     call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
     other = call("diff", "model.yaml", "small.yaml")
     assert other.exit_code == 1
-    assert "Leaves" in other.output and "Operators" in other.output
+    assert "aligned by structure" in other.output and "narrower" in other.output
+    assert "Leaves" not in other.output
+    more = call("diff", "model.yaml", "small.yaml", "--details").output
+    assert "Leaves" in more and "Operators" in more
+
+
+def test_diff_compares_members_of_families_through_their_transfers(here: Path):
+    found = call("diff", "family.yaml:whole", "family.yaml:half")
+    assert found.exit_code == 1 and "read off the transfer" in found.output
+    facts = json.loads(call("diff", "family.yaml:global", "family.yaml:half", "--json").output)
+    assert facts["exact"] and len(facts["blocks"]) == 4
+    axes = [d for d in facts["differences"] if d["level"] == "axis"]
+    assert axes and {(d["kind"], d["before"], d["after"]) for d in axes} == {("narrower", 4, 2)}
+    assert call("diff", "family.yaml:half", "family.yaml:half").exit_code == 0
+    refused(call("diff", "family.yaml:hlaf", "model.yaml"), "has no such model", "half")
+    refused(call("diff", "model.yaml:half", "model.yaml"), "is not a family")
+    refused(call("diff", "family.yaml", "model.yaml"), "is a family, not one model", "FILE:NAME")
+    refused(call("diff", "nothing.yaml:half", "model.yaml"), "nothing.yaml")
 
 
 MODULE = """\

@@ -1,0 +1,96 @@
+"""The correspondence of two graphs, read off the transfer between them.
+
+1. Leaves: an entry of B corresponds to the entry of A from which its values come; the second entry
+   of B that comes from one of A is a copy. Without a transfer, :func:`archgraph.align` pairs them.
+2. Blocks correspond where leaves of them do; those without leaves in order between these.
+3. Operators correspond where they use corresponding leaves; the others of corresponding blocks in
+   order between these, operator by operator.
+4. What is left over is missing or new; axes and arguments of what corresponds are compared.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from archgraph.errors import RewriteError
+from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.graph.ir import ArchGraph
+from archgraph.relate.align import align
+from archgraph.relate.correspondence import Correspondence
+from archgraph.relate.disparities import disparities
+from archgraph.relate.partners import Partners, partners
+from archgraph.states import Transfer, signature
+from archgraph.states.state import first_difference
+
+# From A's states to B's, or from one whole's states to A's and to B's.
+Way: TypeAlias = "Transfer | tuple[Transfer, Transfer]"
+
+
+def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspondence:
+    """Find which parts of two graphs correspond, and every difference between them.
+
+    Args:
+        a: A graph, usually the larger one or the one before a rewrite.
+        b: Another one.
+        way: The transfer from A's states to B's; or two transfers that start from one graph's
+            states and end at A's and at B's (two clients of a family); None: the graphs are
+            aligned by structure.
+
+    Raises:
+        RewriteError: If a transfer does not start or end at its graph.
+
+    Example:
+        >>> import torch
+        >>> from archgraph.capture.trace import trace
+        >>> from archgraph.rewrite.take import take
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> graph = trace(net, torch.zeros(1, 3)).graph
+        >>> small = take(graph, 0.5)
+        >>> found = correspond(graph, small, small.transfer)
+        >>> [(d.kind, d.a, d.before, d.after) for d in found.differences]
+        [('narrower', '0.out', 4, 2)]
+    """
+    a, b = graph_of(a), graph_of(b)
+    found = _aligned(a, b) if way is None else _through(a, b, way)
+    return Correspondence(
+        a,
+        b,
+        way is not None,
+        tuple(found.blocks),
+        tuple((x, y) for y, x in found.nodes.items()),
+        tuple((x, y) for y, x in found.leaves.items()),
+        tuple(disparities(found)),
+    )
+
+
+def _aligned(a: ArchGraph, b: ArchGraph) -> Partners:
+    """Partners by structure; alignment leaves out what only training does."""
+    found = align(b, a)
+    state = set(b.state_names)
+    leaves = {y: x for y, x in found.leaves if y in state}
+    blocks = [(x, y) for y, x in found.blocks]
+    return partners(a, b, leaves, blocks=blocks, nodes=dict(found.nodes))
+
+
+def _through(a: ArchGraph, b: ArchGraph, way: Way) -> Partners:
+    """Partners by where each entry of B's state comes from."""
+    into_a, into_b = (Transfer.identity(a), way) if isinstance(way, Transfer) else way
+    ends = (into_a.target, signature(a)), (into_b.target, signature(b))
+    for found, expected in (*ends, (into_b.source, into_a.source)):
+        if found != expected:
+            raise RewriteError(
+                "the transfer does not lead from one graph to the other",
+                **first_difference(found, expected),
+            )
+    known: dict[str | None, str] = {}
+    for name, entry in into_a.entries.items():
+        known.setdefault(entry.source, name)
+    known.pop(None, None)
+    leaves: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    taken: set[str] = set()
+    for name, entry in into_b.entries.items():
+        if (origin := known.get(entry.source)) is not None:
+            (copies if origin in taken else leaves)[name] = origin
+            taken.add(origin)
+    return partners(a, b, leaves, copies)

@@ -1,0 +1,81 @@
+"""Which parts of two graphs correspond, and every difference between them, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from archgraph.analysis.widths import Pairs
+from archgraph.graph.ir import ArchGraph
+
+PartKind: TypeAlias = Literal["missing", "new", "copied", "narrower", "wider", "changed"]
+PartLevel: TypeAlias = Literal["block", "operator", "leaf", "axis"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartDifference:
+    """One difference of a graph B from a graph A.
+
+    Attributes:
+        kind: ``missing``: only A has the part; ``new``: only B has it; ``copied``: B has it, with
+            values of a part of A that another part of B has, too; ``narrower`` and ``wider``: B
+            has fewer or more positions of an axis; ``changed``: an operator has other arguments.
+        level: What the part is.
+        a: Its name in A; empty where A does not have it.
+        b: Its name in B; empty where B does not have it.
+        before: Positions of an axis or arguments of an operator in A.
+        after: The same in B.
+        nodes_a: Operators of A that it concerns.
+        nodes_b: Operators of B that it concerns.
+    """
+
+    kind: PartKind
+    level: PartLevel
+    a: str = ""
+    b: str = ""
+    before: int | str | None = None
+    after: int | str | None = None
+    nodes_a: tuple[str, ...] = ()
+    nodes_b: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """What of two graphs corresponds, and every difference.
+
+    Attributes:
+        a: The first graph.
+        b: The second graph.
+        exact: Whether it was read off a transfer; else the graphs were aligned by structure.
+        blocks: Pairs of block names (A's, B's) in the order of B.
+        nodes: Pairs of operators.
+        leaves: Pairs of entries of the states; copies are not among them.
+        differences: Blocks first, then operators, leaves and axes.
+    """
+
+    a: ArchGraph
+    b: ArchGraph
+    exact: bool
+    blocks: Pairs
+    nodes: Pairs
+    leaves: Pairs
+    differences: tuple[PartDifference, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """The correspondence as values that JSON can write."""
+        return {
+            "a": self.a.name,
+            "b": self.b.name,
+            "exact": self.exact,
+            "blocks": [list(pair) for pair in self.blocks],
+            "nodes": [list(pair) for pair in self.nodes],
+            "leaves": [list(pair) for pair in self.leaves],
+            "differences": [dataclasses.asdict(item) for item in self.differences],
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Correspondence {self.a.name or 'A'} → {self.b.name or 'B'}: "
+            f"{len(self.blocks)} pairs of blocks, {len(self.differences)} differences>"
+        )

@@ -1,0 +1,180 @@
+"""From pairs of leaves to pairs of blocks and operators of two graphs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from archgraph.analysis.structure import structure
+from archgraph.analysis.widths import Pairs
+from archgraph.graph.ir import ArchGraph
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of two graphs, with which operators and blocks use each entry of its state, in order.
+
+    Attributes:
+        graph: The graph.
+        inside: Operators by block.
+        block: Block by operator.
+        users: Operators by entry of the state.
+    """
+
+    graph: ArchGraph
+    inside: Mapping[str, tuple[str, ...]]
+    block: Mapping[str, str]
+    users: Mapping[str, tuple[str, ...]]
+
+    @staticmethod
+    def of(graph: ArchGraph) -> Half:
+        """A graph with its blocks."""
+        inside = {b.name: b.nodes for b in structure(graph).blocks}
+        users: dict[str, list[str]] = {name: [] for name in graph.state_names}
+        for node in graph.nodes:
+            for leaf in dict.fromkeys(node.leaves()):
+                if leaf in users:
+                    users[leaf].append(node.name)
+        return Half(
+            graph,
+            inside,
+            {n: name for name, nodes in inside.items() for n in nodes},
+            {leaf: tuple(nodes) for leaf, nodes in users.items()},
+        )
+
+    def blocks_of(self, leaf: str) -> tuple[str, ...]:
+        """Blocks that use an entry of the state."""
+        return tuple(dict.fromkeys(self.block[n] for n in self.users[leaf]))
+
+    def leaves_in(self, block: str) -> tuple[str, ...]:
+        """Entries of the state that a block uses."""
+        nodes = (self.graph.node[n] for n in self.inside[block])
+        return tuple(dict.fromkeys(k for n in nodes for k in n.leaves() if k in self.users))
+
+
+@dataclass(frozen=True)
+class Partners:
+    """What of two graphs corresponds.
+
+    Attributes:
+        a: The first graph.
+        b: The second graph.
+        leaves: The entry of A's state that each of B's corresponds to.
+        copies: The entry of A that further entries of B come from.
+        blocks: Pairs of blocks (A's, B's), in the order of B.
+        nodes: The operator of A that each of B's corresponds to.
+    """
+
+    a: Half
+    b: Half
+    leaves: Mapping[str, str]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    blocks: Sequence[tuple[str, str]] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+
+def partners(
+    a: ArchGraph,
+    b: ArchGraph,
+    leaves: Mapping[str, str],
+    copies: Mapping[str, str] | None = None,
+    *,
+    blocks: Iterable[tuple[str, str]] = (),
+    nodes: Mapping[str, str] | None = None,
+) -> Partners:
+    """Blocks and operators that correspond because their leaves do, or because of their place.
+
+    Args:
+        a: The first graph.
+        b: The second graph.
+        leaves: The entry of A's state that each of B's corresponds to.
+        copies: The entry of A that further entries of B come from.
+        blocks: Pairs of blocks that are known.
+        nodes: Operators of A by those of B, where they are known.
+    """
+    one, two = Half.of(a), Half.of(b)
+    order = {name: i for i, name in enumerate(two.inside)}
+    pairs = dict.fromkeys(blocks)
+    anchors = dict(nodes or {})
+    for mine, theirs in leaves.items():
+        pairs |= dict.fromkeys(_beside(one.blocks_of(theirs), two.blocks_of(mine)))
+        for x, y in _beside(one.users[theirs], two.users[mine]):
+            anchors.setdefault(y, x)
+    pairs |= dict.fromkeys(_plain(one, two, list(pairs)))
+    for group_a, group_b in _groups(list(pairs)):
+        anchors |= _between(one, two, group_a, group_b, anchors)
+    return Partners(
+        one, two, leaves, copies or {}, sorted(pairs, key=lambda pair: order[pair[1]]), anchors
+    )
+
+
+def _beside(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Users of one leaf in order; the last of the shorter row has several partners."""
+    if a and b:
+        for k in range(max(len(a), len(b))):
+            yield a[min(k, len(a) - 1)], b[min(k, len(b) - 1)]
+
+
+def _plain(a: Half, b: Half, pairs: Pairs | list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Blocks without a state, in order between those that correspond."""
+    partner: dict[str, str] = {}
+    for x, y in pairs:
+        partner.setdefault(y, x)
+    mine = [_key(a, name, name) for name in a.inside]
+    theirs = [_key(b, name, partner.get(name)) for name in b.inside]
+    paired = {x for x, _ in pairs}
+    for x, y in _common(mine, theirs, list(a.inside), list(b.inside)):
+        if x not in paired and y not in partner:
+            yield x, y
+
+
+def _key(half: Half, block: str, partner: str | None) -> Hashable:
+    """What a block is matched by: its partner if it has a state, else its operators."""
+    if half.leaves_in(block):
+        return partner, "state"
+    return tuple(half.graph.node[n].op for n in half.inside[block])
+
+
+def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """Blocks that hang together by pairs: one and one, unless blocks were cut at other places."""
+    onward: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
+    for x, y in pairs:
+        onward.setdefault((x, True), []).append((y, False))
+        onward.setdefault((y, False), []).append((x, True))
+    seen: set[tuple[str, bool]] = set()
+    for start in onward:
+        group, pending = [], [start]
+        while pending:
+            part = pending.pop()
+            if part not in seen:
+                seen.add(part)
+                group.append(part)
+                pending += onward[part]
+        if group:
+            yield [n for n, first in group if first], [n for n, first in group if not first]
+
+
+def _between(
+    a: Half, b: Half, of_a: Sequence[str], of_b: Sequence[str], anchors: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Pairs (B's, A's) of the other operators of corresponding blocks, in order."""
+    taken = set(anchors.values())
+    rows: list[list[str]] = []
+    for half, blocks in ((a, of_a), (b, of_b)):
+        inside = {n for block in blocks for n in half.inside[block]}
+        rows.append([n.name for n in half.graph.nodes if n.name in inside])
+    mine = [(n, "") if n in taken else a.graph.node[n].op for n in rows[0]]
+    theirs = [(anchors[n], "") if n in anchors else b.graph.node[n].op for n in rows[1]]
+    for x, y in _common(mine, theirs, *rows):
+        if y not in anchors and x not in taken:
+            yield y, x
+
+
+def _common(
+    keys_a: Sequence[Hashable], keys_b: Sequence[Hashable], a: Sequence[str], b: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Parts of two rows that have equal keys, in the order of both."""
+    matcher = difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False)
+    for i, j, size in matcher.get_matching_blocks():
+        yield from zip(a[i : i + size], b[j : j + size], strict=True)
