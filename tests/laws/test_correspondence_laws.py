@@ -73,12 +73,12 @@ def test_it_says_what_the_transfer_says(net, seed):
         ]
     assert {d.kind for d in found.differences} <= {"missing", "narrower"}
     cut_to = {d.a: (d.before, d.after) for d in found.differences if d.level == "axis"}
-    sizes = {}
+    sizes: dict[str, tuple[object, object]] = {}
     for a, b in found.leaves:
         for before, after in zip(axes(graph).of(a), axes(small.graph).of(b), strict=True):
-            mine, theirs = list(leaves(before)), list(leaves(after))
-            if len(mine) == len(theirs):  # else a term of a concatenation went with its block
-                pairs = zip(mine, theirs, strict=True)
+            parts_a, parts_b = list(leaves(before)), list(leaves(after))
+            if len(parts_a) == len(parts_b):  # else a term of a concatenation went with its block
+                pairs = zip(parts_a, parts_b, strict=True)
                 sizes |= {x.name: (x.size, y.size) for x, y in pairs if isinstance(x, AxisRef)}
     plain = {a.name for a in axes(graph).all}
     assert {k: pair for k, pair in cut_to.items() if k in plain} == {
