@@ -21,7 +21,7 @@ from archgraph.module.initial import initial_state
 
 SPECS = Path(__file__).parents[2] / "specs"
 FAMILIES = sorted(f.stem for f in (SPECS / "families").glob("nefl_*.yaml"))
-STUDIES = ("nefl_table3", "nefl_table6", "nefl_table10", "nefl_table11")
+STUDIES = ("nefl_table3", "nefl_table6", "nefl_table10", "nefl_table11", "nefl_fig6")
 EXPERIMENTS = {
     f"{name}-{cell.row}-{cell.column}": cell.experiment
     for name in STUDIES
@@ -293,4 +293,13 @@ def test_experiments_are_the_paper_s(name: str) -> None:
 
 def test_every_model_has_experiments() -> None:
     used = {spec.family.name for spec in EXPERIMENTS.values()}  # type: ignore[union-attr]
-    assert used == set(FAMILIES) - {"nefl_resnet18_d_paper", "nefl_vit_b16_w"}
+    beside = {f.stem for of in ("depthfl", "scalefl") for f in (SPECS / "families").glob(f"{of}_*")}
+    assert used == set(FAMILIES) - {"nefl_resnet18_d_paper", "nefl_vit_b16_w"} | beside
+
+
+@pytest.mark.parametrize("method", ["depthfl", "scalefl"])
+@pytest.mark.parametrize("model", ["resnet34", "resnet56", "resnet110"])
+def test_networks_up_to_an_exit_have_about_the_sizes_of_nefl_s(method: str, model: str) -> None:
+    family = ag.resolve(load_family(SPECS / "families" / f"{method}_{model}.yaml"))
+    sizes = [ag.cost(tier.graph).parameters for tier in family.clients]
+    assert [size / sizes[-1] for size in sizes] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1], abs=0.05)
