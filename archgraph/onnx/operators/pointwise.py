@@ -1,0 +1,166 @@
+"""Rows of operators that work position by position."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from archgraph.errors import SpecError
+from archgraph.onnx.operators.row import Attributes, Row, Table, plain
+from archgraph.onnx.tensors import DTYPES
+from archgraph.ops.schema import torch_dtype
+
+_BINARY: dict[str, Callable[..., Any]] = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Equal": torch.eq, "Less": torch.lt,
+    "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Pow": torch.pow,
+}  # fmt: skip
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "And": torch.logical_and,
+    "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan, "Atanh": torch.atanh,
+    "BitwiseAnd": torch.bitwise_and, "BitwiseNot": torch.bitwise_not, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
+    "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "HardSwish": F.hardswish,
+    "Identity": lambda x: x, "IsNaN": torch.isnan, "Log": torch.log, "Mish": F.mish,
+    "Neg": torch.neg, "Not": torch.logical_not, "Or": torch.logical_or,
+    "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
+    "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
+    "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
+    "Tanh": torch.tanh, "Xor": torch.logical_xor, "PRelu": lambda x, s: _prelu(x, s),
+}  # fmt: skip
+
+
+def _prelu(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    if slope.numel() == 1:
+        return F.prelu(x, slope.reshape(1))
+    if x.dim() > 1 and slope.numel() == x.shape[1] == slope.shape[1 - x.dim()]:
+        return F.prelu(x, slope.reshape(-1))
+    return torch.where(x < 0, slope * x, x)
+
+
+def _numeric(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of two operands, of which PyTorch takes the second alone as a number."""
+
+    def compute(at: Attributes, a: Any, b: Any) -> Any:
+        if not isinstance(a, torch.Tensor):
+            a = torch.tensor(a, dtype=b.dtype) if isinstance(b, torch.Tensor) else torch.tensor(a)
+        return function(a, b)
+
+    return compute
+
+
+def _div(a: Any, b: Any) -> Any:
+    if not a.is_floating_point():
+        return torch.div(a, b, rounding_mode="trunc")
+    return torch.div(a, b)
+
+
+def _mod(at: Attributes, a: Any, b: Any) -> Any:
+    return torch.fmod(a, b) if at.get("fmod", 0) else torch.remainder(a, b)
+
+
+def _power(a: torch.Tensor, b: Any) -> torch.Tensor:
+    return torch.pow(a, b).to(a.dtype)
+
+
+def _many(function: Callable[..., Any]) -> Row:
+    return Row(lambda at, *inputs: functools.reduce(function, inputs))
+
+
+def _mean(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
+    return functools.reduce(torch.add, inputs) / len(inputs)
+
+
+def _clip(at: Attributes, x: Any, low: Any = None, high: Any = None) -> Any:
+    low = at.get("min") if low is None else low.item()
+    high = at.get("max") if high is None else high.item()
+    if low is None and high is None:
+        return x
+    if low == 0 and high is None and x.is_floating_point():
+        return torch.relu(x)
+    if low is not None and high is not None:
+        low = min(low, high)
+    return torch.clamp(x, low, high)
+
+
+def _cast(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    dtype = DTYPES.get(at.need("to"))
+    if dtype is None:
+        raise SpecError("casts to a type that PyTorch lacks", found=at.need("to"))
+    return x.to(torch_dtype(dtype))
+
+
+def _gelu(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate=at.get("approximate", "none"))
+
+
+def _hard_sigmoid(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    alpha, beta = at.get("alpha", 0.2), at.get("beta", 0.5)
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-4) and beta == 0.5:
+        return F.hardsigmoid(x)
+    return torch.clamp(x * alpha + beta, 0, 1)
+
+
+def _is_inf(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    positive, negative = at.get("detect_positive", 1), at.get("detect_negative", 1)
+    if positive and negative:
+        return torch.isinf(x)
+    return x == (math.inf if positive else -math.inf) if positive or negative else x != x.abs().add(1) * 0 + x
+
+
+def _shrink(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    bias, lambd = at.get("bias", 0.0), at.get("lambd", 0.5)
+    zero = torch.zeros_like(x)
+    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, zero)).to(x.dtype)
+
+
+def _shift(at: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x << y if at.need("direction") == "LEFT" else x >> y
+
+
+def _dropout(at: Attributes, x: Any, ratio: Any = None, training: Any = None) -> Any:
+    rate = float(ratio.item()) if ratio is not None else at.get("ratio", 0.5)
+    if training is not None and bool(np.ravel(training)[0]) and rate:
+        raise SpecError("drops out in evaluation")
+    result = F.dropout(x, rate, at.training)
+    return (result, torch.ones_like(x, dtype=torch.bool)) if at.outputs > 1 else result
+
+
+def _alpha(name: str, default: float) -> Callable[[Attributes], float]:
+    return lambda at: at.get(name, default)
+
+
+POINTWISE: Table = {
+    **{name: plain(function) for name, function in _PLAIN.items()},
+    **{name: Row(_numeric(function), numbers=True) for name, function in _BINARY.items()},
+    "Div": Row(_numeric(_div), numbers=True),
+    "Pow": Row(_numeric(_power), numbers=True),
+    "Mod": Row(_mod),
+    "Max": _many(torch.maximum),
+    "Min": _many(torch.minimum),
+    "Sum": _many(torch.add),
+    "Mean": Row(_mean),
+    "Where": plain(torch.where),
+    "Clip": Row(_clip, known=(1, 2)),
+    "Cast": Row(_cast),
+    "CastLike": plain(lambda x, like: x.to(like.dtype)),
+    "BitShift": Row(_shift),
+    "Celu": Row(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
+    "Elu": Row(lambda at, x: F.elu(x, at.get("alpha", 1.0))),
+    "Gelu": Row(_gelu),
+    "HardSigmoid": Row(_hard_sigmoid),
+    "IsInf": Row(_is_inf),
+    "LeakyRelu": Row(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
+    "Selu": Row(
+        lambda at, x: F.elu(x, at.get("alpha", 1.6732632), at.get("gamma", 1.0507010))
+    ),
+    "Shrink": Row(_shrink),
+    "Swish": Row(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
+    "ThresholdedRelu": Row(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),
+    "Dropout": Row(_dropout, known=(1, 2)),
+}
