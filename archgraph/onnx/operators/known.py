@@ -1,0 +1,112 @@
+"""Operators on what is known while a file is read: sizes, axes and constants, with NumPy.
+
+Sizes of a batch are symbols, so arrays of sizes hold Python objects; every function here is plain
+arithmetic and indexing on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from archgraph.onnx.operators.row import Attributes, Known, axes_of, whole
+
+Fold: TypeAlias = Callable[..., Known]
+
+
+def _div(at: Attributes, a: Known, b: Known) -> Known:
+    integer = a.dtype.kind in "iuO"
+    return np.floor_divide(a, b) if integer else np.divide(a, b)
+
+
+def _cast(at: Attributes, x: Known) -> Known:
+    import onnx
+
+    if x.dtype == object and at.need("to") in (6, 7):
+        return x
+    return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
+
+
+def _slice(at: Attributes, x: Known, *rest: Known) -> Known:
+    starts, ends, axes, steps = (*rest, None, None, None, None)[:4]
+    first = whole(starts) if starts is not None else list(at.need("starts"))
+    last = whole(ends) if ends is not None else list(at.need("ends"))
+    where = axes_of(at, axes)
+    index = [slice(None)] * x.ndim
+    for i, (a, b) in enumerate(zip(first, last, strict=True)):
+        index[where[i] if where else i] = slice(a, b, (whole(steps) or [1] * len(first))[i])
+    return x[tuple(index)]
+
+
+def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
+    found = axes_of(at, axes)
+    return np.squeeze(x, None if found is None else tuple(found))
+
+
+def _filled(at: Attributes, shape: Known) -> Known:
+    value = at.get("value")
+    fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
+    return np.full(whole(shape), fill[0])
+
+
+def _reduce(function: Callable[..., Known]) -> Fold:
+    def compute(at: Attributes, x: Known, axes: Known | None = None) -> Known:
+        found = axes_of(at, axes)
+        over = None if found is None else tuple(found)
+        return np.asarray(function(x, axis=over, keepdims=bool(at.get("keepdims", 1))))
+
+    return compute
+
+
+FOLDS: dict[str, Fold] = {
+    "Add": lambda at, a, b: a + b,
+    "Sub": lambda at, a, b: a - b,
+    "Mul": lambda at, a, b: a * b,
+    "Div": _div,
+    "Neg": lambda at, x: -x,
+    "Mod": lambda at, a, b: np.mod(a, b),
+    "Sqrt": lambda at, x: np.sqrt(x),
+    "Pow": lambda at, a, b: np.power(a, b),
+    "Floor": lambda at, x: np.floor(x),
+    "Ceil": lambda at, x: np.ceil(x),
+    "Max": lambda at, *x: np.maximum.reduce(x),
+    "Min": lambda at, *x: np.minimum.reduce(x),
+    "Equal": lambda at, a, b: np.asarray(np.equal(a, b), dtype=bool),
+    "Where": lambda at, c, a, b: np.where(c, a, b),
+    "Identity": lambda at, x: x,
+    "Cast": _cast,
+    "Concat": lambda at, *x: np.concatenate(x, at.get("axis", 0)),
+    "Gather": lambda at, x, i: np.asarray(np.take(x, i.astype(np.int64), at.get("axis", 0))),
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Unsqueeze": lambda at, x, axes=None: np.expand_dims(x, tuple(axes_of(at, axes) or ())),
+    "Reshape": lambda at, x, shape: x.reshape(whole(shape)),
+    "Shape": lambda at, x: np.array(x.shape, dtype=object),
+    "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
+    "ConstantOfShape": _filled,
+    "Range": lambda at, a, b, c: np.arange(a.item(), b.item(), c.item()).astype(a.dtype),
+    "Expand": lambda at, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(whole(shape)))),
+    "ReduceProd": _reduce(np.prod),
+    "ReduceSum": _reduce(np.sum),
+    "ReduceMax": _reduce(np.max),
+}
+
+
+def symbolic(value: Any) -> bool:
+    """Whether a known value holds the size of a batch."""
+    return isinstance(value, np.ndarray) and any(
+        isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
+    )
+
+
+def tensor_of(value: Known) -> torch.Tensor:
+    """A known value as a tensor; a size of a batch in it stays what it is."""
+    if symbolic(value):
+        items = [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
+        return torch.stack(items).reshape(value.shape)
+    if value.dtype == object:
+        value = value.astype(np.int64)
+    return torch.from_numpy(np.array(value))

@@ -1,0 +1,212 @@
+"""Rows of operators that have weights: convolutions, products, norms; and pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from archgraph.errors import SpecError
+from archgraph.onnx.operators.row import Attributes, Row, Table
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_MEAN: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.avg_pool1d,
+    2: F.avg_pool2d,
+    3: F.avg_pool3d,
+}
+
+
+def _window(at: Attributes, x: torch.Tensor, kernel: list[int]) -> tuple[list[int], ...]:
+    """Strides, dilations, padding before and behind, for each axis of a window."""
+    n = len(kernel)
+    strides = list(at.get("strides") or [1] * n)
+    dilations = list(at.get("dilations") or [1] * n)
+    pads = list(at.get("pads") or [0] * 2 * n)
+    auto = at.get("auto_pad", "NOTSET")
+    if auto == "VALID":
+        pads = [0] * 2 * n
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        before, after = [], []
+        for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+            total = max((-(-int(size) // s) - 1) * s + (k - 1) * d + 1 - int(size), 0)
+            small, large = total // 2, total - total // 2
+            before.append(small if auto == "SAME_UPPER" else large)
+            after.append(large if auto == "SAME_UPPER" else small)
+        pads = before + after
+    return strides, dilations, pads[:n], pads[n:]
+
+
+def _padded(x: torch.Tensor, before: list[int], after: list[int], value: float) -> torch.Tensor:
+    amounts = [n for pair in reversed([*zip(before, after, strict=True)]) for n in pair]
+    return F.pad(x, amounts, value=value)
+
+
+def _conv(at: Attributes, x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+    strides, dilations, before, after = _window(at, x, list(weight.shape[2:]))
+    if before != after:
+        x, before = _padded(x, before, after, 0.0), [0] * len(before)
+    return _CONV[len(strides)](x, weight, bias, strides, before, dilations, at.get("group", 1))
+
+
+def _transposed(at: Attributes, x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    kernel = list(weight.shape[2:])
+    strides, dilations, before, after = _window(at, x, kernel)
+    extra = list(at.get("output_padding") or [0] * len(kernel))
+    sizes = at.get("output_shape")
+    if sizes is not None or at.get("auto_pad", "NOTSET").startswith("SAME"):
+        full = [
+            s * (int(n) - 1) + e + (k - 1) * d + 1
+            for s, n, e, k, d in zip(strides, x.shape[2:], extra, kernel, dilations, strict=True)
+        ]
+        sizes = sizes or [int(n) * s for n, s in zip(x.shape[2:], strides, strict=True)]
+        total = [max(f - n, 0) for f, n in zip(full, sizes[-len(kernel) :], strict=True)]
+        extra = [e + max(n - f, 0) for e, f, n in zip(extra, full, sizes[-len(kernel) :], strict=True)]
+        lower = at.get("auto_pad", "NOTSET") != "SAME_UPPER"
+        before = [t - t // 2 if lower else t // 2 for t in total]
+        after = [t - b for t, b in zip(total, before, strict=True)]
+    group, small = at.get("group", 1), [*map(min, before, after)]
+    y = _TRANSPOSED[len(strides)](x, weight, bias, strides, small, extra, group, dilations)
+    if before == after:
+        return y
+    cut = [(b - s, a - s) for b, a, s in zip(before, after, small, strict=True)]
+    for axis, (front, back) in enumerate(cut, 2):
+        y = y.narrow(axis, front, y.shape[axis] - front - back)
+    return y
+
+
+def _max_pool(at: Attributes, x: torch.Tensor) -> Any:
+    kernel = list(at.need("kernel_shape"))
+    strides, dilations, before, after = _window(at, x, kernel)
+    ceil = bool(at.get("ceil_mode", 0))
+    if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
+        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        x, before = _padded(x, before, after, lowest), [0] * len(before)
+    if at.outputs > 1:
+        raise SpecError("returns positions of a maximum, which ONNX counts otherwise")
+    return _MAX[len(kernel)](x, kernel, strides, before, dilations, ceil)
+
+
+def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    kernel = list(at.need("kernel_shape"))
+    strides, dilations, before, after = _window(at, x, kernel)
+    ceil, count = bool(at.get("ceil_mode", 0)), bool(at.get("count_include_pad", 0))
+    if any(d != 1 for d in dilations):
+        raise SpecError("averages a window with gaps", found=dilations)
+    pool = _MEAN[len(kernel)]
+    if before == after and all(b <= k // 2 for b, k in zip(before, kernel, strict=True)):
+        return pool(x, kernel, strides, before, ceil, count)
+    if ceil:
+        raise SpecError("averages over one-sided padding and rounds up")
+    none = [0] * len(before)
+    total = pool(_padded(x, before, after, 0.0), kernel, strides, none)
+    if count:
+        return total
+    return total / pool(_padded(torch.ones_like(x), before, after, 0.0), kernel, strides, none)
+
+
+def _lp_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    kernel, p = list(at.need("kernel_shape")), at.get("p", 2)
+    strides, dilations, before, after = _window(at, x, kernel)
+    at.refuse("ceil_mode", 0)
+    if any(d != 1 for d in dilations):
+        raise SpecError("pools a window with gaps", found=dilations)
+    powers = _padded(x.abs() ** p, before, after, 0.0)
+    mean = _MEAN[len(kernel)](powers, kernel, strides, [0] * len(kernel))
+    return (mean * math.prod(kernel)) ** (1 / p)
+
+
+def _spatial(x: torch.Tensor) -> list[int]:
+    return list(range(2, x.dim()))
+
+
+def _gemm(at: Attributes, a: torch.Tensor, b: torch.Tensor, c: Any = None) -> torch.Tensor:
+    alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
+    a = a.t() if at.get("transA", 0) else a
+    if alpha == 1 and beta == 1 and at.get("transB", 0) and (c is None or c.dim() == 1):
+        return F.linear(a, b, c)
+    product = a @ (b.t() if at.get("transB", 0) else b)
+    product = product * alpha if alpha != 1 else product
+    return product if c is None else product + (c * beta if beta != 1 else c)
+
+
+def _batch_norm(at: Attributes, x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
+    at.refuse("training_mode", 0)
+    at.refuse("spatial", 1)
+    momentum = 1 - at.get("momentum", 0.9)  # ONNX weighs the old value
+    return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
+
+
+def _instance_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
+    return F.instance_norm(x, None, None, w, b, True, 0.1, at.get("epsilon", 1e-5))
+
+
+def _group_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
+    groups = at.need("num_groups")
+    if w.shape[0] != x.shape[1]:  # opset 18: one for each group
+        w, b = (v.repeat_interleave(x.shape[1] // groups) for v in (w, b))
+    return F.group_norm(x, groups, w, b, at.get("epsilon", 1e-5))
+
+
+def _layer_norm(at: Attributes, x: Any, w: Any, b: Any = None) -> Any:
+    if at.outputs > 1:
+        raise SpecError("returns mean and deviation of a norm")
+    shape = list(x.shape[at.get("axis", -1) :])
+    w = w.expand(shape) if list(w.shape) != shape else w
+    b = b.expand(shape) if b is not None and list(b.shape) != shape else b
+    return F.layer_norm(x, shape, w, b, at.get("epsilon", 1e-5))
+
+
+def _rms_norm(at: Attributes, x: Any, w: Any) -> Any:
+    return F.rms_norm(x, list(x.shape[at.get("axis", -1) :]), w, at.get("epsilon", 1e-5))
+
+
+def _mean_variance(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    axes = list(at.get("axes") or (0, 2, 3))
+    centred = x - x.mean(axes, keepdim=True)
+    return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
+
+
+def _lrn(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    size = at.need("size")
+    if size % 2 == 0:
+        raise SpecError("normalises over an even number of channels", found=size)
+    return F.local_response_norm(
+        x, size, at.get("alpha", 1e-4), at.get("beta", 0.75), at.get("bias", 1.0)
+    )
+
+
+def _einsum(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
+    equation = at.need("equation")
+    return torch.einsum(equation, *inputs)
+
+
+LAYERS: Table = {
+    "Conv": Row(_conv),
+    "ConvTranspose": Row(_transposed),
+    "MaxPool": Row(_max_pool),
+    "AveragePool": Row(_mean_pool),
+    "LpPool": Row(_lp_pool),
+    "GlobalAveragePool": Row(lambda at, x: x.mean(_spatial(x), keepdim=True)),
+    "GlobalMaxPool": Row(lambda at, x: x.amax(_spatial(x), keepdim=True)),
+    "GlobalLpPool": Row(
+        lambda at, x: (x.abs() ** at.get("p", 2)).sum(_spatial(x), keepdim=True)
+        ** (1 / at.get("p", 2))
+    ),
+    "Gemm": Row(_gemm),
+    "MatMul": Row(lambda at, a, b: a @ b),
+    "BatchNormalization": Row(_batch_norm, buffers=(3, 4), since=7),
+    "InstanceNormalization": Row(_instance_norm),
+    "GroupNormalization": Row(_group_norm),
+    "LayerNormalization": Row(_layer_norm),
+    "RMSNormalization": Row(_rms_norm),
+    "MeanVarianceNormalization": Row(_mean_variance),
+    "LRN": Row(_lrn),
+    "Einsum": Row(_einsum),
+    "Det": Row(lambda at, x: torch.linalg.det(x)),
+}

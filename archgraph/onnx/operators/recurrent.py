@@ -1,0 +1,65 @@
+"""Rows of recurrent layers, whose gates ONNX stacks in another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from archgraph.errors import SpecError
+from archgraph.onnx.operators.row import Attributes, Row, Table
+
+# Where PyTorch's gates stand among those of ONNX: LSTM i o f c → i f c o, GRU z r h → r z h.
+_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+
+
+def _gates(kind: str, tensor: torch.Tensor) -> torch.Tensor:
+    parts = tensor.chunk(len(_ORDER[kind]))
+    return torch.cat([parts[i] for i in _ORDER[kind]]) if len(parts) > 1 else tensor
+
+
+def _layer(kind: str) -> Row:
+    def compute(
+        at: Attributes, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None,
+        h: Any = None, c: Any = None, peepholes: Any = None,
+    ) -> Any:  # fmt: skip
+        direction = at.get("direction", "forward")
+        at.refuse("layout", 0)
+        at.refuse("input_forget", 0)
+        at.refuse("clip", None)
+        if kind == "GRU" and not at.get("linear_before_reset", 0):
+            raise SpecError("resets before its linear part, which PyTorch's GRU does behind it")
+        ways = 2 if direction == "bidirectional" else 1
+        names = tuple(at.get("activations") or _ACTIVATIONS[kind] * ways)
+        relu = kind == "RNN" and names == ("Relu",) * ways
+        if names != _ACTIVATIONS[kind] * ways and not relu:
+            raise SpecError("has other activations", found=names)
+        if lengths is not None or peepholes is not None:
+            raise SpecError("has lengths or peepholes", expected="neither")
+        size = r.shape[-1]
+        params: list[torch.Tensor] = []
+        for way in range(ways):
+            params += [_gates(kind, w[way]), _gates(kind, r[way])]
+            if b is not None:
+                params += [_gates(kind, part) for part in b[way].chunk(2)]
+        if direction == "reverse":
+            x = x.flip(0)
+        zero = x.new_zeros(ways, x.shape[1], size)
+        h = zero if h is None else h
+        options = (b is not None, 1, 0.0, False, ways == 2, False)
+        if kind == "LSTM":
+            y, *last = torch.lstm(x, (h, zero if c is None else c), params, *options)
+        elif kind == "GRU":
+            y, *last = torch.gru(x, h, params, *options)
+        else:
+            y, *last = (torch.rnn_relu if relu else torch.rnn_tanh)(x, h, params, *options)
+        if direction == "reverse":
+            y = y.flip(0)
+        y = y.reshape(y.shape[0], y.shape[1], ways, size).transpose(1, 2)
+        return (y, *last)[: at.outputs] if at.outputs > 1 else y
+
+    return Row(compute)
+
+
+RECURRENT: Table = {kind: _layer(kind) for kind in _ORDER}

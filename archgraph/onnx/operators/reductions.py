@@ -1,0 +1,82 @@
+"""Rows of operators that reduce or normalise along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from archgraph.onnx.operators.row import Attributes, Row, Table, axes_of
+
+
+def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> Row:
+    def compute(at: Attributes, x: torch.Tensor, axes: Any = None) -> Any:
+        found = axes_of(at, axes)
+        if not found:
+            if at.get("noop_with_empty_axes", 0):
+                return x
+            found = list(range(x.dim()))
+        return function(x, found, bool(at.get("keepdims", 1))).to(x.dtype)
+
+    return Row(compute, known=(1,))
+
+
+def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
+    for axis in sorted((a % x.dim() for a in axes), reverse=True):
+        x = x.prod(axis, keep)
+    return x
+
+
+def _arg(function: Callable[..., torch.Tensor]) -> Row:
+    def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+        axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
+        if not at.get("select_last_index", 0):
+            return function(x, axis, keep)
+        return x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
+
+    return Row(compute)
+
+
+def _softmax(function: Callable[..., torch.Tensor]) -> Row:
+    def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+        axis = at.get("axis", -1 if at.opset > 12 else 1)
+        if at.opset > 12 or axis % x.dim() == x.dim() - 1:
+            return function(x, axis)
+        return function(x.flatten(axis), -1).reshape(x.shape)
+
+    return Row(compute)
+
+
+def _cumulative(at: Attributes, x: torch.Tensor, axis: Any) -> torch.Tensor:
+    along = int(axis)
+    y = x.flip(along) if at.get("reverse", 0) else x
+    total = y.cumsum(along).to(x.dtype)
+    if at.get("exclusive", 0):
+        total = total - y
+    return total.flip(along) if at.get("reverse", 0) else total
+
+
+def _lp(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    return F.normalize(x, at.get("p", 2), at.get("axis", -1), eps=1e-12)
+
+
+REDUCTIONS: Table = {
+    "ReduceSum": _reduce(torch.sum),
+    "ReduceMean": _reduce(torch.mean),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMin": _reduce(torch.amin),
+    "ReduceProd": _reduce(_prod),
+    "ReduceL1": _reduce(lambda x, a, k: x.abs().sum(a, k)),
+    "ReduceL2": _reduce(lambda x, a, k: x.float().square().sum(a, k).sqrt()),
+    "ReduceSumSquare": _reduce(lambda x, a, k: x.square().sum(a, k)),
+    "ReduceLogSum": _reduce(lambda x, a, k: x.sum(a, k).log()),
+    "ReduceLogSumExp": _reduce(lambda x, a, k: torch.logsumexp(x.float(), a, k)),
+    "ArgMax": _arg(torch.argmax),
+    "ArgMin": _arg(torch.argmin),
+    "Softmax": _softmax(F.softmax),
+    "LogSoftmax": _softmax(F.log_softmax),
+    "CumSum": Row(_cumulative, known=(1,)),
+    "LpNormalization": Row(_lp),
+}
