@@ -1,0 +1,263 @@
+"""A module that computes what the nodes of an ONNX file say; capturing it makes the graph.
+
+Each node is one row of the operator table, called inside the module whose name the node's stands
+for, so that blocks and sections have names. What is known while the file is read (shapes, axes,
+constants) is folded on the way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.hints import unknown
+from archgraph.onnx.operators import ROWS
+from archgraph.onnx.operators.known import FOLDS, tensor_of
+from archgraph.onnx.operators.row import Attributes, Row
+from archgraph.onnx.tensors import tensor
+
+if TYPE_CHECKING:
+    import onnx
+
+DOMAINS = ("", "ai.onnx")
+KNOWN_ELEMENTS = 4096  # whole numbers of an initializer that may be a shape or axes
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter writes a node's modules
+# Why operators without a row are refused; the others have none yet.
+REFUSED = {
+    **dict.fromkeys(("If", "Loop", "Scan"), "control flow, of which a graph has none"),
+    **dict.fromkeys(
+        ("QLinearConv", "QLinearMatMul", "QuantizeLinear", "DequantizeLinear", "ConvInteger",
+         "MatMulInteger", "DynamicQuantizeLinear"),
+        "a quantised operator",
+    ),
+    **dict.fromkeys(
+        ("NonZero", "NonMaxSuppression", "Unique", "Compress", "Multinomial", "RandomNormal",
+         "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"),
+        "has results whose size or values do not follow from its inputs' shapes",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node of the file: its row, and where its inputs, attributes and module are."""
+
+    name: str
+    kind: str
+    row: Row | None
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
+
+
+class Part(torch.nn.Module):
+    """A module of the file's hierarchy: it holds leaves, and calls what stands in it."""
+
+    def forward(self, compute: Callable[..., Any], at: Attributes, *inputs: Any) -> Any:
+        """Compute a row."""
+        return compute(at, *inputs)
+
+
+class OnnxModule(Part):
+    """The network of an ONNX file."""
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
+        """Read a file's nodes and tensors; refuse what has no row."""
+        super().__init__()
+        self.where = where
+        main = proto.graph
+        self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
+        constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
+        self.steps = [_step(node, where, i, self.opset) for i, node in enumerate(main.node) if node not in constants]
+        stored = {item.name: tensor(item, folder, where) for item in main.initializer}
+        for item in main.sparse_initializer:
+            raise SpecError("is sparse", where=f"{where}: {item.values.name}", expected="dense tensors")
+        self.known: dict[str, Any] = {}
+        for node in constants:
+            value = _constant(node, folder, where)
+            if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1:
+                stored[node.output[0]] = value
+            else:
+                self.known[node.output[0]] = np.asarray(value)
+        self.results = [item.name for item in main.output]
+        self.leaves: dict[str, str] = {}
+        self._place(stored)
+
+    def _place(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Make of each tensor a parameter, a buffer, a constant, or what is known."""
+        asked = {s.inputs[i] for s in self.steps if s.row for i in s.row.known if i < len(s.inputs)}
+        asked |= {n for s in self.steps if s.row is None for n in s.inputs}
+        buffers = {s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)}
+        for name, value in stored.items():
+            small = not value.is_floating_point() and value.numel() <= KNOWN_ELEMENTS
+            if name in asked or small or not value.dim():
+                self.known[name] = value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
+                continue
+            path = _path(name)
+            while not self._free(path):
+                path += "_"
+            part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
+            if not value.is_floating_point():
+                part.register_buffer(last, value, persistent=False)
+            elif name in buffers:
+                part.register_buffer(last, value)
+            else:
+                part._parameters[last] = torch.nn.Parameter(value)
+            self.leaves[name] = path
+
+    def _free(self, path: str) -> bool:
+        *before, last = path.split(".")
+        at: torch.nn.Module = self
+        for part in before:
+            if part in at._parameters or part in at._buffers:
+                return False
+            if part not in at._modules:
+                return True
+            at = at._modules[part]  # type: ignore[assignment]  # Parts only
+        return not any(last in table for table in (at._parameters, at._buffers, at._modules))
+
+    def _part(self, path: str) -> Part:
+        at: Part = self
+        for name in filter(None, path.split(".")):
+            if name in at._parameters or name in at._buffers:
+                return at
+            if name not in at._modules:
+                at._modules[name] = Part()
+            at = at._modules[name]  # type: ignore[assignment]  # Parts only
+        return at
+
+    def _leaf(self, path: str) -> Any:
+        part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
+        return part._parameters[last] if last in part._parameters else part._buffers[last]
+
+    def forward(self, **inputs: torch.Tensor) -> Any:  # type: ignore[override]
+        """Results by name, or the only one."""
+        env: dict[str, Any] = {"": None, **self.known, **dict(zip(self.inputs, inputs.values(), strict=True))}
+        env |= {name: self._leaf(path) for name, path in self.leaves.items()}
+        for step in self.steps:
+            try:
+                results = self._results(step, [env[name] for name in step.inputs])
+            except ArchGraphError as error:
+                raise error.within(f"{self.where}: {step}") from error
+            env |= dict(zip(step.outputs, results, strict=False))
+        made = {name: _tensor(env[name]) for name in self.results}
+        return next(iter(made.values())) if len(made) == 1 else made
+
+    def _results(self, step: Step, given: list[Any]) -> tuple[Any, ...]:
+        outputs = max((i + 1 for i, name in enumerate(step.outputs) if name), default=0)
+        at = Attributes(step.attributes, self.opset, outputs, self.training)
+        fold = FOLDS.get(step.kind)
+        if fold is not None and all(v is None or isinstance(v, np.ndarray) for v in given):
+            return (np.asarray(fold(at, *given)),)
+        row = step.row
+        assert row is not None
+        for i, value in enumerate(given):
+            if value is None:
+                continue
+            if i in row.known:
+                if isinstance(value, torch.Tensor):
+                    raise SpecError(
+                        "depends on numbers that are computed from the input",
+                        found=step.inputs[i],
+                        expected="constants, or what follows from shapes",
+                    )
+            elif isinstance(value, np.ndarray):
+                scalar = row.numbers and value.ndim == 0 and len(given) > 1
+                if scalar and step.kind != "Gather":
+                    value = value.item()
+                    given[i] = value
+                elif not (scalar and i == 1):
+                    given[i] = tensor_of(value)
+        results = self._part(step.module)(row.compute, at, *given) if step.module else row.compute(at, *given)
+        return results if isinstance(results, tuple) else (results,)
+
+    inputs: tuple[str, ...] = ()
+
+
+def _tensor(value: Any) -> Any:
+    return tensor_of(value) if isinstance(value, np.ndarray) else value
+
+
+def _path(name: str) -> str:
+    """A name as a path of attributes."""
+    parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".")]
+    return ".".join(part or "_" for part in parts) or "_"
+
+
+def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> Step:
+    """A node, if there is a row for it.
+
+    Raises:
+        SpecError: If not; says why.
+    """
+    import onnx
+
+    name = node.name or f"#{index}"
+    place = f"{where}: {node.op_type} {name}"
+    if node.domain not in DOMAINS:
+        raise SpecError(
+            "is an operator of another domain", where=place, found=node.domain, expected="ai.onnx"
+        )
+    row = ROWS.get(node.op_type)
+    if row is None and node.op_type not in FOLDS:
+        reason = REFUSED.get(node.op_type)
+        raise SpecError(
+            f"is {reason}" if reason else "is an operator without a row",
+            where=place,
+            **({} if reason else unknown(node.op_type, ROWS)),
+        )
+    if row is not None and opset < row.since:
+        raise SpecError("is of an opset before those that are read", where=place, found=opset, expected=f"at least {row.since}")
+    attributes = {}
+    for item in node.attribute:
+        if item.type in (item.GRAPH, item.GRAPHS, item.SPARSE_TENSOR, item.TYPE_PROTO):
+            raise SpecError("has an attribute that is not read", where=place, found=item.name)
+        value = onnx.helper.get_attribute_value(item)
+        if item.type == item.TENSOR:
+            value = onnx.numpy_helper.to_array(value)
+        elif item.type == item.STRING:
+            value = value.decode("utf-8", "replace")
+        elif item.type == item.STRINGS:
+            value = [v.decode("utf-8", "replace") for v in value]
+        attributes[item.name] = value
+    return Step(node.name, node.op_type, row, attributes, tuple(node.input), tuple(node.output), _module_of(node))
+
+
+def _module_of(node: onnx.NodeProto) -> str:
+    """The module in which a node stands, by what exporters write."""
+    for entry in node.metadata_props:
+        if entry.key == NAME_SCOPES:
+            scopes = re.findall(r"'([^']*)'", entry.value)
+            return _path(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ""
+    if "/" not in node.name:
+        return ""
+    path = ""
+    for part in node.name.strip("/").split("/")[:-1]:
+        path = part if part.startswith(f"{path}.") or not path else f"{path}.{part}"
+    return _path(path) if path else ""
+
+
+def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Any:
+    """The value of a constant node."""
+    import onnx
+
+    for item in node.attribute:
+        if item.name == "value":
+            return tensor(item.t, folder, f"{where}: {node.output[0]}")
+        if item.name in ("value_float", "value_floats"):
+            return np.asarray(onnx.helper.get_attribute_value(item), np.float32)
+        if item.name in ("value_int", "value_ints"):
+            return np.asarray(onnx.helper.get_attribute_value(item), np.int64)
+    kinds = ", ".join(item.name for item in node.attribute)
+    raise SpecError("is a constant of a kind that is not read", where=f"{where}: {node.output[0]}", found=kinds)
