@@ -116,12 +116,10 @@ def _read(
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")
     if is_onnx(document.file):
-        if choices:
-            raise _no_choices(document, choices)
         # Its packages take a second, and are an extra.
         from archgraph.onnx.read import read
 
-        return read(document.file)
+        return read(document.file, choices)
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None

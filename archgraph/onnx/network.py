@@ -93,6 +93,8 @@ class OnnxModule(Part):
         self.results = [item.name for item in main.output]
         self.leaves: dict[str, str] = {}
         self._place(stored)
+        for step in self.steps:
+            self._part(step.module)
 
     def _place(self, stored: Mapping[str, torch.Tensor]) -> None:
         """Make of each tensor a parameter, a buffer, a constant, or what is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from archgraph.errors import GraphError, SpecError
 from archgraph.graph.ir import ArchGraph
 from archgraph.limits import LIMITS
+from archgraph.onnx.imported import imported
 from archgraph.onnx.mark import marked
 from archgraph.onnx.needed import needed
 from archgraph.onnx.tensors import tensor
@@ -19,8 +21,14 @@ if TYPE_CHECKING:
     import onnx
 
 
-def read(path: str | os.PathLike[str]) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """The graph and the weights of an ONNX file that :func:`archgraph.export` wrote.
+def read(
+    path: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
+) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """The graph and the weights of an ONNX file.
+
+    Args:
+        path: The file; one that :func:`archgraph.export` wrote becomes the same graph again.
+        sizes: Sizes of dimensions that a file of another program leaves open beside the batch.
 
     Raises:
         SpecError: If it cannot be understood, with the name of what is not.
@@ -34,12 +42,9 @@ def read(path: str | os.PathLike[str]) -> tuple[ArchGraph, dict[str, torch.Tenso
     except GraphError as error:
         raise SpecError(error.message, where=f"{where}: {error.where}", **error.facts) from error
     if graph is None:
-        raise SpecError(
-            "was not written by archgraph",
-            where=where,
-            found=f"an ONNX file of {proto.producer_name[:80] or 'an unnamed program'!r}",
-            expected="a file of `archgraph export`",
-        )
+        return imported(proto, folder, where, sizes or {})
+    if sizes:
+        raise SpecError("has no choices", where=where, found=", ".join(sizes), expected="none")
     stored = {item.name: item for item in proto.graph.initializer}
     state = {}
     for param in graph.params:

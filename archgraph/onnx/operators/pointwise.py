@@ -38,7 +38,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 def _prelu(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     if slope.numel() == 1:
         return F.prelu(x, slope.reshape(1))
-    if x.dim() > 1 and slope.numel() == x.shape[1] == slope.shape[1 - x.dim()]:
+    own = [1] * (x.dim() - slope.dim()) + list(slope.shape)
+    if x.dim() > 1 and slope.numel() == own[1] == x.shape[1]:
         return F.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, slope * x, x)
 
@@ -157,7 +158,8 @@ POINTWISE: Table = {
     "IsInf": Row(_is_inf),
     "LeakyRelu": Row(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
     "Selu": Row(
-        lambda at, x: F.elu(x, at.get("alpha", 1.6732632), at.get("gamma", 1.0507010))
+        lambda at, x: at.get("gamma", 1.0507010)
+        * F.elu(x, at.get("alpha", 1.6732632))
     ),
     "Shrink": Row(_shrink),
     "Swish": Row(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),

@@ -167,7 +167,8 @@ def _depth_to_space(at: Attributes, x: torch.Tensor) -> torch.Tensor:
 def _space_to_depth(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     b, c, h, w = x.shape
     n = at.need("blocksize")
-    y = x.reshape(b, c, h // n, n, w // n, n).permute(0, 3, 5, 1, 2, 4)
+    y = x.reshape(b, c, h // n, n, w // n, n)
+    y = y.permute(0, 1, 3, 5, 2, 4) if at.get("mode", "DCR") == "CRD" else y.permute(0, 3, 5, 1, 2, 4)
     return y.reshape(b, c * n**2, h // n, w // n)
 
 
@@ -197,7 +198,8 @@ def _one_hot(at: Attributes, index: torch.Tensor, depth: Any, values: torch.Tens
     n = whole(depth)[0]
     axis = at.get("axis", -1)
     index = index.long()
-    hot = (torch.remainder(index, n).unsqueeze(-1) == torch.arange(n)).movedim(-1, axis)
+    index = torch.where(index < 0, index + n, index)  # beyond it there is no hot position
+    hot = (index.unsqueeze(-1) == torch.arange(n)).movedim(-1, axis)
     return torch.where(hot, values[1], values[0])
 
 
@@ -249,6 +251,10 @@ def _resize(at: Attributes, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         if place == "asymmetric" and whole_factors and all(f in (1, 2) for f in factors):
             return F.interpolate(x, out, mode="nearest")
         raise SpecError("rounds positions in another way", found=f"{place}, {at.get('nearest_mode')}")
+    if any(int(o) < int(s) for o, s in zip(out, x.shape[2:], strict=True)) and given:
+        exact = all(float(s * f) == int(s * f) for s, f in zip(x.shape[2:], given[2:], strict=True))
+        if not exact:
+            raise SpecError("resizes to a part of a position", found=given)
     names = {"linear": {3: "linear", 4: "bilinear", 5: "trilinear"}, "cubic": {4: "bicubic"}}
     name = names.get(mode, {}).get(x.dim())
     if name is None:

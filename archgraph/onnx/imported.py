@@ -1,0 +1,113 @@
+"""Files of other programs: the nodes become a module, and the capture of it is the graph."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from archgraph.capture.trace import trace
+from archgraph.errors import SpecError, TraceError
+from archgraph.graph.ir import ArchGraph
+from archgraph.limits import LIMITS
+from archgraph.onnx.network import OnnxModule
+from archgraph.onnx.tensors import DTYPES
+from archgraph.ops.schema import torch_dtype
+
+if TYPE_CHECKING:
+    import onnx
+
+EXAMPLES = 2  # the batch of a capture
+
+
+def imported(
+    proto: onnx.ModelProto, folder: Path, where: str, sizes: Mapping[str, int]
+) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+    """The graph and the weights of a file that another program wrote.
+
+    Args:
+        proto: The file.
+        folder: Where it is, for weights beside it.
+        where: Its name, for errors.
+        sizes: Sizes of its free dimensions, other than the batch.
+
+    Raises:
+        SpecError: If a node has no row, or a size is missing; names it.
+    """
+    import onnx
+
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    module = OnnxModule(proto, folder, where)
+    stored = {*module.leaves, *module.known}
+    given = [item for item in proto.graph.input if item.name not in stored]
+    names = _names([item.name for item in given])
+    module.inputs = tuple(item.name for item in given)
+    free = _free(given, where, sizes)
+    examples = {name: _example(i, free, where) for name, i in zip(names, given, strict=True)}
+    try:
+        traced = trace(module, name=proto.graph.name, **examples)
+    except TraceError as error:
+        raise SpecError(
+            "cannot be captured", where=where, found=str(error)[:500], hint=error.hint
+        ) from error
+    return traced.graph, traced.state
+
+
+def _names(names: list[str]) -> list[str]:
+    """Names of inputs as names of Python's arguments."""
+    made: list[str] = []
+    for name in names:
+        word = re.sub(r"\W", "_", name) or "_"
+        word = f"_{word}" if word[0].isdigit() or keyword.iskeyword(word) else word
+        while word in made:
+            word += "_"
+        made.append(word)
+    return made
+
+
+def _free(given: list[Any], where: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of the free dimensions, by name; the batch is the first input's first."""
+    batch = ""
+    asked: list[str] = []
+    for item in given:
+        for place, dim in enumerate(item.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                continue
+            name = dim.dim_param or f"{item.name}.{place}"
+            if place == 0 and (not batch or not dim.dim_param):
+                batch = batch or name
+                asked.append(name)
+                continue
+            asked.append(name)
+    lacking = [n for n in dict.fromkeys(asked) if n != batch and n not in sizes and not n.endswith(".0")]
+    if lacking:
+        raise SpecError(
+            "leaves sizes open beside the batch",
+            where=where,
+            found=", ".join(lacking),
+            hint="say them: " + ", ".join(f"{name}=N" for name in lacking),
+        )
+    return {**dict.fromkeys(asked, EXAMPLES), **sizes}
+
+
+def _example(item: Any, free: Mapping[str, int], where: str) -> torch.Tensor:
+    """An input of the file's type."""
+    kind = item.type.tensor_type
+    dtype = DTYPES.get(kind.elem_type)
+    if item.type.WhichOneof("value") != "tensor_type" or dtype is None:
+        raise SpecError("is not a tensor that PyTorch has", where=f"{where}: input {item.name}")
+    shape = [
+        dim.dim_value if dim.HasField("dim_value") else free[dim.dim_param or f"{item.name}.{i}"]
+        for i, dim in enumerate(kind.shape.dim)
+    ]
+    elements = torch.Size(shape).numel() if min(shape, default=0) >= 0 else 0
+    if not 0 < elements <= LIMITS.example_elements:
+        raise SpecError("has no size to capture", where=f"{where}: input {item.name}", found=shape)
+    if torch_dtype(dtype).is_floating_point:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch_dtype(dtype))
+    return torch.ones(shape, dtype=torch_dtype(dtype))
