@@ -84,7 +84,9 @@ def _free(given: list[Any], where: str, sizes: Mapping[str, int]) -> dict[str, i
                 asked.append(name)
                 continue
             asked.append(name)
-    lacking = [n for n in dict.fromkeys(asked) if n != batch and n not in sizes and not n.endswith(".0")]
+    lacking = [
+        n for n in dict.fromkeys(asked) if n != batch and n not in sizes and not n.endswith(".0")
+    ]
     if lacking:
         raise SpecError(
             "leaves sizes open beside the batch",

@@ -79,10 +79,16 @@ class OnnxModule(Part):
         main = proto.graph
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
-        self.steps = [_step(node, where, i, self.opset) for i, node in enumerate(main.node) if node not in constants]
+        self.steps = [
+            _step(node, where, i, self.opset)
+            for i, node in enumerate(main.node)
+            if node not in constants
+        ]
         stored = {item.name: tensor(item, folder, where) for item in main.initializer}
         for item in main.sparse_initializer:
-            raise SpecError("is sparse", where=f"{where}: {item.values.name}", expected="dense tensors")
+            raise SpecError(
+                "is sparse", where=f"{where}: {item.values.name}", expected="dense tensors"
+            )
         self.known: dict[str, Any] = {}
         for node in constants:
             value = _constant(node, folder, where)
@@ -100,11 +106,15 @@ class OnnxModule(Part):
         """Make of each tensor a parameter, a buffer, a constant, or what is known."""
         asked = {s.inputs[i] for s in self.steps if s.row for i in s.row.known if i < len(s.inputs)}
         asked |= {n for s in self.steps if s.row is None for n in s.inputs}
-        buffers = {s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)}
+        buffers = {
+            s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)
+        }
         for name, value in stored.items():
             small = not value.is_floating_point() and value.numel() <= KNOWN_ELEMENTS
             if name in asked or small or not value.dim():
-                self.known[name] = value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
+                self.known[name] = (
+                    value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
+                )
                 continue
             path = _path(name)
             while not self._free(path):
@@ -145,7 +155,11 @@ class OnnxModule(Part):
 
     def forward(self, **inputs: torch.Tensor) -> Any:  # type: ignore[override]
         """Results by name, or the only one."""
-        env: dict[str, Any] = {"": None, **self.known, **dict(zip(self.inputs, inputs.values(), strict=True))}
+        env: dict[str, Any] = {
+            "": None,
+            **self.known,
+            **dict(zip(self.inputs, inputs.values(), strict=True)),
+        }
         env |= {name: self._leaf(path) for name, path in self.leaves.items()}
         for step in self.steps:
             try:
@@ -167,6 +181,9 @@ class OnnxModule(Part):
         for i, value in enumerate(given):
             if value is None:
                 continue
+            if i in row.zeros and isinstance(value, np.ndarray) and not np.any(value):
+                given[i] = None
+                continue
             if i in row.known:
                 if isinstance(value, torch.Tensor):
                     raise SpecError(
@@ -181,7 +198,11 @@ class OnnxModule(Part):
                     given[i] = value
                 elif not (scalar and i == 1):
                     given[i] = tensor_of(value)
-        results = self._part(step.module)(row.compute, at, *given) if step.module else row.compute(at, *given)
+        results = (
+            self._part(step.module)(row.compute, at, *given)
+            if step.module
+            else row.compute(at, *given)
+        )
         return results if isinstance(results, tuple) else (results,)
 
     inputs: tuple[str, ...] = ()
@@ -220,7 +241,12 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> Step:
             **({} if reason else unknown(node.op_type, ROWS)),
         )
     if row is not None and opset < row.since:
-        raise SpecError("is of an opset before those that are read", where=place, found=opset, expected=f"at least {row.since}")
+        raise SpecError(
+            "is of an opset before those that are read",
+            where=place,
+            found=opset,
+            expected=f"at least {row.since}",
+        )
     attributes = {}
     for item in node.attribute:
         if item.type in (item.GRAPH, item.GRAPHS, item.SPARSE_TENSOR, item.TYPE_PROTO):
@@ -228,12 +254,22 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> Step:
         value = onnx.helper.get_attribute_value(item)
         if item.type == item.TENSOR:
             value = onnx.numpy_helper.to_array(value)
+        elif item.type == item.FLOAT:
+            value = float(str(np.float32(value)))  # 0.1, not 0.10000000149
         elif item.type == item.STRING:
             value = value.decode("utf-8", "replace")
         elif item.type == item.STRINGS:
             value = [v.decode("utf-8", "replace") for v in value]
         attributes[item.name] = value
-    return Step(node.name, node.op_type, row, attributes, tuple(node.input), tuple(node.output), _module_of(node))
+    return Step(
+        node.name,
+        node.op_type,
+        row,
+        attributes,
+        tuple(node.input),
+        tuple(node.output),
+        _module_of(node),
+    )
 
 
 def _module_of(node: onnx.NodeProto) -> str:
@@ -262,4 +298,6 @@ def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Any:
         if item.name in ("value_int", "value_ints"):
             return np.asarray(onnx.helper.get_attribute_value(item), np.int64)
     kinds = ", ".join(item.name for item in node.attribute)
-    raise SpecError("is a constant of a kind that is not read", where=f"{where}: {node.output[0]}", found=kinds)
+    raise SpecError(
+        "is a constant of a kind that is not read", where=f"{where}: {node.output[0]}", found=kinds
+    )

@@ -6,6 +6,7 @@ arithmetic and indexing on them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -72,12 +73,20 @@ FOLDS: dict[str, Fold] = {
     "Pow": lambda at, a, b: np.power(a, b),
     "Floor": lambda at, x: np.floor(x),
     "Ceil": lambda at, x: np.ceil(x),
-    "Max": lambda at, *x: np.maximum.reduce(x),
-    "Min": lambda at, *x: np.minimum.reduce(x),
+    "Max": lambda at, *x: functools.reduce(np.maximum, x),
+    "Min": lambda at, *x: functools.reduce(np.minimum, x),
     "Equal": lambda at, a, b: np.asarray(np.equal(a, b), dtype=bool),
     "Where": lambda at, c, a, b: np.where(c, a, b),
     "Identity": lambda at, x: x,
     "Cast": _cast,
+    "CastLike": lambda at, x, like: x if like.dtype == object else x.astype(like.dtype),
+    "Abs": lambda at, x: abs(x),
+    "Not": lambda at, x: np.logical_not(x),
+    "And": lambda at, a, b: np.logical_and(a, b),
+    "Or": lambda at, a, b: np.logical_or(a, b),
+    "Less": lambda at, a, b: np.asarray(a < b, dtype=bool),
+    "Greater": lambda at, a, b: np.asarray(a > b, dtype=bool),
+    "Size": lambda at, x: np.array(x.size, dtype=object),
     "Concat": lambda at, *x: np.concatenate(x, at.get("axis", 0)),
     "Gather": lambda at, x, i: np.asarray(np.take(x, i.astype(np.int64), at.get("axis", 0))),
     "Slice": _slice,
@@ -88,7 +97,9 @@ FOLDS: dict[str, Fold] = {
     "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
     "ConstantOfShape": _filled,
     "Range": lambda at, a, b, c: np.arange(a.item(), b.item(), c.item()).astype(a.dtype),
-    "Expand": lambda at, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(whole(shape)))),
+    "Expand": lambda at, x, shape: np.broadcast_to(
+        x, np.broadcast_shapes(x.shape, tuple(whole(shape)))
+    ),
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),
     "ReduceMax": _reduce(np.max),

@@ -66,7 +66,9 @@ def _transposed(at: Attributes, x: Any, weight: Any, bias: Any = None) -> torch.
         ]
         sizes = sizes or [int(n) * s for n, s in zip(x.shape[2:], strides, strict=True)]
         total = [max(f - n, 0) for f, n in zip(full, sizes[-len(kernel) :], strict=True)]
-        extra = [e + max(n - f, 0) for e, f, n in zip(extra, full, sizes[-len(kernel) :], strict=True)]
+        extra = [
+            e + max(n - f, 0) for e, f, n in zip(extra, full, sizes[-len(kernel) :], strict=True)
+        ]
         lower = at.get("auto_pad", "NOTSET") != "SAME_UPPER"
         before = [t - t // 2 if lower else t // 2 for t in total]
         after = [t - b for t, b in zip(total, before, strict=True)]
@@ -138,7 +140,7 @@ def _gemm(at: Attributes, a: torch.Tensor, b: torch.Tensor, c: Any = None) -> to
 def _batch_norm(at: Attributes, x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
     at.refuse("training_mode", 0)
     at.refuse("spatial", 1)
-    momentum = 1 - at.get("momentum", 0.9)  # ONNX weighs the old value
+    momentum = round(1 - at.get("momentum", 0.9), 6)  # ONNX weighs the old value
     return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
 
 
@@ -187,18 +189,19 @@ def _einsum(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 LAYERS: Table = {
-    "Conv": Row(_conv),
-    "ConvTranspose": Row(_transposed),
+    "Conv": Row(_conv, zeros=(2,)),
+    "ConvTranspose": Row(_transposed, zeros=(2,)),
     "MaxPool": Row(_max_pool),
     "AveragePool": Row(_mean_pool),
     "LpPool": Row(_lp_pool),
     "GlobalAveragePool": Row(lambda at, x: x.mean(_spatial(x), keepdim=True)),
     "GlobalMaxPool": Row(lambda at, x: x.amax(_spatial(x), keepdim=True)),
     "GlobalLpPool": Row(
-        lambda at, x: (x.abs() ** at.get("p", 2)).sum(_spatial(x), keepdim=True)
-        ** (1 / at.get("p", 2))
+        lambda at, x: (
+            (x.abs() ** at.get("p", 2)).sum(_spatial(x), keepdim=True) ** (1 / at.get("p", 2))
+        )
     ),
-    "Gemm": Row(_gemm),
+    "Gemm": Row(_gemm, zeros=(2,)),
     "MatMul": Row(lambda at, a, b: a @ b),
     "BatchNormalization": Row(_batch_norm, buffers=(3, 4), since=7),
     "InstanceNormalization": Row(_instance_norm),

@@ -111,7 +111,11 @@ def _is_inf(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     positive, negative = at.get("detect_positive", 1), at.get("detect_negative", 1)
     if positive and negative:
         return torch.isinf(x)
-    return x == (math.inf if positive else -math.inf) if positive or negative else x != x.abs().add(1) * 0 + x
+    return (
+        x == (math.inf if positive else -math.inf)
+        if positive or negative
+        else x != x.abs().add(1) * 0 + x
+    )
 
 
 def _shrink(at: Attributes, x: torch.Tensor) -> torch.Tensor:
@@ -157,10 +161,7 @@ POINTWISE: Table = {
     "HardSigmoid": Row(_hard_sigmoid),
     "IsInf": Row(_is_inf),
     "LeakyRelu": Row(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
-    "Selu": Row(
-        lambda at, x: at.get("gamma", 1.0507010)
-        * F.elu(x, at.get("alpha", 1.6732632))
-    ),
+    "Selu": Row(lambda at, x: at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))),
     "Shrink": Row(_shrink),
     "Swish": Row(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
     "ThresholdedRelu": Row(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),

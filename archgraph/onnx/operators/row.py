@@ -48,7 +48,9 @@ class Attributes:
         value = self.values.get(name, allowed[0])
         if value not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise SpecError("has an option that is not read", found=f"{name}={value!r}", expected=expected)
+            raise SpecError(
+                "has an option that is not read", found=f"{name}={value!r}", expected=expected
+            )
 
 
 Compute: TypeAlias = Callable[..., Any]
@@ -64,6 +66,8 @@ class Row:
         known: Inputs that must be known while the file is read: shapes, axes, bounds.
         numbers: Whether inputs of one number may be Python's.
         buffers: Inputs that are running statistics.
+        zeros: Inputs that say nothing where they are known to be zero, as PyTorch's exporter writes
+            biases that a layer lacks.
         since: Oldest opset of which the row is right.
     """
 
@@ -71,6 +75,7 @@ class Row:
     known: Sequence[int] = ()
     numbers: bool = False
     buffers: Sequence[int] = ()
+    zeros: Sequence[int] = ()
     since: int = 1
 
 

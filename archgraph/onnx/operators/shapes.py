@@ -16,6 +16,8 @@ def _reshape(at: Attributes, x: torch.Tensor, shape: Any = None) -> torch.Tensor
     sizes = whole(shape) if shape is not None else list(at.need("shape"))
     if not at.get("allowzero", 0):
         sizes = [x.shape[i] if isinstance(s, int) and s == 0 else s for i, s in enumerate(sizes)]
+    if isinstance(x.shape[0], torch.SymInt) and all(isinstance(s, int) and s > 0 for s in sizes):
+        sizes[0] = -1  # a file for a batch of one writes it out
     return x.reshape(sizes)
 
 
@@ -125,10 +127,14 @@ def _expand(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
     rank = max(len(sizes), x.dim())
     own = [1] * (rank - x.dim()) + list(x.shape)
     sizes = [1] * (rank - len(sizes)) + sizes
-    return x.expand([o if isinstance(s, int) and s == 1 else s for o, s in zip(own, sizes, strict=True)])
+    return x.expand(
+        [o if isinstance(s, int) and s == 1 else s for o, s in zip(own, sizes, strict=True)]
+    )
 
 
-def _pad(at: Attributes, x: torch.Tensor, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
+def _pad(
+    at: Attributes, x: torch.Tensor, pads: Any = None, value: Any = None, axes: Any = None
+) -> Any:
     given = whole(pads) or list(at.get("pads") or at.get("paddings") or ())
     where = [a % x.dim() for a in whole(axes)] or list(range(x.dim()))
     half = len(given) // 2
@@ -146,9 +152,9 @@ def _pad(at: Attributes, x: torch.Tensor, pads: Any = None, value: Any = None, a
     sides = len(amounts) // 2
     lead = x.dim() - sides
     flat = x.reshape(1, -1, *x.shape[lead:]) if lead != 2 else x
-    return F.pad(flat, amounts, modes[mode]).reshape(*x.shape[:lead], *(
-        x.shape[i] + before[i] + after[i] for i in range(lead, x.dim())
-    ))
+    return F.pad(flat, amounts, modes[mode]).reshape(
+        *x.shape[:lead], *(x.shape[i] + before[i] + after[i] for i in range(lead, x.dim()))
+    )
 
 
 def _concat(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
@@ -168,7 +174,11 @@ def _space_to_depth(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     b, c, h, w = x.shape
     n = at.need("blocksize")
     y = x.reshape(b, c, h // n, n, w // n, n)
-    y = y.permute(0, 1, 3, 5, 2, 4) if at.get("mode", "DCR") == "CRD" else y.permute(0, 3, 5, 1, 2, 4)
+    y = (
+        y.permute(0, 1, 3, 5, 2, 4)
+        if at.get("mode", "DCR") == "CRD"
+        else y.permute(0, 3, 5, 1, 2, 4)
+    )
     return y.reshape(b, c * n**2, h // n, w // n)
 
 
@@ -189,7 +199,9 @@ def _filled(at: Attributes, shape: Any) -> torch.Tensor:
 
 def _range(at: Attributes, start: Any, limit: Any, delta: Any) -> torch.Tensor:
     if start.dtype.kind == "f":
-        return torch.arange(start.item(), limit.item(), delta.item(), dtype=torch.from_numpy(np.ravel(start)).dtype)
+        return torch.arange(
+            start.item(), limit.item(), delta.item(), dtype=torch.from_numpy(np.ravel(start)).dtype
+        )
     first, last, step = whole(start) + whole(limit) + whole(delta)
     return torch.arange(first, last, step)
 
@@ -221,36 +233,56 @@ def _shape(at: Attributes, x: torch.Tensor) -> Any:
 
 def _top_k(at: Attributes, x: torch.Tensor, k: Any = None) -> Any:
     count = whole(k)[0] if k is not None else at.need("k")
-    return tuple(x.topk(count, at.get("axis", -1), bool(at.get("largest", 1)), bool(at.get("sorted", 1))))
+    return tuple(
+        x.topk(count, at.get("axis", -1), bool(at.get("largest", 1)), bool(at.get("sorted", 1)))
+    )
 
 
 def _upsample_sizes(x: torch.Tensor, scales: list[float], sizes: list[Any]) -> list[Any]:
-    return sizes[2:] if sizes else [int(s * f) for s, f in zip(x.shape[2:], scales[2:], strict=True)]
+    return (
+        sizes[2:] if sizes else [int(s * f) for s, f in zip(x.shape[2:], scales[2:], strict=True)]
+    )
 
 
 def _resize(at: Attributes, x: torch.Tensor, *rest: Any) -> torch.Tensor:
     _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
-    given = [float(v) for v in np.ravel(scales)] if scales is not None else list(at.get("scales") or ())
+    given = (
+        [float(v) for v in np.ravel(scales)] if scales is not None else list(at.get("scales") or ())
+    )
     target = whole(sizes)
     if at.get("axes") is not None or x.dim() < 3:
         raise SpecError("resizes some axes", found=at.get("axes"), expected="all of an image")
     at.refuse("keep_aspect_ratio_policy", "stretch")
     at.refuse("antialias", 0)
-    if (given and given[:2] != [1, 1]) or (target and [*map(str, target[:2])] != [*map(str, x.shape[:2])]):
+    if (given and given[:2] != [1, 1]) or (
+        target and [*map(str, target[:2])] != [*map(str, x.shape[:2])]
+    ):
         raise SpecError("resizes batch or channels", found=given or target)
     out = _upsample_sizes(x, given, target)
     mode = at.get("mode", "nearest")
-    place = at.get("coordinate_transformation_mode", "half_pixel" if at.opset > 10 else "asymmetric")
+    place = at.get(
+        "coordinate_transformation_mode", "half_pixel" if at.opset > 10 else "asymmetric"
+    )
     if mode == "nearest":
         factors = [o / s for o, s in zip(out, x.shape[2:], strict=True)]
         whole_factors = all(f == int(f) for f in factors)
-        if place == "asymmetric" and at.get("nearest_mode", "floor" if at.opset < 11 else "round_prefer_floor") == "floor":
+        if (
+            place == "asymmetric"
+            and at.get("nearest_mode", "floor" if at.opset < 11 else "round_prefer_floor")
+            == "floor"
+        ):
             return F.interpolate(x, out, mode="nearest")
-        if place == "half_pixel" and at.get("nearest_mode", "round_prefer_floor") == "round_prefer_floor" and whole_factors:
+        if (
+            place == "half_pixel"
+            and at.get("nearest_mode", "round_prefer_floor") == "round_prefer_floor"
+            and whole_factors
+        ):
             return F.interpolate(x, out, mode="nearest")
         if place == "asymmetric" and whole_factors and all(f in (1, 2) for f in factors):
             return F.interpolate(x, out, mode="nearest")
-        raise SpecError("rounds positions in another way", found=f"{place}, {at.get('nearest_mode')}")
+        raise SpecError(
+            "rounds positions in another way", found=f"{place}, {at.get('nearest_mode')}"
+        )
     if any(int(o) < int(s) for o, s in zip(out, x.shape[2:], strict=True)) and given:
         exact = all(float(s * f) == int(s * f) for s, f in zip(x.shape[2:], given[2:], strict=True))
         if not exact:
