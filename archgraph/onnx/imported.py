@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnx
 
 EXAMPLES = 2  # the batch of a capture
+TAKEN = ("name", "train", "strict")  # what trace calls its own arguments
 
 
 def imported(
@@ -50,11 +51,14 @@ def imported(
     free = _free(given, where, sizes)
     examples = {name: _example(i, free, where) for name, i in zip(names, given, strict=True)}
     try:
-        traced = trace(module, name=proto.graph.name, **examples)
+        traced = trace(module, **{"name": proto.graph.name, **examples})
     except TraceError as error:
-        raise SpecError(
-            "cannot be captured", where=where, found=str(error)[:500], hint=error.hint
-        ) from error
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, SpecError):  # of a node
+                raise cause from None
+            cause = cause.__cause__
+        raise SpecError("cannot be captured", where=where, found=str(error)[:500]) from error
     return traced.graph, traced.state
 
 
@@ -64,7 +68,7 @@ def _names(names: list[str]) -> list[str]:
     for name in names:
         word = re.sub(r"\W", "_", name) or "_"
         word = f"_{word}" if word[0].isdigit() or keyword.iskeyword(word) else word
-        while word in made:
+        while word in made or word in TAKEN:
             word += "_"
         made.append(word)
     return made

@@ -31,18 +31,23 @@ KNOWN_ELEMENTS = 4096  # whole numbers of an initializer that may be a shape or 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter writes a node's modules
 # Why operators without a row are refused; the others have none yet.
 REFUSED = {
-    **dict.fromkeys(("If", "Loop", "Scan"), "control flow, of which a graph has none"),
-    **dict.fromkeys(
-        ("QLinearConv", "QLinearMatMul", "QuantizeLinear", "DequantizeLinear", "ConvInteger",
-         "MatMulInteger", "DynamicQuantizeLinear"),
-        "a quantised operator",
-    ),
-    **dict.fromkeys(
-        ("NonZero", "NonMaxSuppression", "Unique", "Compress", "Multinomial", "RandomNormal",
-         "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"),
-        "has results whose size or values do not follow from its inputs' shapes",
-    ),
-}  # fmt: skip
+    name: reason
+    for reason, names in {
+        "control flow, which a graph does not have": "If Loop Scan",
+        "a quantised operator": "QLinearConv QLinearMatMul QuantizeLinear DequantizeLinear "
+        "ConvInteger MatMulInteger DynamicQuantizeLinear",
+        "an operator on sequences": "SequenceAt SequenceConstruct SequenceEmpty SequenceErase "
+        "SequenceInsert SequenceLength SequenceMap SplitToSequence ConcatFromSequence "
+        "Optional OptionalGetElement OptionalHasElement",
+        "an operator on text or files": "StringConcat StringNormalizer StringSplit RegexFullMatch "
+        "TfIdfVectorizer ImageDecoder",
+        "random in evaluation": "Bernoulli Multinomial RandomNormal RandomNormalLike "
+        "RandomUniform RandomUniformLike",
+        "an operator whose result's size depends on the data": "NonZero NonMaxSuppression Unique "
+        "Compress",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -174,9 +179,12 @@ class OnnxModule(Part):
         outputs = max((i + 1 for i, name in enumerate(step.outputs) if name), default=0)
         at = Attributes(step.attributes, self.opset, outputs, self.training)
         fold = FOLDS.get(step.kind)
-        if fold is not None and all(v is None or isinstance(v, np.ndarray) for v in given):
-            return (np.asarray(fold(at, *given)),)
         row = step.row
+        types = row.types if row else ()
+        if fold is not None and all(
+            v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(given)
+        ):
+            return (np.asarray(fold(at, *given)),)
         assert row is not None
         for i, value in enumerate(given):
             if value is None:

@@ -148,12 +148,11 @@ def _chain():
     return ag.trace(net, torch.zeros(2, 4)).graph
 
 
-def test_optimised_files_compute_the_same_and_are_not_ours(traced, tmp_path: Path):
+def test_optimised_files_are_read_as_files_of_another_program(traced, tmp_path: Path):
     path = ag.export(traced.graph, traced.state, tmp_path / "o.onnx", optimize=True)
     kinds = [n.op_type for n in onnx.load(path).graph.node]
     assert "BatchNormalization" not in kinds
-    with pytest.raises(SpecError, match="was not written by archgraph"):
-        ag.load(path)
+    assert len(ag.load(path).graph.nodes) < len(traced.graph.nodes)
 
 
 def test_what_computes_something_else_is_not_written(traced, tmp_path: Path, monkeypatch):

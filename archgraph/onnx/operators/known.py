@@ -31,6 +31,13 @@ def _cast(at: Attributes, x: Known) -> Known:
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
 
 
+def _cast_like(at: Attributes, x: Known, like: Known | torch.Tensor) -> Known:
+    if isinstance(like, torch.Tensor):
+        kind = str(like.dtype).removeprefix("torch.")
+        return x.astype("float32" if kind == "bfloat16" else kind)
+    return x if like.dtype == object else x.astype(like.dtype)
+
+
 def _slice(at: Attributes, x: Known, *rest: Known) -> Known:
     starts, ends, axes, steps = (*rest, None, None, None, None)[:4]
     first = whole(starts) if starts is not None else list(at.need("starts"))
@@ -63,7 +70,7 @@ def _reduce(function: Callable[..., Known]) -> Fold:
 
 
 FOLDS: dict[str, Fold] = {
-    "Add": lambda at, a, b: a + b,
+    "Add": lambda at, a, b: np.asarray(a + b),
     "Sub": lambda at, a, b: a - b,
     "Mul": lambda at, a, b: a * b,
     "Div": _div,
@@ -79,7 +86,7 @@ FOLDS: dict[str, Fold] = {
     "Where": lambda at, c, a, b: np.where(c, a, b),
     "Identity": lambda at, x: x,
     "Cast": _cast,
-    "CastLike": lambda at, x, like: x if like.dtype == object else x.astype(like.dtype),
+    "CastLike": _cast_like,
     "Abs": lambda at, x: abs(x),
     "Not": lambda at, x: np.logical_not(x),
     "And": lambda at, a, b: np.logical_and(a, b),
@@ -92,7 +99,7 @@ FOLDS: dict[str, Fold] = {
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Unsqueeze": lambda at, x, axes=None: np.expand_dims(x, tuple(axes_of(at, axes) or ())),
-    "Reshape": lambda at, x, shape: x.reshape(whole(shape)),
+    "Reshape": lambda at, x, shape: np.reshape(x, whole(shape)),
     "Shape": lambda at, x: np.array(x.shape, dtype=object),
     "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
     "ConstantOfShape": _filled,

@@ -153,7 +153,7 @@ POINTWISE: Table = {
     "Where": plain(torch.where),
     "Clip": Row(_clip, known=(1, 2)),
     "Cast": Row(_cast),
-    "CastLike": plain(lambda x, like: x.to(like.dtype)),
+    "CastLike": plain(lambda x, like: x.to(like.dtype), types=(1,)),
     "BitShift": Row(_shift),
     "Celu": Row(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
     "Elu": Row(lambda at, x: F.elu(x, at.get("alpha", 1.0))),

@@ -68,6 +68,7 @@ class Row:
         buffers: Inputs that are running statistics.
         zeros: Inputs that say nothing where they are known to be zero, as PyTorch's exporter writes
             biases that a layer lacks.
+        types: Inputs of which only the type is read.
         since: Oldest opset of which the row is right.
     """
 
@@ -76,6 +77,7 @@ class Row:
     numbers: bool = False
     buffers: Sequence[int] = ()
     zeros: Sequence[int] = ()
+    types: Sequence[int] = ()
     since: int = 1
 
 

@@ -233,9 +233,10 @@ def _shape(at: Attributes, x: torch.Tensor) -> Any:
 
 def _top_k(at: Attributes, x: torch.Tensor, k: Any = None) -> Any:
     count = whole(k)[0] if k is not None else at.need("k")
-    return tuple(
-        x.topk(count, at.get("axis", -1), bool(at.get("largest", 1)), bool(at.get("sorted", 1)))
-    )
+    axis = at.get("axis", -1)
+    # Of equal values the first counts; what topk of PyTorch takes is not said.
+    values, places = x.sort(dim=axis, descending=bool(at.get("largest", 1)), stable=True)
+    return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
 def _upsample_sizes(x: torch.Tensor, scales: list[float], sizes: list[Any]) -> list[Any]:
@@ -259,6 +260,8 @@ def _resize(at: Attributes, x: torch.Tensor, *rest: Any) -> torch.Tensor:
     ):
         raise SpecError("resizes batch or channels", found=given or target)
     out = _upsample_sizes(x, given, target)
+    if given and any(o != s * f for o, s, f in zip(out, x.shape[2:], given[2:], strict=True)):
+        raise SpecError("resizes to a part of a position", found=given)
     mode = at.get("mode", "nearest")
     place = at.get(
         "coordinate_transformation_mode", "half_pixel" if at.opset > 10 else "asymmetric"
@@ -278,15 +281,9 @@ def _resize(at: Attributes, x: torch.Tensor, *rest: Any) -> torch.Tensor:
             and whole_factors
         ):
             return F.interpolate(x, out, mode="nearest")
-        if place == "asymmetric" and whole_factors and all(f in (1, 2) for f in factors):
-            return F.interpolate(x, out, mode="nearest")
         raise SpecError(
             "rounds positions in another way", found=f"{place}, {at.get('nearest_mode')}"
         )
-    if any(int(o) < int(s) for o, s in zip(out, x.shape[2:], strict=True)) and given:
-        exact = all(float(s * f) == int(s * f) for s, f in zip(x.shape[2:], given[2:], strict=True))
-        if not exact:
-            raise SpecError("resizes to a part of a position", found=given)
     names = {"linear": {3: "linear", 4: "bilinear", 5: "trilinear"}, "cubic": {4: "bicubic"}}
     name = names.get(mode, {}).get(x.dim())
     if name is None:
