@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import archgraph as ag
+from archgraph.capture.trace import Traced
 from archgraph.errors import SpecError
 from archgraph.rewrite.laws import difference, outputs
 
@@ -57,7 +58,7 @@ class Residual(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def residual() -> ag.Traced:
+def residual() -> Traced:
     torch.manual_seed(0)
     model = Residual()
     model(torch.randn(8, 3, 8, 8))  # statistics of its own

@@ -83,7 +83,7 @@ FOLDS: dict[str, Fold] = {
     "Max": lambda at, *x: functools.reduce(np.maximum, x),
     "Min": lambda at, *x: functools.reduce(np.minimum, x),
     "Equal": lambda at, a, b: np.asarray(np.equal(a, b), dtype=bool),
-    "Where": lambda at, c, a, b: np.where(c, a, b),
+    "Where": lambda at, c, a, b: np.asarray(np.where(c, a, b)),
     "Identity": lambda at, x: x,
     "Cast": _cast,
     "CastLike": _cast_like,
