@@ -20,7 +20,7 @@ from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, tensor_of
-from archgraph.onnx.operators.row import Attributes, Row
+from archgraph.onnx.operators.row import Attributes, OnnxRow
 from archgraph.onnx.tensors import tensor
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ REFUSED = {
 
 
 @dataclass(frozen=True)
-class Step:
+class OnnxStep:
     """A node of the file: its row, and where its inputs, attributes and module are."""
 
     name: str
     kind: str
-    row: Row | None
+    row: OnnxRow | None
     attributes: Mapping[str, Any]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -66,7 +66,7 @@ class Step:
         return f"{self.kind} {self.name}".strip()
 
 
-class Part(torch.nn.Module):
+class OnnxPart(torch.nn.Module):
     """A module of the file's hierarchy: it holds leaves, and calls what stands in it."""
 
     def forward(self, compute: Callable[..., Any], at: Attributes, *inputs: Any) -> Any:
@@ -74,7 +74,7 @@ class Part(torch.nn.Module):
         return compute(at, *inputs)
 
 
-class OnnxModule(Part):
+class OnnxModule(OnnxPart):
     """The network of an ONNX file."""
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
@@ -144,13 +144,13 @@ class OnnxModule(Part):
             at = at._modules[part]  # type: ignore[assignment]  # Parts only
         return not any(last in table for table in (at._parameters, at._buffers, at._modules))
 
-    def _part(self, path: str) -> Part:
-        at: Part = self
+    def _part(self, path: str) -> OnnxPart:
+        at: OnnxPart = self
         for name in filter(None, path.split(".")):
             if name in at._parameters or name in at._buffers:
                 return at
             if name not in at._modules:
-                at._modules[name] = Part()
+                at._modules[name] = OnnxPart()
             at = at._modules[name]  # type: ignore[assignment]  # Parts only
         return at
 
@@ -175,7 +175,7 @@ class OnnxModule(Part):
         made = {name: _tensor(env[name]) for name in self.results}
         return next(iter(made.values())) if len(made) == 1 else made
 
-    def _results(self, step: Step, given: list[Any]) -> tuple[Any, ...]:
+    def _results(self, step: OnnxStep, given: list[Any]) -> tuple[Any, ...]:
         outputs = max((i + 1 for i, name in enumerate(step.outputs) if name), default=0)
         at = Attributes(step.attributes, self.opset, outputs, self.training)
         fold = FOLDS.get(step.kind)
@@ -226,7 +226,7 @@ def _path(name: str) -> str:
     return ".".join(part or "_" for part in parts) or "_"
 
 
-def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> Step:
+def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     """A node, if there is a row for it.
 
     Raises:
@@ -269,7 +269,7 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> Step:
         elif item.type == item.STRINGS:
             value = [v.decode("utf-8", "replace") for v in value]
         attributes[item.name] = value
-    return Step(
+    return OnnxStep(
         node.name,
         node.op_type,
         row,

@@ -25,6 +25,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from archgraph.errors import ArchGraphError
 from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
+from archgraph.onnx.operators.known import tensor_of
 from archgraph.onnx.tensors import DTYPES
 
 GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple")
@@ -150,10 +151,9 @@ def _computed(model: Any, values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    array = np.array(value)
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    if isinstance(value, onnx.TensorProto):
+        value = onnx.numpy_helper.to_array(value)
+    return tensor_of(np.array(value))
 
 
 def _difference(result: torch.Tensor, expected: Any, case: Case) -> str:

@@ -1,10 +1,22 @@
 """The operators of ONNX that become a graph: one row each."""
 
+from archgraph.onnx.operators.attention import ATTENTION
+from archgraph.onnx.operators.images import IMAGES
 from archgraph.onnx.operators.layers import LAYERS
+from archgraph.onnx.operators.losses import LOSSES
 from archgraph.onnx.operators.pointwise import POINTWISE
 from archgraph.onnx.operators.recurrent import RECURRENT
 from archgraph.onnx.operators.reductions import REDUCTIONS
-from archgraph.onnx.operators.row import Table
+from archgraph.onnx.operators.row import OnnxTable
 from archgraph.onnx.operators.shapes import SHAPES
 
-ROWS: Table = {**POINTWISE, **SHAPES, **REDUCTIONS, **LAYERS, **RECURRENT}
+ROWS: OnnxTable = {
+    **POINTWISE,
+    **SHAPES,
+    **IMAGES,
+    **REDUCTIONS,
+    **LAYERS,
+    **ATTENTION,
+    **RECURRENT,
+    **LOSSES,
+}

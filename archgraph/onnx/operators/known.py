@@ -15,7 +15,7 @@ import torch
 
 from archgraph.onnx.operators.row import Attributes, Known, axes_of, whole
 
-Fold: TypeAlias = Callable[..., Known]
+Folding: TypeAlias = Callable[..., Known]
 
 
 def _div(at: Attributes, a: Known, b: Known) -> Known:
@@ -60,7 +60,7 @@ def _filled(at: Attributes, shape: Known) -> Known:
     return np.full(whole(shape), fill[0])
 
 
-def _reduce(function: Callable[..., Known]) -> Fold:
+def _reduce(function: Callable[..., Known]) -> Folding:
     def compute(at: Attributes, x: Known, axes: Known | None = None) -> Known:
         found = axes_of(at, axes)
         over = None if found is None else tuple(found)
@@ -69,7 +69,7 @@ def _reduce(function: Callable[..., Known]) -> Fold:
     return compute
 
 
-FOLDS: dict[str, Fold] = {
+FOLDS: dict[str, Folding] = {
     "Add": lambda at, a, b: np.asarray(a + b),
     "Sub": lambda at, a, b: a - b,
     "Mul": lambda at, a, b: a * b,
@@ -127,4 +127,6 @@ def tensor_of(value: Known) -> torch.Tensor:
         return torch.stack(items).reshape(value.shape)
     if value.dtype == object:
         value = value.astype(np.int64)
+    if value.dtype.name == "bfloat16":
+        return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(value))

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
-from archgraph.onnx.operators.row import Attributes, Row, Table
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -98,29 +98,33 @@ def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     kernel = list(at.need("kernel_shape"))
     strides, dilations, before, after = _window(at, x, kernel)
     ceil, count = bool(at.get("ceil_mode", 0)), bool(at.get("count_include_pad", 0))
-    if any(d != 1 for d in dilations):
-        raise SpecError("averages a window with gaps", found=dilations)
-    pool = _MEAN[len(kernel)]
-    if before == after and all(b <= k // 2 for b, k in zip(before, kernel, strict=True)):
-        return pool(x, kernel, strides, before, ceil, count)
+    small = all(b <= k // 2 for b, k in zip(before, kernel, strict=True))
+    if before == after and small and all(d == 1 for d in dilations):
+        return _MEAN[len(kernel)](x, kernel, strides, before, ceil, count)
     if ceil:
-        raise SpecError("averages over one-sided padding and rounds up")
-    none = [0] * len(before)
-    total = pool(_padded(x, before, after, 0.0), kernel, strides, none)
+        raise SpecError("averages over one-sided padding or gaps and rounds up")
+    total = _window_sum(_padded(x, before, after, 0.0), kernel, strides, dilations)
     if count:
-        return total
-    return total / pool(_padded(torch.ones_like(x), before, after, 0.0), kernel, strides, none)
+        return total / math.prod(kernel)
+    ones = _padded(torch.ones_like(x), before, after, 0.0)
+    return total / _window_sum(ones, kernel, strides, dilations)
+
+
+def _window_sum(
+    x: torch.Tensor, kernel: list[int], strides: list[int], dilations: list[int]
+) -> torch.Tensor:
+    """Sums over windows, of each channel alone."""
+    ones = torch.ones(1, 1, *kernel, dtype=x.dtype)
+    sums = _CONV[len(kernel)](x.flatten(0, 1).unsqueeze(1), ones, None, strides, 0, dilations)
+    return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])
 
 
 def _lp_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     kernel, p = list(at.need("kernel_shape")), at.get("p", 2)
     strides, dilations, before, after = _window(at, x, kernel)
     at.refuse("ceil_mode", 0)
-    if any(d != 1 for d in dilations):
-        raise SpecError("pools a window with gaps", found=dilations)
     powers = _padded(x.abs() ** p, before, after, 0.0)
-    mean = _MEAN[len(kernel)](powers, kernel, strides, [0] * len(kernel))
-    return (mean * math.prod(kernel)) ** (1 / p)
+    return _window_sum(powers, kernel, strides, dilations) ** (1 / p)
 
 
 def _spatial(x: torch.Tensor) -> list[int]:
@@ -140,6 +144,8 @@ def _gemm(at: Attributes, a: torch.Tensor, b: torch.Tensor, c: Any = None) -> to
 def _batch_norm(at: Attributes, x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
     at.refuse("training_mode", 0)
     at.refuse("spatial", 1)
+    if at.opset < 7 and not at.get("is_test", 0):
+        raise SpecError("trains in evaluation")
     momentum = round(1 - at.get("momentum", 0.9), 6)  # ONNX weighs the old value
     return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
 
@@ -156,12 +162,16 @@ def _group_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
 
 
 def _layer_norm(at: Attributes, x: Any, w: Any, b: Any = None) -> Any:
-    if at.outputs > 1:
-        raise SpecError("returns mean and deviation of a norm")
-    shape = list(x.shape[at.get("axis", -1) :])
+    axis = at.get("axis", -1) % x.dim()
+    shape = list(x.shape[axis:])
     w = w.expand(shape) if list(w.shape) != shape else w
     b = b.expand(shape) if b is not None and list(b.shape) != shape else b
-    return F.layer_norm(x, shape, w, b, at.get("epsilon", 1e-5))
+    y = F.layer_norm(x, shape, w, b, at.get("epsilon", 1e-5))
+    if at.outputs == 1:
+        return y
+    over = list(range(axis, x.dim()))
+    variance = x.var(over, correction=0, keepdim=True)
+    return y, x.mean(over, keepdim=True), torch.rsqrt(variance + at.get("epsilon", 1e-5))
 
 
 def _rms_norm(at: Attributes, x: Any, w: Any) -> Any:
@@ -188,28 +198,28 @@ def _einsum(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
     return torch.einsum(equation, *inputs)
 
 
-LAYERS: Table = {
-    "Conv": Row(_conv, zeros=(2,)),
-    "ConvTranspose": Row(_transposed, zeros=(2,)),
-    "MaxPool": Row(_max_pool),
-    "AveragePool": Row(_mean_pool),
-    "LpPool": Row(_lp_pool),
-    "GlobalAveragePool": Row(lambda at, x: x.mean(_spatial(x), keepdim=True)),
-    "GlobalMaxPool": Row(lambda at, x: x.amax(_spatial(x), keepdim=True)),
-    "GlobalLpPool": Row(
+LAYERS: OnnxTable = {
+    "Conv": OnnxRow(_conv, zeros=(2,)),
+    "ConvTranspose": OnnxRow(_transposed, zeros=(2,)),
+    "MaxPool": OnnxRow(_max_pool),
+    "AveragePool": OnnxRow(_mean_pool),
+    "LpPool": OnnxRow(_lp_pool),
+    "GlobalAveragePool": OnnxRow(lambda at, x: x.mean(_spatial(x), keepdim=True)),
+    "GlobalMaxPool": OnnxRow(lambda at, x: x.amax(_spatial(x), keepdim=True)),
+    "GlobalLpPool": OnnxRow(
         lambda at, x: (
             (x.abs() ** at.get("p", 2)).sum(_spatial(x), keepdim=True) ** (1 / at.get("p", 2))
         )
     ),
-    "Gemm": Row(_gemm, zeros=(2,)),
-    "MatMul": Row(lambda at, a, b: a @ b),
-    "BatchNormalization": Row(_batch_norm, buffers=(3, 4), since=7),
-    "InstanceNormalization": Row(_instance_norm),
-    "GroupNormalization": Row(_group_norm),
-    "LayerNormalization": Row(_layer_norm),
-    "RMSNormalization": Row(_rms_norm),
-    "MeanVarianceNormalization": Row(_mean_variance),
-    "LRN": Row(_lrn),
-    "Einsum": Row(_einsum),
-    "Det": Row(lambda at, x: torch.linalg.det(x)),
+    "Gemm": OnnxRow(_gemm, zeros=(2,)),
+    "MatMul": OnnxRow(lambda at, a, b: a @ b),
+    "BatchNormalization": OnnxRow(_batch_norm, buffers=(3, 4), since=6),
+    "InstanceNormalization": OnnxRow(_instance_norm),
+    "GroupNormalization": OnnxRow(_group_norm),
+    "LayerNormalization": OnnxRow(_layer_norm),
+    "RMSNormalization": OnnxRow(_rms_norm),
+    "MeanVarianceNormalization": OnnxRow(_mean_variance),
+    "LRN": OnnxRow(_lrn),
+    "Einsum": OnnxRow(_einsum),
+    "Det": OnnxRow(lambda at, x: torch.linalg.det(x)),
 }

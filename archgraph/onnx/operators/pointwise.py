@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
-from archgraph.onnx.operators.row import Attributes, Row, Table, plain
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, plain
 from archgraph.onnx.tensors import DTYPES
 from archgraph.ops.schema import torch_dtype
 
@@ -31,15 +31,16 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
     "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
     "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
-    "Tanh": torch.tanh, "Xor": torch.logical_xor, "PRelu": lambda x, s: _prelu(x, s),
+    "Tanh": torch.tanh, "Xor": torch.logical_xor,
 }  # fmt: skip
 
 
-def _prelu(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+def _prelu(at: Attributes, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     if slope.numel() == 1:
         return F.prelu(x, slope.reshape(1))
     own = [1] * (x.dim() - slope.dim()) + list(slope.shape)
-    if x.dim() > 1 and slope.numel() == own[1] == x.shape[1]:
+    channels = at.opset < 7 or slope.numel() == own[1]
+    if x.dim() > 1 and channels and slope.numel() == x.shape[1]:
         return F.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, slope * x, x)
 
@@ -69,8 +70,8 @@ def _power(a: torch.Tensor, b: Any) -> torch.Tensor:
     return torch.pow(a, b).to(a.dtype)
 
 
-def _many(function: Callable[..., Any]) -> Row:
-    return Row(lambda at, *inputs: functools.reduce(function, inputs))
+def _many(function: Callable[..., Any]) -> OnnxRow:
+    return OnnxRow(lambda at, *inputs: functools.reduce(function, inputs))
 
 
 def _mean(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
@@ -94,6 +95,13 @@ def _cast(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     if dtype is None:
         raise SpecError("casts to a type that PyTorch lacks", found=at.need("to"))
     return x.to(torch_dtype(dtype))
+
+
+def _bit_cast(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    dtype = torch_dtype(DTYPES[at.need("to")])
+    if dtype.itemsize != x.dtype.itemsize:
+        raise SpecError("reads numbers as others of another size", found=str(dtype))
+    return x.view(dtype)
 
 
 def _gelu(at: Attributes, x: torch.Tensor) -> torch.Tensor:
@@ -140,30 +148,34 @@ def _alpha(name: str, default: float) -> Callable[[Attributes], float]:
     return lambda at: at.get(name, default)
 
 
-POINTWISE: Table = {
+POINTWISE: OnnxTable = {
     **{name: plain(function) for name, function in _PLAIN.items()},
-    **{name: Row(_numeric(function), numbers=True) for name, function in _BINARY.items()},
-    "Div": Row(_numeric(_div), numbers=True),
-    "Pow": Row(_numeric(_power), numbers=True),
-    "Mod": Row(_mod),
+    **{name: OnnxRow(_numeric(function), numbers=True) for name, function in _BINARY.items()},
+    "Div": OnnxRow(_numeric(_div), numbers=True),
+    "Pow": OnnxRow(_numeric(_power), numbers=True),
+    "Mod": OnnxRow(_mod),
     "Max": _many(torch.maximum),
     "Min": _many(torch.minimum),
     "Sum": _many(torch.add),
-    "Mean": Row(_mean),
+    "Mean": OnnxRow(_mean),
     "Where": plain(torch.where),
-    "Clip": Row(_clip, known=(1, 2)),
-    "Cast": Row(_cast),
+    "Clip": OnnxRow(_clip, known=(1, 2)),
+    "Cast": OnnxRow(_cast),
     "CastLike": plain(lambda x, like: x.to(like.dtype), types=(1,)),
-    "BitShift": Row(_shift),
-    "Celu": Row(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
-    "Elu": Row(lambda at, x: F.elu(x, at.get("alpha", 1.0))),
-    "Gelu": Row(_gelu),
-    "HardSigmoid": Row(_hard_sigmoid),
-    "IsInf": Row(_is_inf),
-    "LeakyRelu": Row(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
-    "Selu": Row(lambda at, x: at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))),
-    "Shrink": Row(_shrink),
-    "Swish": Row(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
-    "ThresholdedRelu": Row(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),
-    "Dropout": Row(_dropout, known=(1, 2)),
+    "PRelu": OnnxRow(_prelu),
+    "BitCast": OnnxRow(_bit_cast),
+    "BitShift": OnnxRow(_shift),
+    "Celu": OnnxRow(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
+    "Elu": OnnxRow(lambda at, x: F.elu(x, at.get("alpha", 1.0))),
+    "Gelu": OnnxRow(_gelu),
+    "HardSigmoid": OnnxRow(_hard_sigmoid),
+    "IsInf": OnnxRow(_is_inf),
+    "LeakyRelu": OnnxRow(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
+    "Selu": OnnxRow(
+        lambda at, x: at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))
+    ),
+    "Shrink": OnnxRow(_shrink),
+    "Swish": OnnxRow(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
+    "ThresholdedRelu": OnnxRow(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),
+    "Dropout": OnnxRow(_dropout, known=(1, 2)),
 }

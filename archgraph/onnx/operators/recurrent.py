@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from archgraph.errors import SpecError
-from archgraph.onnx.operators.row import Attributes, Row, Table
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
 # Where PyTorch's gates stand among those of ONNX: LSTM i o f c → i f c o, GRU z r h → r z h.
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -19,7 +19,7 @@ def _gates(kind: str, tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[i] for i in _ORDER[kind]]) if len(parts) > 1 else tensor
 
 
-def _layer(kind: str) -> Row:
+def _layer(kind: str) -> OnnxRow:
     def compute(
         at: Attributes, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None,
         h: Any = None, c: Any = None, peepholes: Any = None,
@@ -59,7 +59,7 @@ def _layer(kind: str) -> Row:
         y = y.reshape(y.shape[0], y.shape[1], ways, size).transpose(1, 2)
         return (y, *last)[: at.outputs] if at.outputs > 1 else y
 
-    return Row(compute)
+    return OnnxRow(compute)
 
 
-RECURRENT: Table = {kind: _layer(kind) for kind in _ORDER}
+RECURRENT: OnnxTable = {kind: _layer(kind) for kind in _ORDER}

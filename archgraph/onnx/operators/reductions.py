@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from archgraph.onnx.operators.row import Attributes, Row, Table, axes_of
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of
 
 
-def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> Row:
+def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> OnnxRow:
     def compute(at: Attributes, x: torch.Tensor, axes: Any = None) -> Any:
         found = axes_of(at, axes)
         if not found:
@@ -20,7 +20,7 @@ def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> Row:
             found = list(range(x.dim()))
         return function(x, found, bool(at.get("keepdims", 1))).to(x.dtype)
 
-    return Row(compute, known=(1,))
+    return OnnxRow(compute, known=(1,))
 
 
 def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
@@ -29,40 +29,49 @@ def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
     return x
 
 
-def _arg(function: Callable[..., torch.Tensor]) -> Row:
+def _arg(function: Callable[..., torch.Tensor]) -> OnnxRow:
     def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
         axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
         if not at.get("select_last_index", 0):
             return function(x, axis, keep)
         return x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
 
-    return Row(compute)
+    return OnnxRow(compute)
 
 
-def _softmax(function: Callable[..., torch.Tensor]) -> Row:
+def _softmax(function: Callable[..., torch.Tensor]) -> OnnxRow:
     def compute(at: Attributes, x: torch.Tensor) -> torch.Tensor:
         axis = at.get("axis", -1 if at.opset > 12 else 1)
         if at.opset > 12 or axis % x.dim() == x.dim() - 1:
             return function(x, axis)
         return function(x.flatten(axis), -1).reshape(x.shape)
 
-    return Row(compute)
+    return OnnxRow(compute)
 
 
-def _cumulative(at: Attributes, x: torch.Tensor, axis: Any) -> torch.Tensor:
-    along = int(axis)
-    y = x.flip(along) if at.get("reverse", 0) else x
-    total = y.cumsum(along).to(x.dtype)
-    if at.get("exclusive", 0):
-        total = total - y
-    return total.flip(along) if at.get("reverse", 0) else total
+def _cumulative(function: Callable[..., torch.Tensor], start: int) -> OnnxRow:
+    def compute(at: Attributes, x: torch.Tensor, axis: Any) -> torch.Tensor:
+        along = int(axis)
+        y = x.flip(along) if at.get("reverse", 0) else x
+        total = function(y, along).to(x.dtype)
+        if at.get("exclusive", 0):  # shifted by one
+            first = torch.full_like(total.narrow(along, 0, 1), start)
+            total = torch.cat([first, total.narrow(along, 0, x.shape[along] - 1)], along)
+        return total.flip(along) if at.get("reverse", 0) else total
+
+    return OnnxRow(compute, known=(1,))
+
+
+def _hard(x: torch.Tensor, axis: int) -> torch.Tensor:
+    places = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.dim() - 1 - axis % x.dim()))
+    return (places == x.argmax(axis, keepdim=True)).to(x.dtype)
 
 
 def _lp(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     return F.normalize(x, at.get("p", 2), at.get("axis", -1), eps=1e-12)
 
 
-REDUCTIONS: Table = {
+REDUCTIONS: OnnxTable = {
     "ReduceSum": _reduce(torch.sum),
     "ReduceMean": _reduce(torch.mean),
     "ReduceMax": _reduce(torch.amax),
@@ -77,6 +86,8 @@ REDUCTIONS: Table = {
     "ArgMin": _arg(torch.argmin),
     "Softmax": _softmax(F.softmax),
     "LogSoftmax": _softmax(F.log_softmax),
-    "CumSum": Row(_cumulative, known=(1,)),
-    "LpNormalization": Row(_lp),
+    "Hardmax": _softmax(_hard),
+    "CumSum": _cumulative(torch.cumsum, 0),
+    "CumProd": _cumulative(torch.cumprod, 1),
+    "LpNormalization": OnnxRow(_lp),
 }

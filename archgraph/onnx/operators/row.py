@@ -57,7 +57,7 @@ Compute: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class OnnxRow:
     """How an operator is computed.
 
     Attributes:
@@ -81,12 +81,12 @@ class Row:
     since: int = 1
 
 
-Table: TypeAlias = dict[str, Row]
+OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
-def plain(function: Callable[..., Any], **options: Any) -> Row:
+def plain(function: Callable[..., Any], **options: Any) -> OnnxRow:
     """The row of an operator without attributes, which PyTorch has under another name."""
-    return Row(lambda at, *inputs: function(*inputs), **options)
+    return OnnxRow(lambda at, *inputs: function(*inputs), **options)
 
 
 def whole(value: Known | Sequence[int] | None) -> list[Any]:

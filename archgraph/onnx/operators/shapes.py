@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
-from archgraph.onnx.operators.row import Attributes, Row, Table, axes_of, whole
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of, whole
 
 
 def _reshape(at: Attributes, x: torch.Tensor, shape: Any = None) -> torch.Tensor:
@@ -117,9 +117,17 @@ def _scatter_elements(at: Attributes, x: Any, index: Any, updates: Any) -> torch
 
 
 def _scatter_nd(at: Attributes, x: Any, index: Any, updates: Any) -> torch.Tensor:
-    at.refuse("reduction", "none", "add")
+    how = at.get("reduction", "none")
     where = tuple(part.long() for part in index.unbind(-1))
-    return torch.index_put(x, where, updates, accumulate=at.get("reduction", "none") == "add")
+    if how in ("none", "add"):
+        return torch.index_put(x, where, updates, accumulate=how == "add")
+    rows, depth = torch.zeros_like(where[0]), index.shape[-1]
+    for part, size in zip(where, x.shape, strict=False):
+        rows = rows * size + torch.where(part < 0, part + size, part)
+    flat = x.flatten(0, depth - 1).flatten(1) if x.dim() > depth else x.reshape(-1, 1)
+    values = updates.reshape(-1, flat.shape[1])
+    rows = rows.reshape(-1, 1).expand(*values.shape)
+    return flat.scatter_reduce(0, rows, values, _REDUCE[how]).reshape(x.shape)
 
 
 def _expand(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
@@ -159,27 +167,6 @@ def _pad(
 
 def _concat(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
     return torch.cat(inputs, at.get("axis", 1))
-
-
-def _depth_to_space(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    b, c, h, w = x.shape
-    n = at.need("blocksize")
-    if at.get("mode", "DCR") == "CRD":
-        return F.pixel_shuffle(x, n)
-    y = x.reshape(b, n, n, c // n**2, h, w).permute(0, 3, 4, 1, 5, 2)
-    return y.reshape(b, c // n**2, h * n, w * n)
-
-
-def _space_to_depth(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    b, c, h, w = x.shape
-    n = at.need("blocksize")
-    y = x.reshape(b, c, h // n, n, w // n, n)
-    y = (
-        y.permute(0, 1, 3, 5, 2, 4)
-        if at.get("mode", "DCR") == "CRD"
-        else y.permute(0, 3, 5, 1, 2, 4)
-    )
-    return y.reshape(b, c * n**2, h // n, w // n)
 
 
 def _tile(at: Attributes, x: torch.Tensor, repeats: Any) -> torch.Tensor:
@@ -239,95 +226,30 @@ def _top_k(at: Attributes, x: torch.Tensor, k: Any = None) -> Any:
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
-def _upsample_sizes(x: torch.Tensor, scales: list[float], sizes: list[Any]) -> list[Any]:
-    return (
-        sizes[2:] if sizes else [int(s * f) for s, f in zip(x.shape[2:], scales[2:], strict=True)]
-    )
-
-
-def _resize(at: Attributes, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
-    given = (
-        [float(v) for v in np.ravel(scales)] if scales is not None else list(at.get("scales") or ())
-    )
-    target = whole(sizes)
-    if at.get("axes") is not None or x.dim() < 3:
-        raise SpecError("resizes some axes", found=at.get("axes"), expected="all of an image")
-    at.refuse("keep_aspect_ratio_policy", "stretch")
-    at.refuse("antialias", 0)
-    if (given and given[:2] != [1, 1]) or (
-        target and [*map(str, target[:2])] != [*map(str, x.shape[:2])]
-    ):
-        raise SpecError("resizes batch or channels", found=given or target)
-    out = _upsample_sizes(x, given, target)
-    if given and any(o != s * f for o, s, f in zip(out, x.shape[2:], given[2:], strict=True)):
-        raise SpecError("resizes to a part of a position", found=given)
-    mode = at.get("mode", "nearest")
-    place = at.get(
-        "coordinate_transformation_mode", "half_pixel" if at.opset > 10 else "asymmetric"
-    )
-    if mode == "nearest":
-        factors = [o / s for o, s in zip(out, x.shape[2:], strict=True)]
-        whole_factors = all(f == int(f) for f in factors)
-        if (
-            place == "asymmetric"
-            and at.get("nearest_mode", "floor" if at.opset < 11 else "round_prefer_floor")
-            == "floor"
-        ):
-            return F.interpolate(x, out, mode="nearest")
-        if (
-            place == "half_pixel"
-            and at.get("nearest_mode", "round_prefer_floor") == "round_prefer_floor"
-            and whole_factors
-        ):
-            return F.interpolate(x, out, mode="nearest")
-        raise SpecError(
-            "rounds positions in another way", found=f"{place}, {at.get('nearest_mode')}"
-        )
-    names = {"linear": {3: "linear", 4: "bilinear", 5: "trilinear"}, "cubic": {4: "bicubic"}}
-    name = names.get(mode, {}).get(x.dim())
-    if name is None:
-        raise SpecError("interpolates in another way", found=mode)
-    if mode == "cubic":
-        at.refuse("cubic_coeff_a", -0.75)
-        at.refuse("exclude_outside", 0)
-    if place == "align_corners":
-        return F.interpolate(x, out, mode=name, align_corners=True)
-    if place in ("half_pixel", "pytorch_half_pixel"):
-        if place == "pytorch_half_pixel" and 1 in out:
-            raise SpecError("rounds positions in another way", found=place)
-        return F.interpolate(x, out, mode=name, align_corners=False)
-    raise SpecError("rounds positions in another way", found=place)
-
-
-SHAPES: Table = {
-    "Reshape": Row(_reshape, known=(1,)),
-    "Flatten": Row(_flatten),
-    "Transpose": Row(_transpose),
-    "Squeeze": Row(_squeeze, known=(1,)),
-    "Unsqueeze": Row(_unsqueeze, known=(1,)),
-    "Slice": Row(_slice, known=(1, 2, 3, 4)),
-    "Split": Row(_split, known=(1,)),
-    "Gather": Row(_gather, numbers=True),
-    "GatherElements": Row(_gather_elements),
-    "GatherND": Row(_gather_nd),
-    "ScatterElements": Row(_scatter_elements),
-    "Scatter": Row(_scatter_elements),
-    "ScatterND": Row(_scatter_nd),
-    "Expand": Row(_expand, known=(1,)),
-    "Pad": Row(_pad, known=(1, 2, 3)),
-    "Concat": Row(_concat),
-    "DepthToSpace": Row(_depth_to_space),
-    "SpaceToDepth": Row(_space_to_depth),
-    "Tile": Row(_tile, known=(1,), since=6),
-    "Trilu": Row(_trilu, known=(1,)),
-    "ConstantOfShape": Row(_filled, known=(0,)),
-    "Range": Row(_range, known=(0, 1, 2)),
-    "OneHot": Row(_one_hot, known=(1,)),
-    "EyeLike": Row(_eye),
-    "Shape": Row(_shape),
-    "Size": Row(lambda at, x: np.array(x.numel(), dtype=object)),
-    "TopK": Row(_top_k, known=(1,)),
-    "Resize": Row(_resize, known=(1, 2, 3), since=10),
-    "Upsample": Row(_resize, known=(1,), since=7),
+SHAPES: OnnxTable = {
+    "Reshape": OnnxRow(_reshape, known=(1,)),
+    "Flatten": OnnxRow(_flatten),
+    "Transpose": OnnxRow(_transpose),
+    "Squeeze": OnnxRow(_squeeze, known=(1,)),
+    "Unsqueeze": OnnxRow(_unsqueeze, known=(1,)),
+    "Slice": OnnxRow(_slice, known=(1, 2, 3, 4)),
+    "Split": OnnxRow(_split, known=(1,)),
+    "Gather": OnnxRow(_gather, numbers=True),
+    "GatherElements": OnnxRow(_gather_elements),
+    "GatherND": OnnxRow(_gather_nd),
+    "ScatterElements": OnnxRow(_scatter_elements),
+    "Scatter": OnnxRow(_scatter_elements),
+    "ScatterND": OnnxRow(_scatter_nd),
+    "Expand": OnnxRow(_expand, known=(1,)),
+    "Pad": OnnxRow(_pad, known=(1, 2, 3)),
+    "Concat": OnnxRow(_concat),
+    "Tile": OnnxRow(_tile, known=(1,), since=6),
+    "Trilu": OnnxRow(_trilu, known=(1,)),
+    "ConstantOfShape": OnnxRow(_filled, known=(0,)),
+    "Range": OnnxRow(_range, known=(0, 1, 2)),
+    "OneHot": OnnxRow(_one_hot, known=(1,)),
+    "EyeLike": OnnxRow(_eye),
+    "Shape": OnnxRow(_shape),
+    "Size": OnnxRow(lambda at, x: np.array(x.numel(), dtype=object)),
+    "TopK": OnnxRow(_top_k, known=(1,)),
 }
