@@ -126,6 +126,10 @@ def _is_inf(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _selu(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    return at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))
+
+
 def _shrink(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     bias, lambd = at.get("bias", 0.0), at.get("lambd", 0.5)
     zero = torch.zeros_like(x)
@@ -142,10 +146,6 @@ def _dropout(at: Attributes, x: Any, ratio: Any = None, training: Any = None) ->
         raise SpecError("drops out in evaluation")
     result = F.dropout(x, rate, at.training)
     return (result, torch.ones_like(x, dtype=torch.bool)) if at.outputs > 1 else result
-
-
-def _alpha(name: str, default: float) -> Callable[[Attributes], float]:
-    return lambda at: at.get(name, default)
 
 
 POINTWISE: OnnxTable = {
@@ -171,9 +171,7 @@ POINTWISE: OnnxTable = {
     "HardSigmoid": OnnxRow(_hard_sigmoid),
     "IsInf": OnnxRow(_is_inf),
     "LeakyRelu": OnnxRow(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
-    "Selu": OnnxRow(
-        lambda at, x: at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))
-    ),
+    "Selu": OnnxRow(_selu),
     "Shrink": OnnxRow(_shrink),
     "Swish": OnnxRow(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
     "ThresholdedRelu": OnnxRow(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),

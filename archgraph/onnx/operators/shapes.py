@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of, whole
 
 
