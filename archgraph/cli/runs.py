@@ -34,6 +34,10 @@ def run(
         bool, typer.Option("--overwrite", help="Replace the run in the folder.")
     ] = False,
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Processes that train clients side by side."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,6 +48,8 @@ def run(
     """Run an experiment, or go on with one."""
     import archgraph
 
+    if workers is not None:
+        settings = [*(settings or ()), f"engine.workers={workers}"]
     spec = experiment_of(experiment, settings)
     folder = out or (Path(spec.out) if spec.out else Path("runs") / (spec.name or experiment.stem))
     try:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from archgraph.engine.facts import UNNAMED, family_of, settled
+from archgraph.engine.isolation import one_thread
 from archgraph.engine.local import run
 from archgraph.engine.record import read_metrics
 from archgraph.federation import configure
@@ -61,10 +60,6 @@ def run_cell(
     Raises:
         ArchGraphError: As :func:`archgraph.run`.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the bits of a run depend on their number
-    try:
+    with one_thread():
         begun = folder.is_dir() and any(folder.iterdir())
         run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)
-    finally:
-        torch.set_num_threads(threads)

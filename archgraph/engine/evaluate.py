@@ -17,6 +17,7 @@ from archgraph.engine.partition import local_test_indices
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.returned import outcome_of, reason
 from archgraph.engine.testing import Answers, answers
+from archgraph.engine.workers import Workers
 from archgraph.federation import (
     GLOBAL,
     Evaluated,
@@ -39,6 +40,7 @@ class Evaluator:
     """Tests the models that a strategy answers for, when and how the experiment says."""
 
     experiment: Experiment
+    workers: Workers = field(default_factory=Workers)
     _untuned: list[Json] = field(default_factory=list, init=False)
 
     def __call__(
@@ -193,6 +195,7 @@ class Evaluator:
             masks=[torch.tensor(m) for m in masks],
             batch=setup.evaluate.batch,
             device=setup.world.device,
+            workers=self.workers,
         )
 
     def _mine(

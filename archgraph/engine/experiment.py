@@ -17,7 +17,7 @@ from archgraph.engine.data import Dataset, Split
 from archgraph.engine.validation import Selection, held_out, part_of
 from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.experiment import AttackSpec, EvaluateSpec
+from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
 from archgraph.language.local import LocalOptions
 from archgraph.language.privacy import PrivacySpec
 from archgraph.plain import Json
@@ -34,6 +34,7 @@ class Experiment:
         shares: Training examples of each client.
         local: How clients train.
         evaluate: When and how models are tested.
+        engine: In how many processes, and what a client may take.
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
         patience: Rounds in a row without an accepted update that end the run.
@@ -52,6 +53,7 @@ class Experiment:
     shares: tuple[np.ndarray, ...]
     local: LocalOptions = field(default_factory=LocalOptions)
     evaluate: EvaluateSpec = field(default_factory=EvaluateSpec)
+    engine: EngineSpec = field(default_factory=EngineSpec)
     attack: AttackSpec | None = None
     sampled: int | None = None
     patience: int = 5

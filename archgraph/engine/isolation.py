@@ -1,7 +1,8 @@
 """What a client's program can change for the whole process is restored after it.
 
-A process of its own would hold back more: functions that are replaced, memory that is not freed, a
-crash, an endless loop. Until then a program is trusted not to do that.
+A process of its own (:mod:`archgraph.engine.workers`) holds back more: functions that are replaced,
+memory that is not freed, a crash, an endless loop. In this process a program is trusted not to do
+that.
 """
 
 from __future__ import annotations
@@ -118,11 +119,28 @@ _GLOBALS = [
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: bits depend on their number, and not on who computes beside.
+
+    Example:
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
 def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     """Seed the process's generators (dropout) from a client's; restore its settings afterwards.
 
     That is what the table above lists, and the generators of torch and NumPy. A program begins with
-    gradients on, whatever the strategy that waits for it has turned off.
+    gradients on, whatever the strategy that waits for it has turned off, and with one thread.
 
     Example:
         >>> with isolated(torch.Generator()):
@@ -140,7 +158,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
         np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
         try:
             # Left, it restores both modes, however deep a program has gone.
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), one_thread():
                 yield
         finally:
             np.random.set_state(numpy)  # noqa: NPY002  # as above

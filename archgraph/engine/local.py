@@ -1,8 +1,9 @@
-"""The local engine: all clients in this process, one after the other.
+"""The local engine: all clients on this machine, one after the other or several side by side.
 
-One client's model and update are in memory at a time, whatever the number of clients: the strategy
-asks for tasks and is handed results as a stream. All randomness is drawn from generators seeded by
-(seed, purpose, round, client), so that a run that goes on after a crash ends with the same bits.
+One client's model and update for each worker are in memory at a time, whatever the number of
+clients: the strategy asks for tasks and is handed results as a stream, in the clients' order. All
+randomness is drawn from generators seeded by (seed, purpose, round, client), so that a run that
+goes on after a crash ends with the same bits.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.trackers import Trackers
 from archgraph.engine.turn import Turn
+from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, ServerState, Task, seeded
@@ -82,7 +84,7 @@ class Loop:
     def start(self, state: ServerState) -> None:
         """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(self.experiment, 0, self.kept, self.watch)
+        turn = Turn(self.experiment, 0, self.kept, self.watch, self._workers)
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
@@ -111,7 +113,7 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        turn = Turn(setup, number, self.kept, self.watch)
+        turn = Turn(setup, number, self.kept, self.watch, self._workers)
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         sampled = sample(len(world.clients), setup.sampled, world.seed, number, poisson=poisson)
         self.watch.round(number, len(sampled))
@@ -211,13 +213,33 @@ class Loop:
         return None if selection is None else selection.chosen(self.lines)
 
     @functools.cached_property
+    def _workers(self) -> Workers:
+        """Where clients work."""
+        setup = self.experiment
+        most, asked = len(setup.world.clients), setup.engine
+        return dataclasses.replace(
+            self._testers,
+            count=min(self._testers.count, setup.sampled or most),
+            always=asked.workers is not None,
+            deadline=asked.deadline,
+            memory=asked.memory,
+        )
+
+    @functools.cached_property
+    def _testers(self) -> Workers:
+        """Where models are tested; a device other than the processor's is left to one process."""
+        if torch.device(self.experiment.world.device).type != "cpu":
+            return Workers()
+        return Workers(self.experiment.engine.workers or torch.get_num_threads())
+
+    @functools.cached_property
     def _validator(self) -> Evaluator | None:
         setup = self.experiment
-        return None if setup.selection is None else Evaluator(setup.validating)
+        return None if setup.selection is None else Evaluator(setup.validating, self._testers)
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.experiment)
+        return Evaluator(self.experiment, self._testers)
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy

@@ -40,7 +40,17 @@ from archgraph.plain import Json, differences, digest
 DRAFT = ".draft-"
 # Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
 BEGINNING = f"{DRAFT}run"
+# Locks of this process; one that a worker held, too, would outlive this process with it.
+_LOCKS: set[int] = set()
 BestRound = Callable[[Sequence[Mapping[str, Json]]], int | None]
+
+
+def _let_go() -> None:
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass
@@ -245,6 +255,7 @@ class RunRecord:
             self._metrics.close()
             self._metrics = None
         if self._lock is not None:
+            _LOCKS.discard(self._lock)
             os.close(self._lock)
             self._lock = None
 
@@ -264,6 +275,7 @@ class RunRecord:
             os.close(lock)
             raise RunError("another process is writing this run", where=str(self.folder)) from error
         self._lock = lock
+        _LOCKS.add(lock)
 
     def _count(self, lines: bytes) -> None:
         """Note lines that `metrics.jsonl` holds, for the next checkpoint."""

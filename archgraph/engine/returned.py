@@ -98,8 +98,17 @@ def reason(error: BaseException) -> str:
         text = str(error)[:LONGEST]
     except Exception as mute:
         text = f"it cannot say what is wrong ({type(mute).__name__})"
-    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    text = shown(text)
     return text if isinstance(error, RejectedUpdate) else f"{type(error).__name__}: {text}"
+
+
+def shown(text: str) -> str:
+    """A text that a client can have written, as a record holds it: short, and without controls.
+
+    >>> len(shown("a" * 2000)), shown("a" + chr(27)).isprintable()
+    (1000, True)
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:LONGEST])
 
 
 def _read(value: Any) -> Any:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.engine.data import Split
+from archgraph.engine.isolation import one_thread
+from archgraph.engine.workers import Died, Tell, Workers
 from archgraph.federation import LearningTask, Metric, Predict, mask_absent
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.metrics import IGNORED
@@ -74,8 +76,9 @@ def answers(
     masks: Sequence[Tensor] = (),
     batch: int = 500,
     device: str = "cpu",
+    workers: Workers | None = None,
 ) -> list[Answers]:
-    """Test a module in eval mode: its answers, then those under each mask.
+    """Test a module in eval mode, on one thread: its answers, then those under each mask.
 
     Args:
         module: On ``device``.
@@ -85,26 +88,35 @@ def answers(
         masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
         batch: Examples at a time.
         device: Where the module is.
+        workers: Where it is run; None: in this process.
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]
     variants: list[Tensor | None] = [None, *masks]
     parts: list[list[dict[str, Tensor]]] = [[] for _ in variants]
-    with torch.inference_mode():
-        for start in range(0, len(data), batch):
-            inputs, targets = data.examples(slice(start, start + batch))
-            wanted = targets.to(device)
-            outputs = module(*(x.to(device) for x in inputs))
-            said = learning.predictions(outputs, predict)
-            whole: dict[str, Tensor] = {}
-            for present, part in zip(variants, parts, strict=True):
-                # A mask that hides nothing changes nothing.
-                if not whole or (present is not None and not bool(present.all())):
-                    shown = said if present is None else mask_absent(said, present)
-                    part.append({m.name: m.rows(shown, wanted).cpu() for m in metrics})
-                    whole = whole or part[-1]
-                else:
-                    part.append(whole)
+
+    @torch.inference_mode()
+    def said_to(start: int, tell: Tell) -> list[dict[str, Tensor]]:
+        inputs, targets = data.examples(slice(start, start + batch))
+        wanted = targets.to(device)
+        outputs = module(*(x.to(device) for x in inputs))
+        said = learning.predictions(outputs, predict)
+        found: list[dict[str, Tensor]] = []
+        for present in variants:
+            # A mask that hides nothing changes nothing.
+            if not found or (present is not None and not bool(present.all())):
+                shown = said if present is None else mask_absent(said, present)
+                found.append({m.name: m.rows(shown, wanted).cpu() for m in metrics})
+            else:
+                found.append(found[0])
+        return found
+
+    with torch.inference_mode(), one_thread():
+        calls = (workers or Workers()).calls(said_to, range(0, len(data), batch))
+        for start, found in calls:
+            again = said_to(start, print) if isinstance(found, Died) else found
+            for part, rows in zip(parts, again, strict=True):
+                part.append(rows)
     counts = learning.counts(data.targets)
     return [
         Answers(metrics, {m.name: torch.cat([p[m.name] for p in part]) for m in metrics}, counts)

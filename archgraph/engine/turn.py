@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -20,8 +21,9 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import outcome_of, reason
+from archgraph.engine.returned import outcome_of, reason, shown
 from archgraph.engine.traffic import DOWN, UP, back, sent
+from archgraph.engine.workers import Died, Tell, Workers
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.plain import Json
@@ -121,6 +123,7 @@ class Turn:
         round: Counted from 1; 0 for the survey.
         kept: What clients kept; replaced client by client as results are accepted.
         watch: Progress bars.
+        workers: Where the clients work.
         clock: Seconds of local training and server work.
         accepted: A report for each client whose update was accepted.
         rejected: Client, name and reason of each update that was refused.
@@ -132,6 +135,7 @@ class Turn:
     round: int
     kept: dict[int, KeptByClient]
     watch: Bars
+    workers: Workers = field(default_factory=Workers)
     clock: Clock = field(default_factory=Clock)
     accepted: list[dict[str, Json]] = field(default_factory=list)
     rejected: list[dict[str, Json]] = field(default_factory=list)
@@ -140,19 +144,20 @@ class Turn:
     _first: BaseException | None = None
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
-        """The work of one client after the other; one update is alive at a time.
+        """The work of one client after the other; one update is alive at a time for each worker.
 
-        With a bound relative to the round's median they wait on disk: the median comes first.
+        Their order is that of the tasks, whoever is ready first. With a bound relative to the
+        round's median they wait on disk: the median comes first.
 
         To be iterated inside ``clock.measure("server")``: local work is taken out of it.
         """
-        arrived: Iterator[_Arrival] = filter(None, map(self._arrive, tasks))
-        for arrival in self._limited(arrived):
+        for arrival in self._limited(self._arrived(tasks)):
             task, outcome, result = arrival.task, arrival.outcome, arrival.result
             changing = task.kept - frozen(task.graph)
             own = {name: outcome.state[name] for name in changing if name in outcome.state}
             if own or outcome.keep or task.client in self.kept:
-                self.kept[task.client] = KeptByClient(own, outcome.keep)
+                # Copies: else the memory of all that has come back would stay for a part of it.
+                self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
             more: dict[str, Json] = {"malicious": True} if self._malicious(task.client) else {}
             more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             if "seen" in outcome.metrics:
@@ -168,31 +173,70 @@ class Turn:
             yield result
             del result
 
-    def _arrive(self, task: Task) -> _Arrival | None:
-        """A client's work; None if the client failed or its update was refused."""
-        name = task.tier or self.experiment.world.clients[task.client].name
-        self.watch.client(name)
-        who: dict[str, Json] = {"client": task.client, "name": name}
-        who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
+    def _arrived(self, tasks: Iterable[Task]) -> Iterator[_Arrival]:
+        """What comes back and is not refused."""
+        calls = self.workers.calls(
+            self._attempt,
+            map(self._announced, tasks),
+            key=lambda task: task.client,
+            told=self.watch.step,
+            waiting=lambda: self.clock.measure("local"),
+        )
+        with contextlib.closing(calls):
+            for task, found in calls:
+                arrival = self._arrival(task, found)
+                self.watch.client_done()
+                if arrival is not None:
+                    yield arrival
+                del task, found, arrival
+
+    def _announced(self, task: Task) -> Task:
+        self.watch.client(self._name(task))
+        return task
+
+    def _name(self, task: Task) -> str:
+        return task.tier or self.experiment.world.clients[task.client].name
+
+    def _attempt(self, task: Task, tell: Tell) -> dict[str, Any]:
+        """What a client does, and all that is checked of a single update; in whatever process."""
+        found: dict[str, Any] = {}
         began = time.perf_counter()
         try:
-            with self.clock.measure("local"):
-                outcome = self._work(task)
-            seconds = time.perf_counter() - began
-            result = task.result(outcome, len(self.experiment.shares[task.client]))
-            who[UP] = back(result)
+            outcome = self._work(task, tell)
+            found["seconds"] = time.perf_counter() - began
+            result = self._result(task, outcome)
+            found[UP] = back(result)
             self._check(task, outcome, result)
-            return _Arrival(task, who, outcome, result, seconds)
+            return {**found, "outcome": vars(outcome)}
         except RejectedUpdate as error:
-            self.rejected.append({**who, "reason": reason(error)})
+            return {**found, "rejected": reason(error)}
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever a client dies of, the others go on
             self._first = self._first or error
-            self.failed.append({**who, "reason": reason(error)})
-        finally:
-            self.watch.client_done()
-        return None
+            return {**found, "failed": reason(error), "trace": traceback.format_exc()}
+
+    def _result(self, task: Task, outcome: Outcome) -> Result:
+        return task.result(outcome, len(self.experiment.shares[task.client]))
+
+    def _arrival(self, task: Task, found: dict[str, Any] | Died) -> _Arrival | None:
+        """What came of an attempt; None if the client failed or its update was refused."""
+        if isinstance(found, Died):
+            found = {"failed": shown(found.reason), "trace": found.trace}
+        who: dict[str, Json] = {"client": task.client, "name": self._name(task)}
+        who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
+        who |= {UP: found[UP]} if UP in found else {}
+        if "rejected" in found:
+            self.rejected.append({**who, "reason": found["rejected"]})
+            return None
+        if "failed" in found:
+            if self._first is None:  # it was in another process
+                self._first = ChildProcessError(found["failed"])
+                self._first.add_note(found["trace"])
+            self.failed.append({**who, "reason": found["failed"]})
+            return None
+        outcome = Outcome(**found["outcome"])
+        return _Arrival(task, who, outcome, self._result(task, outcome), found["seconds"])
 
     def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
         """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
@@ -241,7 +285,7 @@ class Turn:
     def _malicious(self, client: int) -> bool:
         return client in self.experiment.malicious and self.round > 0
 
-    def _work(self, task: Task) -> Outcome:
+    def _work(self, task: Task, tell: Tell) -> Outcome:
         """What the client does."""
         setup = self.experiment
         world, device = setup.world, setup.world.device
@@ -267,7 +311,7 @@ class Turn:
                 others=task.others,
                 extras=task.extras,
                 values=task.values,
-                progress=self.watch.step,
+                progress=tell,
             )
             outcome = outcome_of(program, program(work))
         return _copied(task, outcome)

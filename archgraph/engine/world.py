@@ -40,6 +40,7 @@ from archgraph.federation.family import Family, resolve
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, part_of
 from archgraph.language.data import DataSpec, IidSpec, NamedData
+from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
 
@@ -75,6 +76,7 @@ def prepare(
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):
         device = _device(spec.engine.device)
+        _check_processes(spec.engine, device)
     with allowed(python):
         with spec.locating("strategy"):
             strategy = configure(spec.strategy_name, spec.strategy_options)
@@ -118,6 +120,7 @@ def prepare(
         shares=shares,
         local=spec.local,
         evaluate=spec.evaluate,
+        engine=spec.engine,
         attack=spec.attack,
         sampled=sampled,
         selection=selection,
@@ -363,6 +366,19 @@ def _check_rules(rules: AggregateSpec, clients: int) -> None:
             where="aggregate.krum.keep",
             found=rules.krum.keep,
             expected=f"at most {clients - malicious} of {clients}",
+        )
+
+
+def _check_processes(engine: EngineSpec, device: str) -> None:
+    """Refuse what only processes can do where there are none: they cannot share a device."""
+    asked = {name: getattr(engine, name) for name in ("workers", "deadline", "memory")}
+    asked = {name: value for name, value in asked.items() if value not in (None, 1)}
+    if asked and torch.device(device).type != "cpu":
+        raise RunError(
+            "needs processes of its own, and clients on a device share one",
+            where=f"engine.{next(iter(asked))}",
+            found=f"device {device}",
+            expected="cpu",
         )
 
 

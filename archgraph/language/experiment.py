@@ -78,6 +78,20 @@ class EngineSpec(Base):
 
     kind: Literal["local"] = Field(default="local", description="on this machine")
     device: str = Field(default="cpu", description="cpu, or a device of PyTorch such as cuda:0")
+    workers: Count | None = Field(
+        default=None,
+        description="processes of one thread each that train clients side by side; 1: none, all "
+        "in one process; left out: as many as PyTorch has threads, where clients train for 0.1 s "
+        "or longer",
+    )
+    deadline: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="seconds after which a client of a round is left out; any"
+    )
+    memory: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="megabytes that the process of a client may need for itself; a client that "
+        "needs more is left out; any",
+    )
 
 
 def _short_engine(value: Any) -> Any:

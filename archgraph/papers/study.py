@@ -11,8 +11,8 @@ from pathlib import Path
 from archgraph.display.comparison import RunGroup, comparison
 from archgraph.display.measures import SHARES
 from archgraph.engine.cell import address, finished, run_cell
-from archgraph.engine.workers import side_by_side
-from archgraph.errors import RunError
+from archgraph.engine.workers import Died, Workers
+from archgraph.errors import ArchGraphError, RunError
 from archgraph.language.consent import allowed, given
 from archgraph.language.study import (
     StudyCell,
@@ -206,18 +206,27 @@ def _missing(
     listed = list(left.values())
     if total > len(listed):
         told(f"{total - len(listed)} of {plural(total, 'run')} done before")
-    arguments = [(one.cell.experiment, one.folder, data, python) for one in listed]
-    ended = side_by_side(_run, arguments, workers)
-    for number, (index, trouble) in enumerate(ended, total - len(listed) + 1):
-        one = listed[index]
+    ended = Workers(workers, always=True).calls(
+        lambda one, tell: _run(one, data, python), listed, as_they_end=True
+    )
+    for number, (one, result) in enumerate(ended, total - len(listed) + 1):
+        trouble = result.reason if isinstance(result, Died) else result
         name = ", ".join(filter(None, (one.cell.row, one.cell.column, f"seed {one.seed}")))
         told(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
 
 
-def _run(spec: object, folder: Path, data_root: Path | None, python: bool) -> None:
-    run_cell(spec, folder, data_root=data_root, python=python)  # type: ignore[arg-type]  # a cell's
+def _run(one: StudyRun, data_root: Path | None, python: bool) -> str | None:
+    """Run a cell; what went wrong, if something did."""
+    assert one.cell.experiment is not None
+    try:
+        run_cell(one.cell.experiment, one.folder, data_root=data_root, python=python)
+    except ArchGraphError as error:
+        return str(error)
+    except Exception as error:  # a fault in one run must not lose the others
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _groups(

@@ -1,8 +1,8 @@
 """Three of ten clients are faulty, in every way that a process survives: the run goes on.
 
 Faults leave no trace: the server's weights are, bit for bit, those of a run in which these clients
-are absent, or honest. An endless loop, a crash and a real interrupt are left out: a program runs in
-the engine's own process.
+are absent, or honest. What no process survives, an endless loop and a crash, is in
+:mod:`tests.engine.test_workers`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,273 @@
+"""Clients in processes: the same bits whatever their number, and none that ends a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.engine.local import Run, execute
+from archgraph.engine.parcel import Parcel
+from archgraph.engine.workers import LEAST, Died, Workers
+from archgraph.federation import Outcome, Train, Work
+from archgraph.language.experiment import EngineSpec
+
+DIGITS = Path(__file__).parents[2] / "specs" / "models" / "digits_cnn.yaml"
+ONE = "clients: [{name: all, count: 3, choose: {w1: 8}}]"
+WIDTHS = "clients: [{name: half, count: 2, take: 0.5}, {name: whole, count: 1}]"
+DEPTHS = "clients: [{name: flat, count: 2, choose: {d1: 1}}, {name: deep, choose: {d1: 2}}]"
+MIXED = (
+    "clients: [{name: small, count: 2, choose: {d1: 1, w2: 16}}, {name: deep, choose: {d1: 2}},"
+    " {name: wide, choose: {w2: 24}}]"
+)
+EXITS = (
+    "change: {add_exits: {stage1: 10}}, "
+    "clients: [{name: first, count: 2, ends_after: {section: stage1}}, {name: whole, count: 1}]"
+)
+EDGE = "clients: [{name: edge, count: 2, ends_after: {section: stage1, head: 10}}]"
+# Of each strategy its clients and its options; running statistics stay with clients where they can.
+STRATEGIES = {
+    "allsmall": (WIDTHS, "{norm: local}"),
+    "clusteredfl": (ONE, "{after: 1}"),
+    "depthfl": (EXITS, "{}"),
+    "exclusivefl": (ONE, "{}"),
+    "fedadp": (MIXED, "{approximate: true}"),
+    "fedavg": (ONE, "{norm: local}"),
+    "fedfa": (MIXED, "{norm: local}"),
+    "fedgkt": (EDGE, "{after: stage1}"),
+    "fedin": (DEPTHS, "{}"),
+    "fedrolex": (WIDTHS, "{}"),
+    "fjord": (WIDTHS, "{}"),
+    "flexifed": (DEPTHS, "{}"),
+    "heterofl": (WIDTHS, "{norm: local, scaler: false}"),
+    "inclusivefl": (DEPTHS, "{}"),
+    "nefl": (MIXED, "{spread: 0}"),
+    "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
+    "scalefl": (EXITS, "{}"),
+    "standalone": (ONE, "{}"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network with dropout and running statistics."""
+    path = tmp_path_factory.mktemp("models") / "dropping.yaml"
+    path.write_text(DIGITS.read_text().replace("flatten, linear", "flatten, dropout: 0.2, linear"))
+    return path
+
+
+def result(run: Run) -> tuple[Any, ...]:
+    """The server's tensors and all that the record says but for times."""
+    lines = re.sub(r"'seconds': (\d[^,}]*|{[^}]*})", "", str(run.rounds))
+    return lines, {name: tensor.tolist() for name, tensor in run.server.tensors.items()}
+
+
+def test_there_is_no_other_strategy() -> None:
+    assert set(STRATEGIES) == {e.name for e in entry_points(group="archgraph.strategies")}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_the_same_bits_in_processes(name: str, model: Path, tmp_path) -> None:
+    clients, options = STRATEGIES[name]
+    file = tmp_path / "experiment.yaml"
+    file.write_text(f"""\
+archgraph: 1
+name: same
+family: {{archgraph: 1, name: same, model: {model}, {clients}}}
+data: {{dataset: digits, limit: 90, partition: {{scheme: dirichlet, min_size: 5}}}}
+strategy: {{{name}: {options}}}
+rounds: 2
+local: {{batch: 16, lr: 0.05, momentum: 0.9}}
+evaluate: {{every: 2}}
+""")
+    runs = []
+    for workers in (1, 2):
+        engine = EngineSpec(workers=workers)
+        runs.append(
+            ag.run(ag.load_experiment(file).model_copy(update={"engine": engine}), progress=False)
+        )
+    one, two = map(result, runs)
+    assert one == two
+    assert runs[0].rounds[1]["clients"]
+
+
+def test_the_bits_are_those_of_one_process_for_three_too(experiment, mean) -> None:
+    """With dropout, entries that stay with clients, and what their programs keep beside."""
+    runs = [
+        execute(
+            experiment(
+                mean(kept=frozenset({"5.weight"}), program=counting),
+                clients=5,
+                engine=EngineSpec(workers=workers),
+            )
+        )
+        for workers in (1, 2, 3)
+    ]
+    one, two, three = map(result, runs)
+    assert one == two == three
+    assert len(runs[0].rounds[2]["clients"]) == 4
+
+
+def counting(work: Work) -> Outcome:
+    rounds = work.keep.get("rounds", torch.zeros(())) + 1
+    outcome = Train()(work)
+    return Outcome(outcome.state, {"rounds": rounds}, metrics={"rounds": float(rounds)})
+
+
+def killed(work: Work) -> Outcome:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def crashes(work: Work) -> Outcome:
+    os.abort()
+
+
+def leaves(work: Work) -> Outcome:
+    os._exit(0)
+
+
+def endless(work: Work) -> Outcome:
+    while True:
+        pass
+
+
+def greedy(work: Work) -> Outcome:
+    held = [torch.ones(2**20) for _ in range(10_000)]
+    return Outcome({**work.state, "0.weight": held[0]})
+
+
+def absent(work: Work) -> Outcome:
+    raise ConnectionError
+
+
+# What a client does to its process, and what the record says of it.
+FATES = {
+    killed: "its process was ended by SIGKILL",
+    crashes: "its process was ended by SIGABRT",
+    leaves: "its process ended with exit code 0",
+    endless: "not done after 3 s (deadline)",
+    greedy: "can't allocate memory",
+    absent: "ConnectionError: ",
+}
+
+
+def test_no_client_ends_a_run_whatever_it_does_to_its_process(experiment, mean) -> None:
+    """Each is named, and the others' round is that of clients that are not there."""
+    faulty = dict(enumerate(FATES))
+    engine = EngineSpec(workers=2, deadline=3.0, memory=200.0)
+    changes = {"clients": 8, "sampled": None, "rounds": 1}
+    run = execute(experiment(mean(faulty), engine=engine, **changes))
+    (line,) = run.rounds
+    assert [who["client"] for who in line["failed"]] == list(faulty)
+    for who, reason in zip(line["failed"], FATES.values(), strict=True):
+        assert reason in who["reason"]
+    assert [who["client"] for who in line["clients"]] == [6, 7]
+    missing = execute(experiment(mean(dict.fromkeys(faulty, absent)), **changes))
+    assert result(run)[1] == result(missing)[1]
+
+
+def test_where_every_client_fails_the_error_says_where(experiment, mean) -> None:
+    engine = EngineSpec(workers=2)
+    with pytest.raises(ag.RunError, match="every client failed") as found:
+        execute(experiment(mean(program=absent), engine=engine, rounds=1))
+    assert "in absent" in found.value.__cause__.__notes__[0]
+
+
+def test_results_come_in_the_order_of_the_items_or_as_they_end() -> None:
+    def slow(item: float, tell: Any) -> float:
+        time.sleep(item)
+        return item
+
+    workers, items = Workers(2, always=True), [0.5, 0.0, 0.1]
+    assert [done for _, done in workers.calls(slow, items)] == items
+    ended = workers.calls(slow, items, as_they_end=True)
+    assert [done for _, done in ended] == [0.0, 0.1, 0.5]
+
+
+def test_items_are_taken_as_workers_become_free_and_none_twice_at_a_time() -> None:
+    taken: list[int] = []
+
+    def items() -> Any:
+        for number in range(12):
+            taken.append(number)
+            yield number
+
+    calls = Workers(2, always=True).calls(lambda item, tell: os.getpid(), items())
+    assert next(calls)[0] == 0 and len(taken) <= 5
+    pids = [pid for _, pid in calls]
+    assert len({os.getpid(), *pids}) == 12
+    times: dict[int, float] = {}
+
+    def again(item: int, tell: Any) -> float:
+        return times.get(0, 0.0)
+
+    alike = Workers(2, always=True).calls(again, [0, 0], key=lambda item: item)
+    for _, seen in alike:
+        times[0] = seen + 1
+    assert times[0] == 2
+
+
+def test_short_calls_are_made_in_this_process_and_long_ones_are_not() -> None:
+    def slept(seconds: float, tell: Any) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+    calls = Workers(2).calls(slept, [0.0, LEAST, 0.0, 0.0])
+    here = [pid == os.getpid() for _, pid in calls]
+    assert here == [True, True, False, False]
+
+
+def test_what_is_under_way_ends_with_who_asked_for_it() -> None:
+    calls = Workers(2, always=True).calls(
+        lambda item, tell: os.getpid() if not item else time.sleep(60), [0, 1, 2]
+    )
+    before = len(list(Path("/dev/fd").iterdir()))
+    next(calls)
+    began = time.monotonic()
+    calls.close()
+    assert time.monotonic() - began < 5
+    assert len(list(Path("/dev/fd").iterdir())) <= before
+
+
+def test_a_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archgraph.engine.workers.REPORTS", 0.0)
+    heard: list[dict[str, Any]] = []
+    calls = Workers(2, always=True).calls(
+        lambda item, tell: tell(step=item), [3], told=lambda **said: heard.append(said)
+    )
+    assert list(calls) == [(3, None)] and heard == [{"step": 3}]
+
+
+@pytest.mark.parametrize("value", [object(), Workers, print, {"a": [torch.nn.Linear(1, 1)]}])
+def test_only_plain_values_and_tensors_come_back(value: Any) -> None:
+    ((_, found),) = Workers(2, always=True).calls(lambda item, tell: value, [0])
+    assert isinstance(found, Died) and "neither a plain value nor a tensor" in found.reason
+
+
+def test_tensors_of_every_kind_come_back_and_are_ones_own() -> None:
+    kinds = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64]
+    value = [torch.ones(2, 3).to(kind) for kind in kinds] + [torch.tensor(3.0), torch.ones(0, 2)]
+    parcel = Parcel()
+    parcel.pack([*value, value[0].T])
+    found, again = parcel.unpack(), parcel.unpack()
+    parcel.close()
+    assert all(map(torch.equal, found, [*value, value[0].T]))
+    found[0].fill_(7)
+    assert torch.equal(again[0], value[0])
+
+
+@pytest.mark.parametrize("setting", ["workers", "deadline", "memory"])
+def test_a_device_is_left_to_one_process(setting: str) -> None:
+    from archgraph.engine.world import _check_processes
+
+    with pytest.raises(ag.RunError, match=f"engine.{setting}: needs processes"):
+        _check_processes(EngineSpec(**{setting: 2}), "meta")
