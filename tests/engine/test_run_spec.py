@@ -183,10 +183,10 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
     whole = ag.run(file, out=tmp_path / "whole")
     work = Turn._work
 
-    def die(self: Any, task: Any) -> Any:
+    def die(self: Any, task: Any, tell: Any) -> Any:
         if self.round == 3 and len(self.accepted) == 2:
             raise KeyboardInterrupt
-        return work(self, task)
+        return work(self, task, tell)
 
     monkeypatch.setattr(Turn, "_work", die)
     with pytest.raises(KeyboardInterrupt):
