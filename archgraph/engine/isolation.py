@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import get_num_threads, set_num_threads
 
 
 class _Global(NamedTuple):
@@ -80,7 +81,7 @@ _GLOBALS = [
     _Global(torch.is_grad_enabled, torch.set_grad_enabled),
     _Global(torch.get_default_dtype, torch.set_default_dtype),
     _Global(torch.get_default_device, _set_default_device),
-    _Global(torch.get_num_threads, torch.set_num_threads),
+    _Global(get_num_threads, set_num_threads),
     _Global(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _Global(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _Global(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
@@ -127,12 +128,12 @@ def one_thread() -> Iterator[None]:
         ...     torch.get_num_threads()
         1
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = get_num_threads()
+    set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        set_num_threads(threads)
 
 
 @contextlib.contextmanager

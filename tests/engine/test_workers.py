@@ -182,15 +182,20 @@ def test_where_every_client_fails_the_error_says_where(experiment, mean) -> None
     assert "in absent" in getattr(found.value.__cause__, "__notes__", [""])[0]
 
 
-def test_results_come_in_the_order_of_the_items_or_as_they_end() -> None:
-    def slow(item: float, tell: Any) -> float:
-        time.sleep(item)
+def test_results_come_in_the_order_of_the_items_or_as_they_end(tmp_path: Path) -> None:
+    """The first is done after the third, which begins when the second is done."""
+
+    def waits(item: int, tell: Any) -> int:
+        (tmp_path / str(item)).touch()
+        while item == 0 and not (tmp_path / "2").exists():
+            time.sleep(0.01)
         return item
 
-    workers, items = Workers(2, always=True), [0.5, 0.0, 0.1]
-    assert [done for _, done in workers.calls(slow, items)] == items
-    ended = workers.calls(slow, items, as_they_end=True)
-    assert [done for _, done in ended] == [0.0, 0.1, 0.5]
+    workers = Workers(2, always=True)
+    assert [done for _, done in workers.calls(waits, range(3))] == [0, 1, 2]
+    (tmp_path / "2").unlink()
+    ended = [done for _, done in workers.calls(waits, range(3), as_they_end=True)]
+    assert ended[0] == 1 and set(ended) == {0, 1, 2}
 
 
 def test_items_are_taken_as_workers_become_free_and_none_twice_at_a_time() -> None:
@@ -216,12 +221,17 @@ def test_items_are_taken_as_workers_become_free_and_none_twice_at_a_time() -> No
     assert times[0] == 2
 
 
-def test_short_calls_are_made_in_this_process_and_long_ones_are_not() -> None:
-    def slept(seconds: float, tell: Any) -> int:
-        time.sleep(seconds)
+def test_short_calls_are_made_in_this_process_and_long_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("archgraph.engine.workers.time.perf_counter", lambda: now[0])
+
+    def lasts(seconds: float, tell: Any) -> int:
+        now[0] += seconds
         return os.getpid()
 
-    calls = Workers(2).calls(slept, [0.0, LEAST, 0.0, 0.0])
+    calls = Workers(2).calls(lasts, [LEAST / 2, 2 * LEAST, 0.0, 0.0])
     here = [pid == os.getpid() for _, pid in calls]
     assert here == [True, True, False, False]
 
