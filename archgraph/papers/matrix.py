@@ -49,11 +49,13 @@ class MatrixResult:
     """The cells so far, row by row.
 
     Attributes:
-        about: What the file says about itself.
+        title: The file's.
+        about: What it says about itself.
         cells: Of every cell that was run.
         due: How many cells the file has.
     """
 
+    title: str
     about: str
     cells: tuple[MatrixCell, ...]
     due: int
@@ -87,8 +89,9 @@ class MatrixResult:
         return (first, Table("Why not", ("", "reason"), reasons)) if reasons else (first,)
 
     def markdown(self) -> str:
-        """The tables as Markdown."""
-        return "\n\n".join(table.markdown() for table in self.tables()) + "\n"
+        """A page: title, what the file says about itself, the tables."""
+        tables = (table.markdown() for table in self.tables())
+        return "\n\n".join((f"# {self.title}", self.about, *tables)) + "\n"
 
 
 def matrix(
@@ -135,7 +138,7 @@ def matrix(
                     stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
             told(done[key])
     ordered = (done.get((cell.row, cell.column)) for cell in wanted)
-    return MatrixResult(spec.about, tuple(filter(None, ordered)), len(wanted))
+    return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(wanted))
 
 
 def _logged(log: Path | None) -> Iterable[MatrixCell]:
