@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from archgraph.display import colours
@@ -12,9 +13,11 @@ from archgraph.errors import GraphError
 from archgraph.federation.family import Family
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
-from archgraph.viewer.anatomy import anatomy, described
+from archgraph.states import Rewritten, Transfer, signature
+from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
+from archgraph.viewer.pairs import paired
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -34,7 +37,8 @@ def view(
     pinned and what would free it; of a family also which clients have which positions of it.
 
     Args:
-        shown: A graph, a family, several of them, or graphs by name.
+        shown: A graph, a family, several of them, or graphs by name. Further graphs correspond to
+            the first: through the transfer of a rewrite of it, else by alignment.
         path: Where to write the page; None: nowhere.
         title: Heading; None: the first graph's name.
 
@@ -54,11 +58,12 @@ def view(
         >>> text.splitlines()[0], "<title>tiny</title>" in text
         ('<!doctype html>', True)
     """
-    graphs = [data for one in _listed(shown) for data in _data(*one)]
-    if not graphs:
+    parts = [part for one in _listed(shown) for part in _parts(*one)]
+    if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
+    graphs = [part.data() for part in parts]
     heading = graphs[0]["name"] if title is None else title
-    text = document(heading, {"title": heading, **SCALES, "graphs": graphs})
+    text = document(heading, {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)})
     if path is not None:
         write(path, text)
     return text
@@ -74,14 +79,46 @@ def _listed(shown: Any) -> list[tuple[str | None, Shown]]:
     return [(None, shown)]
 
 
-def _data(name: str | None, shown: Shown) -> list[dict[str, Any]]:
-    """The graphs of a family, or one graph."""
+@dataclass(frozen=True)
+class _Part:
+    """One graph of a page.
+
+    Attributes:
+        name: What it is called; empty: as its graph.
+        found: Its parts.
+        way: Map from the states of the first graph of the page; None: it is aligned with it.
+        family: The family whose global graph it is.
+    """
+
+    name: str
+    found: Anatomy
+    way: Transfer | None = None
+    family: Family | None = None
+
+    def data(self) -> dict[str, Any]:
+        found = described(self.found)
+        fed = {"feeding": feeding(self.family, self.found)} if self.family else {}
+        return found | fed | {"name": self.name or found["name"]}
+
+
+def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
+    """The graphs of a family, the global one first, or one graph."""
     if not isinstance(shown, Family):
-        data = described(anatomy(graph_of(shown)))
-        return [data | {"name": name or data["name"]}]
-    if not shown.has_global:
-        return [described(anatomy(g)) | {"name": k} for k, g in shown.models.items()]
-    found = anatomy(shown.graph, coverage(shown))
-    whole = described(found) | {"feeding": feeding(shown, found)}
-    clients = [described(anatomy(one.graph)) | {"name": one.name} for one in shown.clients]
-    return [whole | {"name": shown.name or whole["name"]}, *clients]
+        way = shown.transfer if isinstance(shown, Rewritten) else None
+        yield _Part(name or "", anatomy(graph_of(shown)), way)
+        return
+    if shown.has_global:
+        yield _Part(name or shown.name, anatomy(shown.graph, coverage(shown)), None, shown)
+    for one in shown.clients:
+        yield _Part(one.name, anatomy(one.graph), one.transfer)
+
+
+def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
+    """How every further graph corresponds to the first: by its transfer, if it starts there."""
+    first, *others = parts
+    source = signature(first.found.graph)
+    ways = (one.way if one.way and one.way.source == source else None for one in others)
+    return {
+        f"0 {i}": paired(first.found, one.found, way)
+        for i, (one, way) in enumerate(zip(others, ways, strict=True), 1)
+    }

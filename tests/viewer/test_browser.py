@@ -221,3 +221,46 @@ def test_hostile_names_are_text(opened, net):
     page = opened({name: net})
     assert page.inner_text("#title") == name
     assert page.locator("img").count() == 0
+
+
+def test_side_by_side_marks_what_differs_and_opens_in_step(opened, family):
+    page = opened(family)
+    page.click("#less")
+    page.select_option("#beside", "2")
+    page.click("#less")
+    left, right = page.locator(".pane").nth(0), page.locator(".pane").nth(1)
+    assert "differences, read off the transfer between them." in text(page)
+    marked = right.locator("g.item[data-mark='narrower']")
+    assert marked.count() >= 1 and "narrower" in (marked.first.text_content() or "")
+    before = right.locator("g.item").count()
+    left.locator("g.item.section", has_text="3 blocks").locator(":scope > .toggle").click()
+    assert right.locator("g.item").count() > before
+    left.locator("g.item.section").first.click(position={"x": 50, "y": 5})
+    assert right.locator("g.selected").count() == 1
+    assert "corresponds to" in text(page)
+
+    def place(pane):
+        return pane.locator("g.world").get_attribute("transform").split("scale")[0]
+
+    was = place(right)
+    page.mouse.move(60, 700)
+    page.mouse.down()
+    page.mouse.move(90, 720)
+    page.mouse.up()
+    assert place(right) != was
+
+
+def test_what_the_other_lacks_is_marked_and_listed(opened, family):
+    page = opened(family, hash="#g=0.3")
+    assert page.locator("#differences").is_visible()
+    page.locator("#differences button.link", has_text="layers.2").first.click()
+    selected = page.locator("g.selected")
+    assert selected.first.get_attribute("data-mark") == "missing"
+    assert "missing in the other" in text(page)
+
+
+def test_two_graphs_stand_side_by_side_at_once(opened, net):
+    page = opened([net, net])
+    assert page.locator(".pane").count() == 2
+    assert "The same architecture: found by aligning" in text(page)
+    assert page.locator("[data-mark]").count() == 0

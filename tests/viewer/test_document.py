@@ -14,6 +14,7 @@ from archgraph.display.cover import coverage
 from archgraph.display.labels import parameters
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, TensorType
+from archgraph.relate.correspond import correspond
 from archgraph.rewrite.take import take
 from archgraph.viewer import view
 from archgraph.viewer.document import unpack
@@ -151,3 +152,26 @@ def test_graphs_may_be_named_and_nothing_is_refused(net, tmp_path):
     assert len(unpack(view([net, net]))["graphs"]) == 2
     with pytest.raises(GraphError, match="nothing to show"):
         view([])
+
+
+def test_pairs_of_operators_are_those_of_the_correspondence(family):
+    data = unpack(view(family))
+    graphs, pairs = data["graphs"], data["pairs"]
+    assert set(pairs) == {"0 1", "0 2", "0 3"} and all(pair["exact"] for pair in pairs.values())
+    for i, member in enumerate(family.clients, 1):
+        found = correspond(family.graph, member.graph, member.transfer)
+        a, b = (graphs[k]["operators"]["name"] for k in (0, i))
+        told = {(a[x], b[y]) for y, x in enumerate(pairs[f"0 {i}"]["partner"]) if x >= 0}
+        assert told == set(found.nodes)
+        rows = [(d.kind, d.level, d.a, d.b, d.before, d.after) for d in found.differences]
+        assert [tuple(row[:6]) for row in pairs[f"0 {i}"]["differences"]] == rows
+        for row, one in zip(pairs[f"0 {i}"]["differences"], found.differences, strict=True):
+            assert [a[n] for n in row[6]] == list(one.nodes_a)
+            assert [b[n] for n in row[7]] == list(one.nodes_b)
+
+
+def test_a_rewrite_of_the_first_graph_is_compared_through_its_transfer(net):
+    small = take(net, 0.5)
+    exact = [unpack(view([net, one]))["pairs"]["0 1"]["exact"] for one in (small, small.graph)]
+    assert exact == [1, 0]
+    assert unpack(view([small, net]))["pairs"]["0 1"]["exact"] == 0  # it does not start there

@@ -201,10 +201,20 @@ class Canvas {
       const colour = this.app.colour(this, item);
       frame.style.fill = colour || "";
       g.classList.toggle("tinted", Boolean(colour));
-      for (const mark of ["missing", "narrower", "wider", "new", "copied"]) g.classList.remove(mark);
-      const mark = this.app.mark(this, item);
-      if (mark) g.classList.add(mark);
+      this.badge(g, frame, this.app.mark(this, item));
     }
+  }
+
+  /** A word and a border where an item differs from its counterpart. */
+  badge(/** @type {any} */ g, /** @type {any} */ frame, /** @type {string} */ mark) {
+    const old = g.querySelector(":scope > text.badge");
+    if (old) old.remove();
+    if (mark) g.dataset.mark = mark;
+    else delete g.dataset.mark;
+    if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
+    const badge = svg("text", { x: 4, y: Number(frame.getAttribute("height")) + 12, class: "badge" });
+    badge.textContent = MARKS[mark];
+    g.append(badge);
   }
 
   /** What is selected, and where the keyboard stands. */
@@ -289,9 +299,10 @@ class Canvas {
   }
 
   go(/** @type {{x: number, y: number, k: number}} */ at, told = true) {
+    const before = this.at;
     this.at = at;
     this.world.setAttribute("transform", `translate(${at.x},${at.y}) scale(${at.k})`);
-    if (told) this.app.moved(this);
+    if (told) this.app.moved(this, before);
   }
 
   zoom(/** @type {number} */ factor, /** @type {number} */ x = this.host.clientWidth / 2, /** @type {number} */ y = this.host.clientHeight / 2) {

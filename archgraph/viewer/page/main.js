@@ -15,6 +15,7 @@ class App {
     this.state = { by: "none", names: false };
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
+    /** @type {Map<any, Pair>} */ this.pairs = new Map();
     this.panel = new Panel($("panel"), this);
     this.quiet = true;
     $("title").textContent = data.title;
@@ -106,13 +107,49 @@ class App {
     return blend(this.data.amount, part ? 1 + Math.max(-3, Math.log10(part)) / 3 : 0);
   }
 
-  mark() {
-    return "";
+  /** The correspondence of the panes, and which side each pane is; null: there is none. */
+  pair() {
+    if (this.panes.length < 2) return null;
+    const [i, j] = this.panes.map((pane) => pane.model.index);
+    for (const [a, b] of [[i, j], [j, i]]) {
+      const data = this.data.pairs[`${a} ${b}`];
+      if (!data) continue;
+      let pair = this.pairs.get(data);
+      if (!pair) this.pairs.set(data, (pair = new Pair(data)));
+      return { pair, first: a === i ? 0 : 1 };
+    }
+    return null;
   }
 
-  /** @returns {any[]} */
-  compared() {
-    return [];
+  /** @returns {0|1} */
+  side(/** @type {Canvas} */ canvas, /** @type {number} */ first) {
+    return canvas === this.panes[first] ? 0 : 1;
+  }
+
+  /** How an item differs from its counterpart. */
+  mark(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const found = this.pair();
+    return found && item.kind !== "graph" ? found.pair.of(this.side(canvas, found.first), canvas.model.every(item)) : "";
+  }
+
+  /** The pane beside, and the item in it that corresponds. @returns {[Canvas, Item]|null} */
+  across(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const found = this.pair();
+    const other = this.panes.find((pane) => pane !== canvas);
+    if (!found || !other) return null;
+    const one = counterpart(found.pair, this.side(canvas, found.first), canvas.model, item, other.model);
+    return one ? [other, one] : null;
+  }
+
+  /** What the panel says about the graph beside. @returns {any[]} */
+  compared(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const found = this.pair();
+    if (!found) return [];
+    if (item.kind === "graph") return [differences(this, found.pair, found.first ? [...this.panes].reverse() : this.panes)];
+    const mark = this.mark(canvas, item);
+    const across = this.across(canvas, item);
+    const there = across ? h("button", { class: "link", onclick: () => this.visit(across[0], across[1]) }, across[1].name) : "nothing";
+    return [h("section", {}, h("h3", {}, "Side by side"), facts([["corresponds to", there], ["differs", mark ? MARKS[mark] : "no"]]))];
   }
 
   tint(/** @type {string} */ by) {
@@ -138,7 +175,12 @@ class App {
   select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     canvas.selected = item.id;
     canvas.focused = item.id;
+    const across = this.across(canvas, item);
     for (const pane of this.panes) if (pane !== canvas) pane.selected = "";
+    if (across && item.kind !== "graph") {
+      across[0].reveal(across[1]);
+      across[0].selected = across[1].id;
+    }
     this.panes.forEach((pane) => pane.mark());
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
@@ -149,6 +191,12 @@ class App {
   toggle(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     if (!item.make) return;
     canvas.toggle(item);
+    const across = this.across(canvas, item);
+    if (across) {
+      for (let at = across[1].parent; at; at = at.parent) across[0].open.add(at.id);
+      across[0].stale(across[1]);
+      across[0].toggle(across[1], canvas.open.has(item.id));
+    }
     canvas.focused = item.id;
     canvas.mark();
     const g = canvas.find(item.id);
@@ -279,8 +327,13 @@ class App {
     } }, row.text, h("small", {}, row.note))));
   }
 
-  moved(/** @type {Canvas} */ canvas) {
-    for (const pane of this.panes) if (pane !== canvas) pane.go({ ...canvas.at }, false);
+  moved(/** @type {Canvas} */ canvas, /** @type {{x: number, y: number, k: number}} */ before) {
+    const { x, y, k } = canvas.at;
+    for (const pane of this.panes) {
+      if (pane === canvas || this.quiet) continue;
+      const f = k / before.k;
+      pane.go({ x: x + (pane.at.x - before.x) * f, y: y + (pane.at.y - before.y) * f, k: pane.at.k * f }, false);
+    }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.write(), 200);
   }
@@ -303,7 +356,7 @@ class App {
     this.quiet = true;
     const told = new URLSearchParams(location.hash.slice(1));
     const many = this.data.graphs.length;
-    const graphs = (told.get("g") || "0").split(".").map(Number).filter((i) => Number.isInteger(i) && i >= 0 && i < many);
+    const graphs = (told.get("g") || (many === 2 && this.data.pairs["0 1"] && !this.data.graphs[0].feeding ? "0.1" : "0")).split(".").map(Number).filter((i) => Number.isInteger(i) && i >= 0 && i < many);
     this.state.by = Object.hasOwn(OVERLAYS, told.get("by") || "") ? String(told.get("by"))
       : this.data.graphs[0].feeding ? "weights" : "none";
     this.state.names = told.get("names") === "1";

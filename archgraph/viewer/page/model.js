@@ -41,6 +41,7 @@ class Model {
     /** @type {number[][]} operators that each operator takes values from */
     this.feeds = ops.feeds.map((/** @type {number} */ at, /** @type {number} */ i) =>
       data.lists[at].map((/** @type {number} */ back) => i - back));
+    /** @type {Set<number>} operators whose values others take */ this.used = new Set(this.feeds.flat());
     this.leaves = unstepped(ops.leaves, data.lists);
     this.axes = unstepped(ops.axes, data.lists);
     /** @type {number[][]} */ this.inside = data.boxes.map(() => []);

@@ -70,6 +70,7 @@ class Panel {
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
         ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`]]),
+      ...this.app.compared(canvas, canvas.model.root),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
       this.slider(data),
@@ -125,8 +126,8 @@ class Panel {
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
         ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.block(model, item)]),
       this.clients(canvas, item),
-      this.shapes(canvas, item),
       this.axes(canvas, item),
+      this.shapes(canvas, item),
       this.leaves(canvas, item),
       ...this.app.compared(canvas, item),
     ];
@@ -181,10 +182,9 @@ class Panel {
           spans.length ? h("span", {}, h("br"), `runs over it: ${spans.join(", ")}`) : null);
       const taken = feeding ? feeding.texts[feeding.axes[n]].map((/** @type {string} */ text, /** @type {number} */ i) =>
         h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`)) : [];
-      return feeding ? [name, size, role, why, h("div", {}, taken)] : [name, size, role, why];
+      return [h("div", {}, name, h("small", {}, `${size.toLocaleString("en")} positions, ${role}`)), h("div", {}, why, taken)];
     });
-    const heads = ["axis", "size", "role", "can it be cut?", ...(feeding ? ["positions of each client"] : [])];
-    return few(rows, (part) => table("Axes", heads, part) || "");
+    return few(rows, (part) => table("Axes", ["axis", `can it be cut?${feeding ? " who has which positions?" : ""}`], part) || "");
   }
 
   leaves(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
