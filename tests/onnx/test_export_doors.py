@@ -12,6 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, SpecError
+from archgraph.onnx.session import distance
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -177,3 +178,10 @@ def test_complex_weights_come_back(tmp_path: Path):
     graph, state = traced(Filter(), torch.randn(2, 8))
     again = ag.load(ag.export(graph, state, tmp_path / "f.onnx"))
     assert again.graph == graph and torch.equal(again.state["weight"], state["weight"])
+
+
+def test_what_counts_as_the_same():
+    small, one, nan = torch.tensor([3e-5]), torch.ones(2), torch.tensor([float("nan"), 1.0])
+    assert distance([small + 1e-7, nan], [small, nan], 1e-4) == 0
+    assert distance([one * 1.001], [one], 1e-4) == pytest.approx(1e-3, rel=1e-3)
+    assert distance([one], [nan], 1e-4) == distance([one[:1]], [one], 1e-4) == float("inf")

@@ -1,0 +1,65 @@
+"""Federated runs whose global model is an ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+
+pytest.importorskip("onnx", reason="the extra onnx is not installed")
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+
+EXPERIMENT = """
+archgraph: 1
+name: {strategy}
+family:
+  model: digits.onnx
+  clients:
+    - {{name: whole, count: 2}}
+    - {{name: half, count: 2, {half}}}
+data: {{dataset: digits, limit: 160}}
+strategy: {{{strategy}: {{}}}}
+local: {{epochs: 1, batch: 16, lr: 0.05}}
+rounds: 2
+"""
+STRATEGIES = {"fedfa": "take: 0.5", "heterofl": "take: 0.5", "nefl": "skip: ['2']"}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return x + torch.relu(self.norm(self.conv(x)))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), Residual(), Residual(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    traced = ag.trace(net, torch.randn(2, 1, 8, 8))
+    folder = tmp_path_factory.mktemp("onnx")
+    return ag.export(traced.graph, traced.state, folder / "digits.onnx", verify=False)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_rounds_begin_with_the_weights_of_the_file(strategy: str, file: Path):
+    text = EXPERIMENT.format(strategy=strategy, half=STRATEGIES[strategy])
+    (file.parent / f"{strategy}.yaml").write_text(text)
+    experiment = ag.load_experiment(file.parent / f"{strategy}.yaml")
+    run = ag.run(experiment, out=file.parent / strategy, progress=False)
+    assert [(line["rejected"], line["failed"]) for line in run.rounds] == [([], [])] * 2
+    world, (graph, state) = run.experiment.world, ag.load(file)
+    assert world.graph == graph and world.tier("half").graph != graph
+    assert all(torch.equal(world.state[name], state[name]) for name in state)
+    trained = run.server.group("global")
+    assert any(not torch.equal(trained[name], state[name]) for name in state)
