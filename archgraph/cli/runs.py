@@ -1,7 +1,8 @@
-"""Commands about runs: run, report, compare, study, matrix, demo."""
+"""Commands about runs: run, report, watch, compare, study, matrix, demo."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -90,20 +91,43 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
 
 @command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
+    ],
     output: OutputFile = None,
 ) -> None:
-    """Make a page of a run.
+    """Make a page of a run, or of several.
 
-    Table, curves, architectures and settings in one HTML file, without a script.
+    Table, curves, architectures and settings in one HTML file, without a script. Of several runs
+    those that differ in the seed only are one curve with a band. Without --output the page goes
+    into the folder of the first run.
     """
     from archgraph.display import read_run
     from archgraph.display import report as page
+    from archgraph.display.comparison import run_folders
     from archgraph.display.run_tables import tiers
 
-    path = page(folder, output)
-    show_item(tiers(read_run(folder)))
+    path = page(folders, output)
+    if len(runs := run_folders(folders)) == 1:
+        show_item(tiers(read_run(runs[0])))
     wrote(path)
+
+
+@command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 0,
+) -> None:
+    """Show a run in a browser while it goes on.
+
+    Progress, curves and clients, from a small server that only this machine reaches, shows this
+    run alone and changes nothing. Ctrl-C ends it; the run goes on.
+    """
+    from archgraph.display.watch import RunServer
+
+    with contextlib.suppress(KeyboardInterrupt), RunServer(folder, port) as server:
+        say(f"{server.address} shows {folder}; Ctrl-C ends")
+        server.serve_forever()
 
 
 @command()

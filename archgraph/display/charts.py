@@ -38,7 +38,7 @@ def charts(log: Log) -> Iterator[tuple[str, Figure]]:
     rounds = log.rounds
     figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
     tiers_panel(panel, rounds)
-    _legend(figure, panel)
+    legend(figure, panel)
     yield f"{judge(rounds)} over the rounds", figure
     yield from _own(rounds)
     yield from _over_bytes(rounds)
@@ -61,7 +61,7 @@ def _own(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
     draw_line(panel, everyone, "all clients", 0, bold=True)
     more = None if what == "accuracy" else better(rounds, what)
     scale(panel, what, f"{what} on clients' own classes", more)
-    _legend(figure, panel)
+    legend(figure, panel)
     yield f"{what} on clients' own classes over the rounds", figure
 
 
@@ -90,11 +90,11 @@ def _over_bytes(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
     panel.xaxis.set_major_formatter(lambda value, _: in_bytes(round(value)))
     panel.set_xlabel("bytes down and up so far", fontsize=9, color=colours.INK)
     fit(panel, what)
-    _legend(figure, panel)
+    legend(figure, panel)
     yield f"{what} by bytes sent", figure
 
 
-def _legend(figure: Figure, panel: Axes) -> None:
+def legend(figure: Figure, panel: Axes) -> None:
     """Names of the lines below the panel, where they hide nothing."""
     lines, names = panel.get_legend_handles_labels()
     if inside := panel.get_legend():

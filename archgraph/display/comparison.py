@@ -242,7 +242,7 @@ def comparison(
             expected="a fraction of all rounds (below 1), or a number of rounds",
         )
     by_settings: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
-    for folder in _folders(places):
+    for folder in run_folders(places):
         log = read_run(folder)
         settings = _settings(log)
         done, planned = (log.rounds[-1]["round"] if log.rounds else 0), settings["rounds"]
@@ -270,7 +270,7 @@ def comparison(
     return Comparison(measured, measures, last, mixed if tiers and columns else None)
 
 
-def _folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+def run_folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
     """Run folders, each once, in the order in which they were named."""
     folders: dict[Path, Path] = {}
     for place in map(Path, places):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from archgraph.display import colours
 from archgraph.display.charts import charts, data_chart
+from archgraph.display.comparison import comparison, run_folders
 from archgraph.display.header import header
 from archgraph.display.run_tables import (
     client_sheet,
@@ -37,12 +38,16 @@ if TYPE_CHECKING:
 FEW = 12
 
 
-def report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
+def report(
+    folder: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | None = None,
+) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
     Args:
-        folder: The run folder.
-        path: Where to write; None: `report.html` in the run folder.
+        folder: The run folder, or several of them, or folders that hold some: then runs that
+            differ in the seed only are one curve with a band.
+        path: Where to write; None: `report.html` in the run folder, the first of several.
 
     Returns:
         The page's path.
@@ -50,27 +55,37 @@ def report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None =
     Raises:
         RunError: If the folder is not a run folder, or the page cannot be written.
     """
-    log = read_run(folder)
-    return write(path or log.folder / "report.html", page(log))
+    folders = run_folders([folder] if isinstance(folder, str | os.PathLike) else folder)
+    if len(folders) > 1:
+        from archgraph.display.runs_page import runs_page
+
+        text = runs_page(comparison(folders, unfinished=True, tiers=True))
+    else:
+        text = page(read_run(folders[0]))
+    return write(path or folders[0] / "report.html", text)
 
 
 def page(log: Log) -> str:
     """The page of a run as HTML text."""
-    models = model_sheet(log)
     body = [
         f"<h1>{html.escape(log.name)}</h1>",
-        _facts(header(log)),
-        "<h2>Models</h2>",
-        models.html() or "<p>Nothing was tested yet.</p>",
-        *_rounds(log),
-        *_clients(log),
-        *_section("Communication", traffic_sheet(log).html()),
-        *_section("Clients left out", _folded(lost_sheet(log), "update")),
-        *_section("Architectures", "\n".join(_pictures(log))),
+        *live_parts(log),
+        *section("Architectures", "\n".join(_pictures(log))),
         "<h2>Settings</h2>",
         *_settings(log),
     ]
     return html_page(log.name, body)
+
+
+def live_parts(log: Log) -> Iterator[str]:
+    """What changes from round to round, from the numbers that the run recorded."""
+    yield facts(header(log))
+    yield "<h2>Models</h2>"
+    yield model_sheet(log).html() or "<p>Nothing was tested yet.</p>"
+    yield from _rounds(log)
+    yield from _clients(log)
+    yield from section("Communication", traffic_sheet(log).html())
+    yield from section("Clients left out", folded(lost_sheet(log), "update"))
 
 
 def html_page(title: str, body: Iterable[str]) -> str:
@@ -84,22 +99,23 @@ def html_page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Facts with their names, in columns as wide as there is room."""
     rows = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
-        for name, text in facts
+        for name, text in pairs
     )
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _section(title: str, inside: str) -> Iterator[str]:
+def section(title: str, inside: str) -> Iterator[str]:
     """A part of the page, if there is anything in it."""
     if inside:
         yield f"<h2>{title}</h2>"
         yield inside
 
 
-def _folded(sheet: Sheet, noun: str) -> str:
+def folded(sheet: Sheet, noun: str) -> str:
     """A table that is folded where it is long; empty without rows."""
     many = len(sheet.rows)
     opened = " open" if many <= FEW else ""
@@ -109,7 +125,7 @@ def _folded(sheet: Sheet, noun: str) -> str:
 
 def _rounds(log: Log) -> Iterator[str]:
     yield "<h2>Over the rounds</h2>"
-    drawn = "".join(_chart(figure, name) for name, figure in charts(log))
+    drawn = "".join(chart(figure, name) for name, figure in charts(log))
     yield f'<div class="charts">{drawn}</div>'
     if spent := seconds(log.rounds):
         total = sum(spent.values()) or 1.0
@@ -124,8 +140,8 @@ def _clients(log: Log) -> Iterator[str]:
     figure = data_chart(log.clients)
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
-        yield f'<div class="charts">{_chart(figure, "training examples of each client")}</div>'
-        yield _folded(client_sheet(log), "client")
+        yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'
+        yield folded(client_sheet(log), "client")
 
 
 def _settings(log: Log) -> Iterator[str]:
@@ -137,7 +153,7 @@ def _settings(log: Log) -> Iterator[str]:
     yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
 
 
-def _chart(figure: Figure, name: str) -> str:
+def chart(figure: Figure, name: str) -> str:
     """A figure of ours inside the page, in the colours of the page."""
     from archgraph.display.plots import picture
 
@@ -147,7 +163,10 @@ def _chart(figure: Figure, name: str) -> str:
     own = hashlib.sha256(name.encode()).hexdigest()[:8]
     inside = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{own}-", inside)
     label = f'<svg role="img" aria-label="{html.escape(name)}"'
-    return f"<figure>{colours.themed(inside).replace('<svg', label, 1)}</figure>"
+    drawn = colours.themed(inside).replace("<svg", label, 1)
+    file = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    link = download(file, svg, "svg", "SVG")
+    return f'<figure>{drawn}<figcaption class="file">{link}</figcaption></figure>'
 
 
 def _drawing(svg: str) -> str:

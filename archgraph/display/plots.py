@@ -109,16 +109,16 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, (name, many) in enumerate(groups.items()):
-        _band(axes[0], [_reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
-        _band(axes[1], [_reduced(rounds, what, worst) for rounds in many], name, number)
+        band(axes[0], [reduced(rounds, what, statistics.fmean) for rounds in many], name, number)
+        band(axes[1], [reduced(rounds, what, worst) for rounds in many], name, number)
     scale(axes[0], what, f"average submodel: {what}")
     scale(axes[1], what, f"worst submodel: {what}")
     if len(groups) > 1:
         axes[0].legend(frameon=False, labelcolor=colours.INK, fontsize=9)
     for panel, (axis, known) in zip(axes[2:], costs.items(), strict=False):
         for number, (name, many) in enumerate(groups.items()):
-            reduced = [_reduced(rounds, what, statistics.fmean) for rounds in many]
-            _band(panel, reduced, name, number, known[name])
+            means = [reduced(rounds, what, statistics.fmean) for rounds in many]
+            band(panel, means, name, number, known[name])
         scale(panel, what, f"average submodel over {axis}", axis=axis)
     if timed:
         time_panel(axes[-1], runs)
@@ -204,7 +204,7 @@ def draw_line(
     )
 
 
-def _reduced(
+def reduced(
     rounds: Sequence[RoundLine], what: str, reduce: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
     """One figure of all submodels together, by round."""
@@ -232,12 +232,14 @@ def _cumulated(
     return {number: statistics.fmean(values) for number, values in sums.items()}
 
 
-def _band(
+def band(
     panel: Axes,
     runs: Sequence[Mapping[int, float]],
     name: str,
     number: int,
     places: Mapping[int, float] | None = None,
+    *,
+    bold: bool = False,
 ) -> None:
     """The mean of runs as a line, from round to round that all of them tested.
 
@@ -247,20 +249,21 @@ def _band(
         name: In the legend.
         number: Of the line.
         places: Where each round stands on the axis; None: at its number.
+        bold: Whether it stands out: the global model, say.
     """
     common = sorted(set.intersection(*map(set, runs)))
     at = common if places is None else [places[n] for n in common]
     values = [[run[at] for run in runs] for at in common]
     means = [statistics.fmean(row) for row in values]
-    draw_line(panel, (at, means), name, number)
+    draw_line(panel, (at, means), name, number, bold=bold)
     if len(runs) > 1 and common:
         stds = [statistics.stdev(row) for row in values]
         panel.fill_between(
             at,
             [m - s for m, s in zip(means, stds, strict=True)],
             [m + s for m, s in zip(means, stds, strict=True)],
-            color=colours.SERIES[number % len(colours.SERIES)],
-            alpha=0.18,
+            color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
+            alpha=0.12 if bold else 0.18,
             linewidth=0,
         )
 
@@ -294,6 +297,8 @@ def fit(panel: Axes, what: str) -> None:
 
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
     values = [float(v) for line in panel.get_lines() for v in np.asarray(line.get_ydata())]
+    bands = (path.vertices for part in panel.collections for path in part.get_paths())
+    values += [float(v) for corners in bands for v in np.asarray(corners)[:, 1]]
     known = [v for v in values if math.isfinite(v)]
     if what == "accuracy":
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))

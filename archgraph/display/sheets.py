@@ -14,6 +14,8 @@ from typing import Any
 from archgraph.tables import Table, count
 
 NOTHING = "–"
+# What browsers are told of a file inside a page.
+KINDS = {"csv": "text/csv", "svg": "image/svg+xml"}
 # Rows of a table on a page.
 MOST = 200
 
@@ -121,8 +123,8 @@ def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return stream.getvalue()
 
 
-def download(name: str, text: str) -> str:
-    """A link to a CSV file that is inside the page."""
-    source = "data:text/csv;charset=utf-8," + urllib.parse.quote(text)
-    words = html.escape(name)
-    return f'<a class="file" download="{words}.csv" href="{html.escape(source)}">{words}.csv</a>'
+def download(name: str, text: str, kind: str = "csv", label: str = "") -> str:
+    """A link to a file that is inside the page: CSV, or the SVG of a plot."""
+    source = f"data:{KINDS[kind]};charset=utf-8," + urllib.parse.quote(text)
+    file = f"{html.escape(name)}.{kind}"
+    return f'<a class="file" download="{file}" href="{html.escape(source)}">{label or file}</a>'

@@ -39,6 +39,7 @@ figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }}
 .charts figure {{ margin: .4rem 0; max-width: 31rem; }}
 .charts svg {{ width: 100%; }}
+figcaption.file {{ font-size: .8rem; }}
 details {{ margin: .5rem 0; }}
 summary {{ cursor: pointer; color: {colours.INK}; }}
 pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size: 13px;

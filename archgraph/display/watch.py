@@ -1,0 +1,178 @@
+"""A run while it goes on: a page from a server on this machine, which shows that run alone.
+
+The server is bound to the loopback address. It knows two addresses and no file names, answers only
+requests that name it as their host (a page elsewhere whose name leads here gets nothing), and
+reads the run folder without changing it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from archgraph.display.page import html_page, live_parts
+from archgraph.display.runs import Log, read_run, seconds
+from archgraph.errors import ArchGraphError, RunError
+
+LOOPBACK = "127.0.0.1"
+# How often the page asks for a new round, in milliseconds.
+EVERY = 2000
+# Exchanges the page's body when there is something new; what was opened stays open.
+SCRIPT = f"""
+let seen;
+async function look() {{
+  try {{
+    const now = await (await fetch("/state")).text();
+    if (seen !== undefined && now !== seen) {{
+      const text = await (await fetch("/")).text();
+      const opened = document.querySelectorAll("details[open] > summary");
+      const open = new Set([...opened].map(s => s.textContent));
+      document.body = new DOMParser().parseFromString(text, "text/html").body;
+      for (const s of document.querySelectorAll("details > summary"))
+        s.parentElement.open ||= open.has(s.textContent);
+    }}
+    seen = now;
+    document.body.classList.remove("gone");
+  }} catch {{ document.body.classList.add("gone"); }}
+  setTimeout(look, {EVERY});
+}}
+look();
+"""
+LOOK = """
+progress { width: 100%; height: .7rem; }
+.lost { display: none; } .gone .lost { display: block; font-weight: 600; }
+"""
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    f"connect-src 'self'; script-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class RunServer(ThreadingHTTPServer):
+    """Serves the page of one run to this machine.
+
+    Args:
+        folder: The run folder.
+        port: Where to listen; 0: any free port.
+
+    Raises:
+        RunError: If the folder is not a run folder, or the port cannot be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: str | os.PathLike[str], port: int = 0) -> None:
+        self.folder = read_run(folder).folder
+        self._drawing = threading.Lock()
+        self._page: tuple[str, str] | None = None
+        try:
+            super().__init__((LOOPBACK, port), _Request)
+        except (OSError, OverflowError) as error:
+            raise RunError(
+                "cannot listen", where=f"port {port}", found=error, hint="--port names another one"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What a request may call this server."""
+        return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+
+    def state(self) -> str:
+        """Changes whenever the run has written a line."""
+        found = (self.folder / "metrics.jsonl").stat()
+        return f"{found.st_size} {found.st_mtime_ns}"
+
+    def page(self) -> str:
+        """The page as it is now; drawn once for each state."""
+        with self._drawing:
+            state = self.state()
+            if self._page is None or self._page[0] != state:
+                self._page = state, watch_page(read_run(self.folder))
+            return self._page[1]
+
+
+class _Request(BaseHTTPRequestHandler):
+    """A request of a browser; only what is read here is answered."""
+
+    server: RunServer
+    server_version, sys_version = "archgraph", ""
+
+    def do_GET(self) -> None:
+        """Answer the two addresses there are."""
+        answers = {
+            "/": (self.server.page, "text/html"),
+            "/state": (self.server.state, "text/plain"),
+        }
+        if self.headers.get_all("Host") not in [[name] for name in self.server.hosts]:
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", "not the name of this server")
+        elif self.path not in answers:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
+        else:
+            answer, kind = answers[self.path]
+            try:
+                self._send(HTTPStatus.OK, kind, answer())
+            except (ArchGraphError, OSError) as error:
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        facts = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in {**facts, **HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def watch_page(log: Log) -> str:
+    """The page of a run that goes on: progress, then what is recorded of rounds and clients."""
+    text = html_page(f"{log.name}: {_done(log)}", [*_progress(log), *live_parts(log)])
+    return text.replace("</head>", f"<style>{LOOK}</style><script>{SCRIPT}</script></head>", 1)
+
+
+def _progress(log: Log) -> Iterator[str]:
+    done, planned = _rounds(log)
+    yield f"<h1>{html.escape(log.name)}</h1>"
+    yield '<p class="lost">The server has ended: this is what it showed last.</p>'
+    yield f"<p>{html.escape(_done(log))}{_left(log)}</p>"
+    yield f'<progress max="{planned}" value="{done}"></progress>'
+
+
+def _rounds(log: Log) -> tuple[int, int]:
+    done = int(log.rounds[-1]["round"]) if log.rounds else 0
+    return done, log.experiment.rounds if log.experiment else done
+
+
+def _done(log: Log) -> str:
+    done, planned = _rounds(log)
+    return f"round {done} of {planned}"
+
+
+def _left(log: Log) -> str:
+    """About how long it will take, from the rounds so far."""
+    done, planned = _rounds(log)
+    spent = sum(seconds(log.rounds).values())
+    if not done or done >= planned or not spent:
+        return ""
+    left = spent / done * (planned - done)
+    return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"
