@@ -48,7 +48,8 @@ def test_seeds_are_one_curve_whose_band_is_within_the_scale(runs: list[Path]):
     low, high = panel.get_ylim()
     for part in panel.collections:
         (path,) = part.get_paths()
-        assert low < path.vertices[:, 1].min() and path.vertices[:, 1].max() < high
+        heights = np.asarray(path.vertices)[:, 1]
+        assert low < heights.min() and heights.max() < high
 
 
 def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Path]):

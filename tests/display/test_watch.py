@@ -62,7 +62,7 @@ def server(folder: Path) -> Iterator[RunServer]:
 def ask(
     server: RunServer, path: str, host: str | None = None, method: str = "GET"
 ) -> tuple[int, str, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     connection.putrequest(method, path, skip_host=True)
     name = f"127.0.0.1:{server.server_port}" if host is None else host
     if name:
@@ -91,8 +91,9 @@ def test_only_this_machine_reaches_it(server: RunServer):
     assert server.server_address[0] == "127.0.0.1"
     listening = socket.getaddrinfo(socket.gethostname(), server.server_port, socket.AF_INET)
     for *_, address in listening:
-        if not str(address[0]).startswith("127."):
-            with pytest.raises(OSError), socket.create_connection(address[:2], 2):
+        host = str(address[0])
+        if not host.startswith("127."):
+            with pytest.raises(OSError), socket.create_connection((host, server.server_port), 2):
                 pass
 
 
