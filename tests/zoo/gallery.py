@@ -1,0 +1,84 @@
+"""A page of every model of the zoo, and a list of them: ``python -m tests.zoo.gallery FOLDER``.
+
+Each model has a process of its own, as in an examination. What cannot be captured is listed with
+its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import html
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import archgraph as ag
+from archgraph.display.style import STYLE
+from archgraph.files import write
+from tests.zoo.collection import Entry, entries, entry
+
+MINUTES = 15
+
+
+def page(item: Entry, folder: Path) -> Path:
+    """Write the page of a model."""
+    warnings.simplefilter("ignore")
+    foreign = item.make()
+    graph = ag.trace(foreign.model, *foreign.args, strict=False, **foreign.kwargs).graph
+    path = folder / f"{item.group}-{item.name}.html"
+    ag.view({item.name: graph}, path)
+    return path
+
+
+def listed(pages: Sequence[tuple[Entry, str]]) -> str:
+    """The list of pages as HTML text; a model without a page has its reason."""
+    rows = []
+    for item, problem in pages:
+        name = html.escape(item.name)
+        link = f'<a href="{html.escape(f"{item.group}-{item.name}")}.html">{name}</a>'
+        told = f"<td>{name}</td><td>{html.escape(problem)}</td>" if problem else f"<td>{link}</td>"
+        rows.append(f"<tr><td>{html.escape(item.group)}</td>{told}</tr>")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The zoo</title>\n'
+        f"<style>{STYLE}</style></head>\n<body><h1>The zoo</h1>\n<table>{''.join(rows)}</table>"
+        "\n</body></html>\n"
+    )
+
+
+def _alone(item: Entry, folder: Path) -> str:
+    """Write a page in a process of its own; the reason where that fails."""
+    name = f"{item.group}/{item.name}"
+    command = [sys.executable, "-m", "tests.zoo.gallery", str(folder), "--one", name]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60 * MINUTES, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {MINUTES} minutes"
+    lines = done.stderr.strip().splitlines() or ["no output"]
+    return lines[-1] if done.returncode else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the chosen pages and their list."""
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.gallery", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="models by name")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at a time")
+    parser.add_argument("--one", metavar="GROUP/NAME", help="write this page here, and no list")
+    options = parser.parse_args(arguments)
+    if options.one:
+        page(entry(options.one), options.folder)
+        return
+    chosen = [one for one in entries() if fnmatch.fnmatch(one.name, options.only)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        problems = list(pool.map(lambda one: _alone(one, options.folder), chosen))
+    write(options.folder / "index.html", listed(list(zip(chosen, problems, strict=True))))
+
+
+if __name__ == "__main__":
+    main()
