@@ -8,7 +8,7 @@ constants) is folded on the way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,24 +103,50 @@ class OnnxModule(OnnxPart):
                 self.known[node.output[0]] = np.asarray(value)
         self.results = [item.name for item in main.output]
         self.leaves: dict[str, str] = {}
-        self._place(stored)
-        for step in self.steps:
-            self._part(step.module)
-
-    def _place(self, stored: Mapping[str, torch.Tensor]) -> None:
-        """Make of each tensor a parameter, a buffer, a constant, or what is known."""
         asked = {s.inputs[i] for s in self.steps if s.row for i in s.row.known if i < len(s.inputs)}
         asked |= {n for s in self.steps if s.row is None for n in s.inputs}
-        buffers = {
-            s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)
-        }
         for name, value in stored.items():
             small = not value.is_floating_point() and value.numel() <= KNOWN_ELEMENTS
             if name in asked or small or not value.dim():
                 self.known[name] = (
                     value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
                 )
+        self._fold(stored, asked)
+        self._place({name: value for name, value in stored.items() if name not in self.known})
+        for step in self.steps:
+            self._part(step.module)
+
+    def _fold(self, stored: dict[str, torch.Tensor], asked: Collection[str]) -> None:
+        """Compute what follows from constants alone; tensors of numbers among it are weights."""
+        rest = []
+        for step in self.steps:
+            given = [self.known.get(name) for name in step.inputs]
+            at = Attributes(step.attributes, self.opset, len(step.outputs))
+            if step.kind == "Shape" and step.inputs[0] in stored:
+                given = [np.empty(tuple(stored[step.inputs[0]].shape), bool)]
+            elif step.kind not in FOLDS or any(v is None for v in given) or not given:
+                rest.append(step)
                 continue
+            try:
+                value = np.asarray(FOLDS[step.kind](at, *given))
+            except ArchGraphError as error:
+                raise error.within(f"{self.where}: {step}") from error
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                place, found = f"{self.where}: {step}", str(error)[:200]
+                raise SpecError("cannot be computed", where=place, found=found) from error
+            name = step.outputs[0]
+            if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in asked:
+                stored[name] = tensor_of(value)
+            else:
+                self.known[name] = value
+        self.steps = rest
+
+    def _place(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Make of each tensor a parameter, a buffer or a constant."""
+        buffers = {
+            s.inputs[i] for s in self.steps if s.row for i in s.row.buffers if i < len(s.inputs)
+        }
+        for name, value in stored.items():
             path = _path(name)
             while not self._free(path):
                 path += "_"

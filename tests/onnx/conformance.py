@@ -8,6 +8,7 @@ refused by a rule that can be named: control flow, text, types that PyTorch lack
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import warnings
@@ -28,7 +29,8 @@ from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
 from archgraph.onnx.operators.known import tensor_of
 from archgraph.onnx.tensors import DTYPES
 
-GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple")
+GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple", "light")
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 Sets = list[tuple[list[Any], list[Any]]]
 UNSIGNED = re.compile("not implemented for '(UInt16|UInt32|UInt64)'")
 # Half precision: the published numbers are rounded at other places.
@@ -68,11 +70,27 @@ def cases(group: str) -> Iterator[Case]:
             sets = [(list(given), list(results)) for given, results in made.data_sets or ()]
             yield Case(group, made.name, made.model, sets, made.rtol, made.atol)
         return
+    if group == "light":  # whole networks, whose weights are made by ConstantOfShape
+        for file in sorted(LIGHT.glob("*.onnx")):
+            yield _network(file)
+        return
     for found in load_model_tests(kind=group):
         folder = Path(found.model_dir)
         sets = [(_stored(f, "input"), _stored(f, "output")) for f in folder.glob("test_data_set_*")]
         model = onnx.load(folder / "model.onnx")
         yield Case(group, found.name, model, sets, found.rtol, found.atol)
+
+
+def _network(file: Path) -> Case:
+    """A whole network with the input for which the package ships a result."""
+    model = onnx.load(file)
+    stored = {item.name for item in model.graph.initializer}
+    (given,) = (i for i in model.graph.input if i.name not in stored)
+    shape = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
+    size = math.prod(shape)
+    x = (np.arange(size) / size).astype(np.float32).reshape(shape)
+    results = onnx.load_tensor(file.with_name(f"{file.stem}_output_0.pb"))
+    return Case("light", file.stem, model, [([x], [results])], 1e-3, 1e-5)
 
 
 def _stored(folder: Path, kind: str) -> list[Any]:

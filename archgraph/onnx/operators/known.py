@@ -7,12 +7,15 @@ arithmetic and indexing on them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from archgraph.errors import SpecError
+from archgraph.limits import LIMITS
 from archgraph.onnx.operators.row import Attributes, Known, axes_of, whole
 
 Folding: TypeAlias = Callable[..., Known]
@@ -57,7 +60,28 @@ def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
 def _filled(at: Attributes, shape: Known) -> Known:
     value = at.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    return np.full(whole(shape), fill[0])
+    return np.full(_bounded(whole(shape)), fill[0])
+
+
+def _bounded(shape: list[Any]) -> list[Any]:
+    """Sizes of a constant, unless it is too large."""
+    elements = math.prod(int(size) for size in shape)
+    if min(shape, default=0) < 0 or elements > LIMITS.example_elements:
+        raise SpecError("is too large", found=shape, expected=LIMITS.example_elements)
+    return shape
+
+
+def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
+    if not step.item():
+        raise SpecError("counts in steps of 0")
+    _bounded([max(int((last.item() - first.item()) / step.item()), 0)])
+    return np.arange(first.item(), last.item(), step.item()).astype(first.dtype)
+
+
+def _expand(at: Attributes, x: Known, shape: Known) -> Known:
+    sizes = np.broadcast_shapes(x.shape, tuple(whole(shape)))
+    _bounded(list(sizes))
+    return np.broadcast_to(x, sizes)
 
 
 def _reduce(function: Callable[..., Known]) -> Folding:
@@ -103,10 +127,8 @@ FOLDS: dict[str, Folding] = {
     "Shape": lambda at, x: np.array(x.shape, dtype=object),
     "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
     "ConstantOfShape": _filled,
-    "Range": lambda at, a, b, c: np.arange(a.item(), b.item(), c.item()).astype(a.dtype),
-    "Expand": lambda at, x, shape: np.broadcast_to(
-        x, np.broadcast_shapes(x.shape, tuple(whole(shape)))
-    ),
+    "Range": _range,
+    "Expand": _expand,
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),
     "ReduceMax": _reduce(np.max),
