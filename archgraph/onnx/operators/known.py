@@ -66,8 +66,8 @@ def _filled(at: Attributes, shape: Known) -> Known:
 def _bounded(shape: list[Any]) -> list[Any]:
     """Sizes of a constant, unless it is too large."""
     elements = math.prod(int(size) for size in shape)
-    if min(shape, default=0) < 0 or elements > LIMITS.example_elements:
-        raise SpecError("is too large", found=shape, expected=LIMITS.example_elements)
+    if min(shape, default=0) < 0 or elements > LIMITS.folded_elements:
+        raise SpecError("is too large", found=shape, expected=LIMITS.folded_elements)
     return shape
 
 
