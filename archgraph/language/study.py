@@ -54,6 +54,9 @@ class StudyFigure(Base):
         "number; left out: the last test",
     )
     better: Literal["more", "less"] = Field(default="more", description="which way is better")
+    unit: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="what the paper counts it in, e.g. 1e12"
+    )
 
 
 class StudyClaim(Base):

@@ -96,7 +96,7 @@ class StudyResult:
         return sum(finished(r.folder, r.cell.experiment) for r in self.runs if r.cell.experiment)
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
-        """A figure of a cell by seed, as papers print it: shares in per cent; empty: none yet."""
+        """A figure of a cell by seed, as papers print it (shares in per cent); empty: none yet."""
         group = self.groups.get((row, column), {}).get(figure)
         measure = self.spec.read[figure].measure
         found = None if group is None else group.figures.get(measure)
@@ -104,7 +104,7 @@ class StudyResult:
             return {}
         factor = 100 if measure.replace(".", "_").split("_")[-1] in SHARES else 1
         pairs = zip(group.seeds, found.values, strict=True)
-        return {seed: factor * value for seed, value in pairs}
+        return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
 
     @functools.cached_property
     def findings(self) -> tuple[StudyFinding, ...]:

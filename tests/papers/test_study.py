@@ -91,6 +91,14 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
     assert claims.rows[0][4] == "2"
 
 
+def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
+    (place / "units.yaml").write_text(STUDY.replace("last: 2}", "last: 2, unit: 0.5}"))
+    halves = ag.study(place / "units.yaml", out=place / "out", only_read=True)
+    for figure, factor in (("last two", 2), ("average", 1)):
+        ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
+        assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
+
+
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
     clean = result.findings[0].paired
     ours, theirs = (result.values(row, "clean", "average") for row in ("HeteroFL", "Standalone"))
