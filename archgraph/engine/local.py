@@ -24,6 +24,7 @@ from archgraph.engine.points import frame
 from archgraph.engine.progress import bars, idle, table, troubles
 from archgraph.engine.record import RunRecord, reserved, resumable
 from archgraph.engine.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
+from archgraph.engine.turn import Elsewhere
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState
@@ -205,10 +206,11 @@ def execute(
     progress: bool = True,
     trackers: Sequence[Tracker] = (),
     name: str = "",
+    elsewhere: Elsewhere | None = None,
 ) -> Run:
-    """Run an experiment that is prepared already; see :func:`run`."""
+    """Run an experiment that is prepared already, in this process or elsewhere; see :func:`run`."""
     with contextlib.ExitStack() as stack:
-        loop = Loop(experiment)
+        loop = Loop(experiment, elsewhere=elsewhere)
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
         checkpoint = None

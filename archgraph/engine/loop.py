@@ -21,7 +21,7 @@ from archgraph.engine.progress import Bars
 from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.trackers import Trackers
-from archgraph.engine.turn import Turn
+from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
@@ -68,6 +68,7 @@ class Loop:
         done: Rounds that are done.
         trackers: Where the figures of every round go.
         best: The best round on held-out examples, its server and what clients kept; None: none yet.
+        elsewhere: Where the clients work; None: on this machine.
     """
 
     experiment: Experiment
@@ -79,12 +80,15 @@ class Loop:
     done: int = 0
     trackers: Trackers = field(default_factory=lambda: Trackers(()))
     best: Checkpoint | None = None
+    elsewhere: Elsewhere | None = None
     _recording: float = 0.0
 
     def start(self, state: ServerState) -> None:
         """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(self.experiment, 0, self.kept, self.watch, self._workers)
+        turn = Turn(
+            self.experiment, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
+        )
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
@@ -113,14 +117,15 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        turn = Turn(setup, number, self.kept, self.watch, self._workers)
+        turn = Turn(setup, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         sampled = sample(len(world.clients), setup.sampled, world.seed, number, poisson=poisson)
         self.watch.round(number, len(sampled))
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)
             state = returned(ServerState, before, strategy, "begin")
-            if setup.evaluate.trained and setup.evaluate.due(number, world.rounds):
+            trained = setup.evaluate.trained and not self._at_nodes
+            if trained and setup.evaluate.due(number, world.rounds):
                 turn.test = local_test(self._evaluator, state)
             tasks = (self._task(state, client, number) for client in sampled)
             results = turn.results(tasks)
@@ -255,8 +260,15 @@ class Loop:
             )
         return task
 
+    @property
+    def _at_nodes(self) -> bool:
+        """Whether what clients keep is not here, and models that need it cannot be tested."""
+        return self.elsewhere is not None and self.elsewhere.private == "node"
+
     def _announced(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         for model in models:
+            if model.kept and self._at_nodes:
+                continue
             fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
             self.watch.testing(model.name)
             yield model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from archgraph.errors import RejectedUpdate
@@ -13,7 +15,9 @@ from archgraph.states import State, check_update
 PASSES = 16
 
 
-def check_ranges(graph: ArchGraph, sent: State, state: State, steps: int) -> None:
+def check_ranges(
+    graph: ArchGraph, sent: State, state: State, steps: int, *, optional: Collection[str] = ()
+) -> None:
     """Check that a state is one of its architecture that training can have led to.
 
     Its values are finite and small enough to be summed, no running variance is negative, and
@@ -24,6 +28,7 @@ def check_ranges(graph: ArchGraph, sent: State, state: State, steps: int) -> Non
         sent: What the client got; entries that it kept itself may be missing.
         state: What it returned.
         steps: Forward passes that it may have done.
+        optional: Entries that may be missing (what stays with the client).
 
     Raises:
         RejectedUpdate: If not; names the entry.
@@ -38,7 +43,7 @@ def check_ranges(graph: ArchGraph, sent: State, state: State, steps: int) -> Non
         Traceback (most recent call last):
         archgraph.errors.RejectedUpdate: running_var: negative variance; found -1000; expected ...
     """
-    for name, largest in check_update(graph, state).items():
+    for name, largest in check_update(graph, state, optional=optional).items():
         raise RejectedUpdate(
             "too large to be averaged",
             where=name,
@@ -47,13 +52,13 @@ def check_ranges(graph: ArchGraph, sent: State, state: State, steps: int) -> Non
             hint="training has diverged, or the client is faulty",
         )
     for name in variances(graph):
-        least = _least(state[name])
+        least = _least(state.get(name))
         if least < min(_least(sent.get(name)), 0):
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"
             )
     for name, step in counters(graph).items():
-        if name in sent and state[name].numel():
+        if name in sent and name in state and state[name].numel():
             advance = state[name] - sent[name]
             least, most = int(advance.min()), int(advance.max())
             if least < 0 or most > steps * step:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -36,7 +37,22 @@ RECORDED = frozenset(
     {"client", "name", "examples", "malicious", "clipped", "seconds", "trained", MACS, DOWN, UP}
 )
 
+# A task with a function that returns its outcome, or raises what became of it.
+Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
 LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
+
+
+class Elsewhere(Protocol):
+    """Where clients work, if not on this machine."""
+
+    private: Literal["server", "node"]
+    """Who holds what clients keep. At a node it never comes back: ``Task.kept`` is missing in the
+    outcomes, and models that need it are not tested."""
+
+    def __call__(
+        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+    ) -> Iterable[Working]:
+        """The tasks of a round in their order, each with what waits for its outcome."""
 
 
 class Clock:
@@ -129,6 +145,7 @@ class Turn:
         rejected: Client, name and reason of each update that was refused.
         failed: The same for clients that did not get that far.
         test: Figures of a client's model as it is after local training; None: it is not tested.
+        elsewhere: Where the clients work; None: on this machine.
     """
 
     experiment: Experiment
@@ -141,6 +158,7 @@ class Turn:
     rejected: list[dict[str, Json]] = field(default_factory=list)
     failed: list[dict[str, Json]] = field(default_factory=list)
     test: LocalTest | None = None
+    elsewhere: Elsewhere | None = None
     _first: BaseException | None = None
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
@@ -175,20 +193,30 @@ class Turn:
 
     def _arrived(self, tasks: Iterable[Task]) -> Iterator[_Arrival]:
         """What comes back and is not refused."""
-        calls = self.workers.calls(
-            self._attempt,
-            map(self._announced, tasks),
-            key=lambda task: task.client,
-            told=self.watch.step,
-            waiting=lambda: self.clock.measure("local"),
-        )
-        with contextlib.closing(calls):
+        with contextlib.closing(self._calls(map(self._announced, tasks))) as calls:
             for task, found in calls:
                 arrival = self._arrival(task, found)
                 self.watch.client_done()
                 if arrival is not None:
                     yield arrival
                 del task, found, arrival
+
+    def _calls(self, tasks: Iterable[Task]) -> Generator[tuple[Task, dict[str, Any] | Died]]:
+        """What came of each task, in their order."""
+        if self.elsewhere is None:
+            yield from self.workers.calls(
+                self._attempt,
+                tasks,
+                key=lambda task: task.client,
+                told=self.watch.step,
+                waiting=lambda: self.clock.measure("local"),
+            )
+            return
+        for task, work in self.elsewhere(self.round, tasks, self.kept):
+            with self.clock.measure("local"):
+                found = self._checked(task, work)
+            yield task, found
+            del found
 
     def _announced(self, task: Task) -> Task:
         self.watch.client(self._name(task))
@@ -199,10 +227,14 @@ class Turn:
 
     def _attempt(self, task: Task, tell: Tell) -> dict[str, Any]:
         """What a client does, and all that is checked of a single update; in whatever process."""
+        return self._checked(task, functools.partial(self._work, task, tell))
+
+    def _checked(self, task: Task, work: Callable[[], Outcome]) -> dict[str, Any]:
+        """What comes of a client's work, and of all checks of a single update."""
         found: dict[str, Any] = {}
         began = time.perf_counter()
         try:
-            outcome = self._work(task, tell)
+            outcome = work()
             found["seconds"] = time.perf_counter() - began
             result = self._result(task, outcome)
             found[UP] = back(result)
@@ -320,7 +352,7 @@ class Turn:
         """Refuse what the server must not take."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
-        check_ranges(task.graph, sent, outcome.state, steps)
+        check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
         for name, state in outcome.others.items():
             model = task.others[name]
             with _within(name):
@@ -338,13 +370,19 @@ class Turn:
         self.experiment.strategy.examine(self.experiment.world, result)
 
 
-def _copied(task: Task, outcome: Outcome) -> Outcome:
-    """What a program returned, in memory of its own: it may go on writing into what it holds.
+def check_form(task: Task, outcome: Outcome, *, private: bool = True) -> None:
+    """Check names, shapes and types of what came back for a task.
 
-    Names and shapes come first, since a copy of what is not as large as the model could be larger
-    than the memory. Values are looked at once they cannot change any more.
+    Args:
+        task: What was asked for.
+        outcome: What came back.
+        private: Whether entries that stay with the client have to be there.
+
+    Raises:
+        RejectedUpdate: If an entry or a model is missing, was not asked for, or has another form.
     """
-    check_update(task.graph, outcome.state, finite=False)
+    optional = () if private else task.kept
+    check_update(task.graph, outcome.state, finite=False, optional=optional)
     if set(outcome.others) != set(task.others):
         raise RejectedUpdate(
             "other models than the task's",
@@ -354,6 +392,15 @@ def _copied(task: Task, outcome: Outcome) -> Outcome:
     for name, state in outcome.others.items():
         with _within(name):
             check_update(task.others[name].graph, state, finite=False)
+
+
+def _copied(task: Task, outcome: Outcome) -> Outcome:
+    """What a program returned, in memory of its own: it may go on writing into what it holds.
+
+    Names and shapes come first, since a copy of what is not as large as the model could be larger
+    than the memory. Values are looked at once they cannot change any more.
+    """
+    check_form(task, outcome)
     return dataclasses.replace(
         outcome,
         state=_copies(outcome.state),

@@ -1,0 +1,130 @@
+"""Programs as plain values, never as pickles: a node makes only those that it trusts.
+
+A program is a frozen dataclass of plain values, architectures and further such values. It travels
+as the names of its classes with their fields; a node looks these up in archgraph's own federation
+and in the module of the strategy that it was started with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from archgraph.errors import RunError
+from archgraph.graph.ir import ArchGraph
+from archgraph.language import flat
+from archgraph.language.yaml import parse_document
+from archgraph.plain import Json
+
+Trusted = frozenset[str]
+"""Modules whose classes and functions a program may be made of, beside ``LIBRARY``."""
+
+# Packages of archgraph that hold what programs are made of.
+LIBRARY = ("archgraph.federation.", "archgraph.states.")
+
+
+def as_plain(value: Any) -> Json:
+    """A program, or a part of one, as plain values.
+
+    Raises:
+        RunError: If a part is neither plain nor a frozen dataclass, a named tuple, an architecture
+            or a function of a module.
+
+    Example:
+        >>> from archgraph.federation import Train
+        >>> as_program(as_plain(Train(epochs=2)), frozenset()) == Train(epochs=2)
+        True
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "_asdict"):  # a named tuple
+        return _made(type(value), value._asdict())
+    for kind, key, content in _FORMS:
+        if isinstance(value, kind):
+            return {key: content(value)}
+    if inspect.isfunction(value):
+        return {"function": f"{value.__module__}:{value.__qualname__}"}
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return _made(type(value), {name: getattr(value, name) for name in fields})
+    raise RunError(
+        "a part of a program cannot travel to another machine",
+        found=type(value).__name__,
+        expected="plain values, frozen dataclasses, architectures",
+        hint="send tensors as `Task.extras`",
+    )
+
+
+def _made(kind: type, fields: Mapping[str, Any]) -> Json:
+    named = f"{kind.__module__}:{kind.__qualname__}"
+    return {"class": named, "fields": {name: as_plain(item) for name, item in fields.items()}}
+
+
+# How values that JSON lacks are written: their type, a key, what stands under it.
+_FORMS: list[tuple[Any, str, Callable[[Any], Json]]] = [
+    (ArchGraph, "graph", flat.dump),
+    (torch.dtype, "dtype", lambda dtype: str(dtype).removeprefix("torch.")),
+    (bytes, "bytes", bytes.hex),
+    (tuple, "tuple", lambda items: [*map(as_plain, items)]),
+    (list, "list", lambda items: [*map(as_plain, items)]),
+    (frozenset, "set", lambda items: [*map(as_plain, sorted(items))]),
+    (Mapping, "map", lambda items: [[as_plain(k), as_plain(v)] for k, v in items.items()]),
+]
+
+
+def as_program(plain: Json, trusted: Trusted) -> Any:
+    """Inverse of :func:`as_plain`.
+
+    Raises:
+        RunError: If it names something outside the trusted modules, or no value of this form.
+    """
+    if not isinstance(plain, dict):
+        return plain
+    key, content = next(iter(plain.items()))
+    inner = functools.partial(as_program, trusted=trusted)
+    match key:
+        case "graph":
+            return flat.read(parse_document(content, "the server's program"))
+        case "dtype" if isinstance(getattr(torch, content, None), torch.dtype):
+            return getattr(torch, content)
+        case "bytes":
+            return bytes.fromhex(content)
+        case "tuple" | "list" | "set":
+            return _COLLECTIONS[key](map(inner, content))
+        case "map":
+            return {inner(name): inner(item) for name, item in content}
+        case "function":
+            return _named(content, trusted, inspect.isfunction)
+        case "class":
+            kind = _named(content, trusted, _is_value_type)
+            return kind(**{name: inner(item) for name, item in plain["fields"].items()})
+    raise RunError("not a program", where="the server's program", found=key)
+
+
+_COLLECTIONS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "list": list, "set": frozenset}
+
+
+def _is_value_type(kind: object) -> bool:
+    return inspect.isclass(kind) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def _named(name: str, trusted: Trusted, suits: Callable[[object], bool]) -> Any:
+    module, _, inside = name.partition(":")
+    if not (module in trusted or module.startswith(LIBRARY)):
+        raise RunError(
+            "the server asks for a program that this node does not trust",
+            found=name,
+            expected=f"one of {', '.join(sorted(trusted)) or 'no module'}, or of archgraph",
+            hint="start the node with the experiment of the server; programs of a strategy of "
+            "your own belong in its module",
+        )
+    found = getattr(importlib.import_module(module), inside, None)
+    if not suits(found) or getattr(found, "__module__", None) != module:
+        raise RunError("not a program", where="the server's program", found=name)
+    return found
