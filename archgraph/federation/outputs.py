@@ -29,6 +29,8 @@ class Logits:
         >>> import torch
         >>> Logits()({"logits": torch.zeros(2, 3), "features": torch.zeros(2, 8)}).shape
         torch.Size([2, 3])
+        >>> Logits("main")({"main": {"logits": torch.zeros(2, 3)}, "exit": torch.ones(2, 3)}).shape
+        torch.Size([2, 3])
     """
 
     output: str | int | None = None
@@ -56,6 +58,8 @@ class Logits:
         names = ", ".join(map(str, named)) or type(outputs).__name__
         if isinstance(found, Tensor):
             return found
+        if isinstance(found, Mapping):  # the outputs of a network that has exits beside its own
+            return Logits()(found)
         raise RunError(
             "no logits among the outputs of the model",
             found=names,

@@ -143,6 +143,7 @@ def test_mask_of_another_number_of_classes_is_refused():
         ("x", {"logits": torch.tensor(0.0), "x": torch.tensor(4.0)}, 4.0),
         (None, (torch.tensor(5.0),), 5.0),
         (1, (torch.tensor(0.0), torch.tensor(6.0)), 6.0),
+        ("main", {"main": {"logits": torch.tensor(7.0)}, "exit": torch.tensor(0.0)}, 7.0),
     ],
 )
 def test_logits_are_found(output, outputs, found):
@@ -157,6 +158,7 @@ def test_logits_are_found(output, outputs, found):
         (None, (torch.tensor(0.0), torch.tensor(0.0))),
         (2, (torch.tensor(0.0),)),
         (0, torch.tensor([0.0])),
+        ("main", {"main": {"a": torch.tensor(0.0), "b": torch.tensor(0.0)}}),
         (None, {}),
     ],
 )
