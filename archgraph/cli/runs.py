@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
@@ -14,8 +14,11 @@ import typer
 from archgraph.cli.app import DIFFERENT, INTERRUPTED, command, training
 from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
-from archgraph.errors import SpecError
+from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    from archgraph.display.runs import Log
 
 
 @training()
@@ -98,7 +101,7 @@ def report(
 ) -> None:
     """Make a page of a run, or of several.
 
-    Table, curves, architectures and settings in one HTML file, without a script. Of several runs
+    Table, curves, architectures and settings in one HTML file that loads nothing. Of several runs
     those that differ in the seed only are one curve with a band. Without --output the page goes
     into the folder of the first run.
     """
@@ -107,10 +110,21 @@ def report(
     from archgraph.display.comparison import run_folders
     from archgraph.display.run_tables import tiers
 
-    path = page(folders, output)
+    path = page(folders, output, viewer=_viewer)
     if len(runs := run_folders(folders)) == 1:
         show_item(tiers(read_run(runs[0])))
     wrote(path)
+
+
+def _viewer(log: Log) -> str:
+    """The page of a run's architectures; empty where its folder does not tell them."""
+    from archgraph.display.run_family import run_family
+    from archgraph.viewer import view
+
+    try:
+        return view(run_family(log))
+    except ArchGraphError:
+        return ""
 
 
 @command()

@@ -7,7 +7,7 @@ import hashlib
 import html
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,8 @@ FEW = 12
 def report(
     folder: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     path: str | os.PathLike[str] | None = None,
+    *,
+    viewer: Callable[[Log], str] | None = None,
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
@@ -48,6 +50,8 @@ def report(
         folder: The run folder, or several of them, or folders that hold some: then runs that
             differ in the seed only are one curve with a band.
         path: Where to write; None: `report.html` in the run folder, the first of several.
+        viewer: Makes the page that shows a run's architectures, to stand inside this one; None:
+            they are drawn.
 
     Returns:
         The page's path.
@@ -61,16 +65,22 @@ def report(
 
         text = runs_page(comparison(folders, unfinished=True, tiers=True))
     else:
-        text = page(read_run(folders[0]))
+        log = read_run(folders[0])
+        text = page(log, viewer(log) if viewer else "")
     return write(path or folders[0] / "report.html", text)
 
 
-def page(log: Log) -> str:
-    """The page of a run as HTML text."""
+def page(log: Log, architectures: str = "") -> str:
+    """The page of a run as HTML text.
+
+    Args:
+        log: The run.
+        architectures: A page that shows them, to stand inside this one; empty: they are drawn.
+    """
     body = [
         f"<h1>{html.escape(log.name)}</h1>",
         *live_parts(log),
-        *section("Architectures", "\n".join(_pictures(log))),
+        *section("Architectures", "\n".join(_architectures(log, architectures))),
         "<h2>Settings</h2>",
         *_settings(log),
     ]
@@ -185,8 +195,25 @@ def image(data: bytes, kind: str, name: str) -> str:
     return f'<figure class="image"><img alt="{html.escape(name)}" src="{source}"></figure>'
 
 
-def _pictures(log: Log) -> Iterator[str]:
-    """The architectures and pictures in the run folder."""
+def _architectures(log: Log, viewer: str) -> Iterator[str]:
+    """The architectures, then the pictures in the run folder."""
+    if viewer:
+        # It runs its own script and reaches nothing of this page.
+        yield (
+            '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" '
+            f'srcdoc="{html.escape(viewer)}"></iframe>'
+        )
+    else:
+        yield from _drawings(log)
+    for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
+        for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
+            name = html.escape(path.stem)
+            shown = image(path.read_bytes(), subtype, path.stem)
+            yield f"<details><summary>{name}</summary>{shown}</details>"
+
+
+def _drawings(log: Log) -> Iterator[str]:
+    """Every architecture as a picture."""
     from archgraph.display.picture import draw, render
 
     graphs = log.graphs
@@ -199,11 +226,6 @@ def _pictures(log: Log) -> Iterator[str]:
         svg = render(draw(graph, cover=shares, title=name), "svg").decode()
         opened = " open" if name == "global" else ""
         yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
-    for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
-        for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
-            name = html.escape(path.stem)
-            shown = image(path.read_bytes(), subtype, path.stem)
-            yield f"<details><summary>{name}</summary>{shown}</details>"
 
 
 def _coverage(log: Log) -> Mapping[str, float] | None:

@@ -40,6 +40,8 @@ figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
 .charts figure {{ margin: .4rem 0; max-width: 31rem; }}
 .charts svg {{ width: 100%; }}
 figcaption.file {{ font-size: .8rem; }}
+iframe.viewer {{ width: 100%; height: min(80vh, 48rem); border: 1px solid {colours.BLOCK};
+  border-radius: 6px; }}
 details {{ margin: .5rem 0; }}
 summary {{ cursor: pointer; color: {colours.INK}; }}
 pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size: 13px;

@@ -23,7 +23,7 @@ from archgraph.errors import ArchGraphError, RunError
 LOOPBACK = "127.0.0.1"
 # How often the page asks for a new round, in milliseconds.
 EVERY = 2000
-# Exchanges the page's body when there is something new; what was opened stays open.
+# Exchanges the page's body when there is something new; what is open or closed stays so.
 SCRIPT = f"""
 let seen;
 async function look() {{
@@ -31,11 +31,11 @@ async function look() {{
     const now = await (await fetch("/state")).text();
     if (seen !== undefined && now !== seen) {{
       const text = await (await fetch("/")).text();
-      const opened = document.querySelectorAll("details[open] > summary");
-      const open = new Set([...opened].map(s => s.textContent));
+      const parts = () => [...document.querySelectorAll("details > summary")];
+      const was = new Map(parts().map(s => [s.textContent, s.parentElement.open]));
       document.body = new DOMParser().parseFromString(text, "text/html").body;
-      for (const s of document.querySelectorAll("details > summary"))
-        s.parentElement.open ||= open.has(s.textContent);
+      for (const s of parts())
+        s.parentElement.open = was.get(s.textContent) ?? s.parentElement.open;
     }}
     seen = now;
     document.body.classList.remove("gone");

@@ -348,7 +348,7 @@ class App {
       view: `${Math.round(x)},${Math.round(y)},${k.toFixed(3)}` };
     const hash = `#${Object.entries(words).filter(([key, v]) => v || key === "open").map(([key, v]) => `${key}=${v}`).join("&")}`;
     this.written = hash;
-    history.replaceState(null, "", hash);
+    if (location.protocol !== "about:") history.replaceState(null, "", hash); // inside another page
   }
 
   /** The state that the address tells; what it does not know is left out. */

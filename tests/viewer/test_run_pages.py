@@ -1,0 +1,74 @@
+"""Pages of runs in a real browser: one follows a run and keeps its place, one holds the viewer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import archgraph as ag
+from archgraph.display import report
+from archgraph.display.run_family import run_family
+from archgraph.display.watch import RunServer
+from archgraph.graph.ir import ArchGraph
+from archgraph.viewer import view
+from tests.display.test_watch import CONFIG, line
+
+
+def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tmp_path: Path):
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    metrics = tmp_path / "metrics.jsonl"
+    lost = [{"client": 0, "name": "whole", "reason": "not finite"}]
+    metrics.write_text(json.dumps(json.loads(line(1, 0.25)) | {"rejected": lost}) + "\n")
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    page = context.new_page()
+    noise: list[str] = []
+    asked: set[str] = set()
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda sent: asked.add(sent.url))
+    with RunServer(tmp_path) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            page.goto(server.address, timeout=60_000)
+            page.wait_for_function("seen !== undefined")
+            page.evaluate("document.querySelector('details').open = false; scrollTo(0, 200)")
+            with metrics.open("a") as file:
+                file.write(line(2, 0.5))
+            page.wait_for_selector("progress[value='2']", timeout=60_000)
+            assert not page.evaluate("document.querySelector('details').open")
+            assert page.evaluate("[scrollY, document.documentElement.scrollWidth]") == [200, 390]
+            assert page.is_hidden(".lost") and noise == []
+            assert asked == {server.address, f"{server.address}state"}
+        finally:
+            server.shutdown()
+            thread.join()
+    page.wait_for_selector(".lost", state="visible", timeout=60_000)
+    context.close()
+
+
+def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
+    browser: Any, net: ArchGraph, tmp_path: Path
+):
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "metrics.jsonl").write_text(line(1, 0.25))
+    (tmp_path / "models").mkdir()
+    for name in ("global", "whole"):
+        ag.save(net, tmp_path / "models" / f"{name}.yaml")
+    path = report(tmp_path, viewer=lambda log: view(run_family(log)))
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.goto(path.as_uri())
+    inside = page.frame_locator("iframe.viewer")
+    inside.locator("body[data-ready]").wait_for(timeout=60_000)
+    inside.locator("g.item[data-id]").first.click()
+    assert inside.locator("g.item[data-id]").count() > 1
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("document.querySelector('iframe').contentDocument") is None
+    assert noise == []
+    context.close()
