@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", choices=STRATEGIES, action="append")
+    parser.add_argument("--workers", type=int, default=1, help="processes that train clients")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures into a page")
     options = parser.parse_args(arguments)
     names = options.strategy or list(STRATEGIES)
@@ -85,7 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share = (at + 1) * options.kills // len(names) - at * options.kills // len(names)
         with tempfile.TemporaryDirectory() as folder:
             reports[name] = killed(
-                name, share, random.Random(f"{options.seed} {name}"), Path(folder)
+                name,
+                share,
+                random.Random(f"{options.seed} {name}"),
+                Path(folder),
+                options.workers,
             )
         print(name, reports[name], flush=True)  # noqa: T201 - the command's product
     if options.write:
@@ -93,10 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(report.faults for report in reports.values()) else 0
 
 
-def killed(name: str, kills: int, rng: random.Random, folder: Path) -> Report:
+def killed(name: str, kills: int, rng: random.Random, folder: Path, workers: int = 1) -> Report:
     """Kill runs of a strategy so many times in all."""
     spec = folder / "experiment.yaml"
-    spec.write_text(_experiment(name))
+    spec.write_text(_experiment(name, workers))
     report, whole = Report(), {}
     for stages in STAGES:
         out = folder / f"whole-{len(stages)}"
@@ -207,7 +212,7 @@ def _untimed(value: Any) -> Any:
     return [_untimed(v) for v in value] if isinstance(value, list) else value
 
 
-def _experiment(name: str) -> str:
+def _experiment(name: str, workers: int) -> str:
     clients, options = STRATEGIES[name]
     return f"""\
 archgraph: 1
@@ -219,6 +224,7 @@ rounds: {STAGES[0][0]}
 sample: 0.75
 local: {{batch: 16, lr: 0.05, momentum: 0.9}}
 evaluate: {{every: 2}}
+engine: {{workers: {workers}}}
 seed: 0
 """
 

@@ -176,7 +176,10 @@ def test_differences_of_runs_are_named():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    [("fuzz", "--count", "40"), ("kills", "--kills", "2", "--strategy", "heterofl")],
+    [
+        ("fuzz", "--count", "40"),
+        ("kills", "--kills", "2", "--strategy", "heterofl", "--workers", "2"),
+    ],
     ids=lambda command: command[0],
 )
 def test_a_sample_does_no_harm(command):
