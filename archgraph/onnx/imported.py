@@ -46,6 +46,9 @@ def imported(
     module = OnnxModule(proto, folder, where)
     stored = {*module.leaves, *module.known}
     given = [item for item in proto.graph.input if item.name not in stored]
+    for dim in (d for item in given for d in item.type.tensor_type.shape.dim):
+        if dim.dim_value < 0:  # so PaddlePaddle writes what is free
+            dim.ClearField("dim_value")
     names = _names([item.name for item in given])
     module.inputs = tuple(item.name for item in given)
     free = _free(given, where, sizes)

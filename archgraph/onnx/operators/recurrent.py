@@ -19,6 +19,18 @@ def _gates(kind: str, tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[i] for i in _ORDER[kind]]) if len(parts) > 1 else tensor
 
 
+def _fit(kind: str, ways: int, x: Any, w: Any, r: Any, b: Any, *states: Any) -> None:
+    """Refuse other sizes than a layer has; PyTorch's functions read beyond the ends of those."""
+    size = r.shape[-1]
+    rows = len(_ORDER[kind]) * size
+    wanted = [(w, (ways, rows, x.shape[2])), (r, (ways, rows, size))]
+    wanted += [(b, (ways, 2 * rows))] if b is not None else []
+    wanted += [(state, (ways, x.shape[1], size)) for state in states]
+    for tensor, shape in wanted:
+        if tuple(tensor.shape) != shape:
+            raise SpecError("has other sizes", found=tuple(tensor.shape), expected=shape)
+
+
 def _layer(kind: str) -> OnnxRow:
     def compute(
         at: Attributes, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None,
@@ -47,6 +59,7 @@ def _layer(kind: str) -> OnnxRow:
             x = x.flip(0)
         zero = x.new_zeros(ways, x.shape[1], size)
         h = zero if h is None else h
+        _fit(kind, ways, x, w, r, b, h, zero if c is None else c)
         options = (b is not None, 1, 0.0, False, ways == 2, False)
         if kind == "LSTM":
             y, *last = torch.lstm(x, (h, zero if c is None else c), params, *options)
