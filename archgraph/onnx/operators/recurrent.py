@@ -23,6 +23,7 @@ def _fit(kind: str, ways: int, x: Any, w: Any, r: Any, b: Any, *states: Any) -> 
     """Refuse other sizes than a layer has; PyTorch's functions read beyond the ends of those."""
     size = r.shape[-1]
     rows = len(_ORDER[kind]) * size
+    wanted: list[tuple[Any, tuple[int, ...]]]
     wanted = [(w, (ways, rows, x.shape[2])), (r, (ways, rows, size))]
     wanted += [(b, (ways, 2 * rows))] if b is not None else []
     wanted += [(state, (ways, x.shape[1], size)) for state in states]
