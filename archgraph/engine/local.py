@@ -9,10 +9,11 @@ goes on after a crash ends with the same bits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,11 @@ def run(
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
-        return execute(
+        begin: Callable[..., Run] = execute
+        if prepared.engine.kind == "flower":
+            with spec.locating("engine"):
+                begin = functools.partial(_flower(prepared, data), python=python)
+        return begin(
             prepared,
             out=folder,
             resume=resume,
@@ -246,6 +251,24 @@ def execute(
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
         return Run(experiment, server, tuple(loop.lines), out, notes, best)
+
+
+def _flower(experiment: Experiment, data: object) -> Callable[..., Run]:
+    """What runs an experiment on Flower.
+
+    Raises:
+        RunError: If Flower cannot run it.
+    """
+    if data is not None or experiment.engine.memory is not None:
+        raise RunError(
+            "cannot run on Flower",
+            where="engine: flower",
+            found="data in memory" if data is not None else "engine.memory",
+            expected="data that the experiment names, and no bound on a client's memory",
+        )
+    from archgraph.engine.flower import simulate
+
+    return simulate
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:

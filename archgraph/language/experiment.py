@@ -76,7 +76,11 @@ class EvaluateSpec(Base):
 class EngineSpec(Base):
     """Where the clients run."""
 
-    kind: Literal["local"] = Field(default="local", description="on this machine")
+    kind: Literal["local", "flower"] = Field(
+        default="local",
+        description="local: on this machine; flower: in Flower's simulation, which runs on one "
+        "machine or a cluster of Ray",
+    )
     device: str = Field(default="cpu", description="cpu, or a device of PyTorch such as cuda:0")
     workers: Count | None = Field(
         default=None,
@@ -100,7 +104,9 @@ def _short_engine(value: Any) -> Any:
 
 Engine = Annotated[
     EngineSpec,
-    pydantic.BeforeValidator(_short_engine, json_schema_input_type=Literal["local"] | EngineSpec),
+    pydantic.BeforeValidator(
+        _short_engine, json_schema_input_type=Literal["local", "flower"] | EngineSpec
+    ),
 ]
 
 

@@ -1,4 +1,43 @@
 """Running strategies on Flower: the server's loop as a ServerApp, a client as a ClientApp.
 
-The modules in it import ``flwr`` (extra ``flower``); nothing else of archgraph does.
+The modules in it import ``flwr`` (extra ``flower``); nothing else of archgraph does, and it is not
+imported before an experiment asks for it.
 """
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from archgraph.errors import RunError
+
+# Flower and Ray report their use to their makers unless they are told not to.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def simulate(experiment: Any, **options: Any) -> Any:
+    """Run an experiment in Flower's simulation; see :func:`..simulation.simulate`.
+
+    Raises:
+        RunError: If the extra ``flower`` is not installed.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        for package in ("flwr", "ray"):
+            importlib.import_module(package)
+    except ImportError as error:
+        raise RunError(
+            "needs the packages flwr and ray",
+            where="engine: flower",
+            found=str(error),
+            hint="pip install 'archgraph[flower]'",
+        ) from error
+    from archgraph.engine.flower import simulation
+
+    return simulation.simulate(experiment, **options)

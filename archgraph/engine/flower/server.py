@@ -11,13 +11,14 @@ import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.records import FORMAT, read_outcome, task_record
 from archgraph.engine.returned import LONGEST, outcome_of
 from archgraph.engine.turn import Working, check_form
@@ -27,7 +28,7 @@ from archgraph.federation import Outcome, Task
 # Seconds between two looks for a reply: at first, and at most.
 SOON, LATE = 0.005, 0.25
 # Seconds within which nodes must say who they are, and in which they may still join at the start.
-ASKED, JOIN = 60.0, 120.0
+ASKED, JOIN = 600.0, 120.0
 # Where the server notes the last round in which it took an update of a client: beside what clients
 # keep, so that a checkpoint holds it.
 CONFIRMED = "confirmed"
@@ -56,6 +57,13 @@ class Nodes:
     join: float = JOIN
     _node: dict[int, int] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
+    _trouble: str = ""
+
+    @classmethod
+    def of(cls, grid: Grid, experiment: Experiment) -> Self:
+        """The nodes that an experiment asks for."""
+        clients, deadline = len(experiment.world.clients), experiment.engine.deadline
+        return cls(grid, clients, deadline=deadline)
 
     def __call__(
         self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
@@ -139,7 +147,7 @@ class Nodes:
             raise RunError(
                 "no node is a client of this experiment",
                 where="engine: flower",
-                found=f"{len(self._asked)} nodes",
+                found=self._trouble or f"{len(self._asked)} nodes",
                 expected=f"nodes with partition-id 0...{self.clients - 1}",
                 hint="start nodes with --node-config 'partition-id=0'",
             )
@@ -162,7 +170,8 @@ class Nodes:
 
     def _introduce(self, node: int, reply: Message) -> None:
         """Note which client a node is; of two nodes that say the same, the later one is it."""
-        if reply.has_error() or "who" not in reply.content:
+        if reply.has_error():
+            self._trouble = reply.error.reason
             self._asked.discard(node)  # it may be able to say so later
             return
         said: Any = reply.content["who"]

@@ -1,0 +1,29 @@
+"""Flower's simulation: clients in processes of Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+import archgraph as ag
+
+pytest.importorskip("ray", reason="needs the extra `flower`")
+
+
+def test_a_simulated_run_has_the_weights_of_a_local_one(write, tmp_path):
+    """Through the command, in a process of its own: Ray leaves threads and handlers behind."""
+    local = ag.run(write("heterofl"), progress=False, out=tmp_path / "local")
+    file = write("heterofl", engine="flower")
+    command = [sys.executable, "-m", "archgraph", "run", str(file), "--out", str(tmp_path / "ray")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    place = tmp_path / "ray" / "checkpoints" / "round-000002" / "groups"
+    tensors = {k: v for file in place.iterdir() for k, v in load_file(file).items()}
+    assert tensors.keys() == local.server.tensors.keys()
+    for name, tensor in local.server.tensors.items():
+        assert tensors[name].allclose(tensor, rtol=1e-6, atol=1e-6), name
