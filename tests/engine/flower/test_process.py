@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from archgraph.engine.flower.client import client_app
 from archgraph.engine.flower.process import ProcessGrid
 from archgraph.engine.flower.server import Nodes
 from archgraph.engine.local import Run, execute
+from archgraph.engine.turn import check_form
 from archgraph.engine.world import prepare
-from archgraph.errors import RunError
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation import Model, Outcome
 
 from .conftest import METHODS
 
@@ -190,3 +193,14 @@ def test_models_that_need_what_nodes_keep_are_not_tested(write):
         for private in ("server", "node")
     ]
     assert tested == [{"flat", "whole"}, set()]
+
+
+def test_a_reply_without_a_model_of_its_task_is_refused(write):
+    setup = prepare(write("fedavg"))
+    task = setup.strategy.send(setup.world, setup.strategy.init(setup.world), 0, 1)
+    both = dataclasses.replace(task, others={"small": Model(task.graph, task.state)})
+    check_form(task, Outcome(task.state))
+    with pytest.raises(RejectedUpdate, match="than the task's; found none; expected small"):
+        check_form(both, Outcome(task.state))
+    with pytest.raises(RejectedUpdate, match="missing entry"):
+        check_form(task, Outcome({}))
