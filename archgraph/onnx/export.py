@@ -20,6 +20,7 @@ from archgraph.onnx.mark import marks
 from archgraph.onnx.names import name_all
 from archgraph.onnx.needed import needed
 from archgraph.onnx.session import compare
+from archgraph.onnx.translations import translations
 from archgraph.rewrite.laws import random_inputs
 from archgraph.states import State
 
@@ -131,7 +132,13 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
         raise GraphError("cannot be exported with a free batch size", found=program.fixed)
     try:
         with quiet(), torch.no_grad():  # else attention changes its strides on the way
-            made = torch.onnx.export(program.program, dynamo=True, optimize=optimize, verbose=False)
+            made = torch.onnx.export(
+                program.program,
+                dynamo=True,
+                optimize=optimize,
+                verbose=False,
+                custom_translation_table=translations(),
+            )
     except Exception as error:  # of many kinds, for whatever an operator lacks
         raise GraphError(
             "cannot be expressed in ONNX", where=graph.name or None, found=_cause(error)

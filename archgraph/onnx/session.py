@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,19 @@ def session(path: Path, name: str | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    try:
+    with _refusing(name or str(path)):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # classes of its own, made in C++
+
+
+@contextlib.contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """What onnxruntime raises, classes of its own made in C++, as an error of ours."""
+    try:
+        yield
+    except Exception as error:
         raise GraphError(
             "cannot be run by onnxruntime",
-            where=name or str(path),
+            where=where,
             found=str(error).split("\n")[0],
             hint="verify=False writes it for other programs",
         ) from error
@@ -91,7 +100,9 @@ def compare(path: Path, module: ArchModule, name: str) -> float:
             if tensor.dim() > 1 and not tensor.is_floating_point():
                 tensor[..., 0] = 1
         expected = outputs(module, inputs)
-        gap = distance(run(running, tensors), expected, allowed)
+        with _refusing(name):
+            results = run(running, tensors)
+        gap = distance(results, expected, allowed)
         if gap > allowed and distance(outputs(module, inputs), expected, allowed) > allowed:
             raise GraphError(
                 "draws random numbers in evaluation: a file cannot be compared with it",

@@ -185,3 +185,21 @@ def test_what_counts_as_the_same():
     assert distance([small + 1e-7, nan], [small, nan], 1e-4) == 0
     assert distance([one * 1.001], [one], 1e-4) == pytest.approx(1e-3, rel=1e-3)
     assert distance([one], [nan], 1e-4) == distance([one[:1]], [one], 1e-4) == float("inf")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_convolutions_of_volumes(bias: bool, tmp_path: Path):
+    net = nn.Conv3d(4, 6, (1, 3, 3), stride=2, padding=(0, 1, 1), groups=2, bias=bias)
+    graph, state = traced(net, torch.randn(2, 4, 4, 6, 6))
+    assert ag.load(ag.export(graph, state, tmp_path / "c.onnx")).graph == graph
+
+
+def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeypatch):
+    def fails(*given):
+        raise RuntimeError("no kernel\nfor it")
+
+    monkeypatch.setattr("archgraph.onnx.session.run", fails)
+    with pytest.raises(
+        GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
+    ):
+        written(results, tmp_path / "r.onnx")
