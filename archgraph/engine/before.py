@@ -47,7 +47,7 @@ def trained_together(
     Example:
         >>> from archgraph.federation import TASKS
         >>> rows = [{"trained": {"accuracy": 0.5}}, {"trained": {"accuracy": 1.0}}, {"trained": {}}]
-        >>> trained_together(rows, TASKS["classes"])
+        >>> trained_together(rows, TASKS["classification"])
         {'trained': {'accuracy': 0.75}}
     """
     figures = [row["trained"] for row in rows if row["trained"]]

@@ -14,6 +14,7 @@ from archgraph.capture.trace import trace
 from archgraph.errors import SpecError, TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.limits import LIMITS
+from archgraph.onnx.batches import check_batches
 from archgraph.onnx.network import OnnxModule
 from archgraph.onnx.tensors import DTYPES
 from archgraph.ops.schema import torch_dtype
@@ -62,6 +63,9 @@ def imported(
                 raise cause from None
             cause = cause.__cause__
         raise SpecError("cannot be captured", where=where, found=str(error)[:500]) from error
+    first = [*given[0].type.tensor_type.shape.dim] if given else []
+    stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
+    check_batches(traced.graph, traced.state, module, where, stated=stated)
     return traced.graph, traced.state
 
 

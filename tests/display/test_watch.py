@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,9 +154,25 @@ def test_what_is_not_a_run_or_a_port_is_refused(tmp_path: Path, server: RunServe
         RunServer(folder, server.server_port)
 
 
+@contextlib.contextmanager
+def killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends a process that a failed test leaves behind, which would be waited for."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_the_command_ends_by_ctrl_c(folder: Path):
     command = [sys.executable, "-m", "archgraph", "watch", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # A job in the background of a shell ignores interrupts, and so would its children.
+    heeding = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeding
+        ) as process,
+        killed(process),
+    ):
         assert process.stdout is not None and process.stderr is not None
         said = process.stdout.readline().decode()
         assert re.match(r"http://127\.0\.0\.1:\d+/ shows .*; Ctrl-C ends", said)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import archgraph as ag
 from archgraph.errors import SpecError
@@ -51,3 +53,74 @@ def test_a_negative_size_is_a_free_one(tmp_path: Path):
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     (tmp_path / "n.onnx").write_bytes(model.SerializeToString())
     assert str(ag.load(tmp_path / "n.onnx").graph.node["x"].type) == "float32[batch, 3]"
+
+
+def file(path: Path, nodes: list[tuple[Any, ...]], batch: int | str, **constants: object) -> Path:
+    """A file whose input and result have four values for each example."""
+    real = onnx.TensorProto.FLOAT
+    made = [onnx.helper.make_node(kind, [*given], [out], **at) for kind, given, out, at in nodes]
+    graph = onnx.helper.make_graph(
+        made, "g",
+        [onnx.helper.make_tensor_value_info("x", real, [batch, 4])],
+        [onnx.helper.make_tensor_value_info("y", real, ["", ""])],
+        [onnx.numpy_helper.from_array(np.array(v), k) for k, v in constants.items()],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+MEAN = [("ReduceMean", "x", "m", {"axes": [0]}), ("Add", "xm", "y", {})]
+FOLDED = [
+    ("Reshape", "xs", "a", {}),
+    ("Softmax", "a", "b", {"axis": 0}),
+    ("Reshape", "bt", "y", {}),
+]
+TURNED = [
+    ("Transpose", "x", "a", {"perm": [1, 0]}),
+    ("Softmax", "a", "b", {"axis": 1}),
+    ("Transpose", "b", "y", {"perm": [1, 0]}),
+]
+BARE = [
+    ("Squeeze", "xs", "a", {}),
+    ("Softmax", "a", "b", {"axis": 0}),
+    ("Unsqueeze", "bs", "y", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch", "constants"),
+    [
+        pytest.param(MEAN, 1, {}, id="mean"),
+        pytest.param(FOLDED, 1, {"s": [2, 2], "t": [1, 4]}, id="two of two"),
+        pytest.param(FOLDED, 1, {"s": [4], "t": [1, 4]}, id="flat"),
+        pytest.param(FOLDED, "n", {"s": [4], "t": [1, 4]}, id="open in name only"),
+        pytest.param(TURNED, 1, {}, id="turned"),
+    ],
+)
+def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
+    with pytest.raises(SpecError, match=r"m\.onnx: is a file for one batch size.*examples meet"):
+        ag.load(file(tmp_path / "m.onnx", nodes, batch, **constants))
+
+
+def test_a_batch_that_is_squeezed_stays_one(tmp_path):
+    graph, state = ag.load(file(tmp_path / "m.onnx", BARE, 1, s=[0]))
+    assert str(graph.node["x"].type) == "float32[1, 4]"
+    assert "batch size is fixed" in graph.notes[0]
+    x = torch.randn(1, 4)
+    torch.testing.assert_close(ag.build(graph, state)(x), x.softmax(1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, "n"])
+def test_files_whose_examples_stay_alone_take_any_batch(batch, tmp_path):
+    nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
+    graph, state = ag.load(file(tmp_path / "m.onnx", nodes, batch, s=[1, 2, 2]))
+    x = torch.randn(3, 4)
+    expected = x.reshape(3, 2, 2).softmax(2).tanh()
+    torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
+
+
+def test_an_open_file_may_join_its_examples(tmp_path):
+    graph, state = ag.load(file(tmp_path / "m.onnx", MEAN, "n"))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ag.build(graph, state)(x), x + x.mean(0), rtol=0, atol=1e-6)

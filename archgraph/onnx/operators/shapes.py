@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of, whole
 
 
@@ -40,6 +41,10 @@ def _squeeze(at: Attributes, x: torch.Tensor, axes: Any = None) -> torch.Tensor:
     found = axes_of(at, axes)
     if found is None:
         found = [i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
+    for axis in found:  # of which PyTorch leaves what is larger
+        if not isinstance(x.shape[axis], int) or x.shape[axis] != 1:
+            size = x.shape[axis] if isinstance(x.shape[axis], int) else "the batch"
+            raise SpecError("removes an axis that is not of size 1", found=f"axis {axis}: {size}")
     return x.squeeze(found) if found else x
 
 

@@ -1,0 +1,112 @@
+"""Batches of a size that a file does not state: is each example computed alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from archgraph.errors import SpecError
+from archgraph.graph.ir import ArchGraph, Ref
+from archgraph.graph.values import Batch, TensorType, walk
+from archgraph.module.build import build
+from archgraph.onnx.session import tolerance
+from archgraph.rewrite.laws import outputs, random_inputs
+
+if TYPE_CHECKING:
+    from archgraph.onnx.network import OnnxModule
+
+
+def check_batches(
+    graph: ArchGraph,
+    state: Mapping[str, torch.Tensor],
+    module: OnnxModule,
+    where: str,
+    *,
+    stated: bool,
+) -> None:
+    """Refuse a graph that computes for two examples something else than the file says.
+
+    A file for a batch of one (or one that says so in a reshape) is taken for any batch, which is
+    right only if examples do not meet: two of them then give what each gives alone.
+
+    Args:
+        graph: What became of the file.
+        state: Its weights.
+        module: The file's nodes.
+        where: The file's name, for errors.
+        stated: Whether the file is not for a batch of one, so that its nodes say what two examples
+            give (of an axis of time, say); where they take no two, examples must not meet either.
+
+    Raises:
+        SpecError: If it does.
+    """
+    if not any(_axes(graph.node[name].type) for name in _inputs(graph)):
+        return
+    built = build(graph, state).eval()
+    both = random_inputs(graph, 2)
+    results = outputs(built, both)
+    alone = _said(module, both) if stated else None
+    if alone is not None:
+        same = all(_close(a, b, graph) for a, b in zip(results, alone, strict=True))
+    else:
+        parts = [outputs(built, one) for one in _halves(graph, both)]
+        types = [graph.node[ref.name].type for ref in walk(graph.outputs) if isinstance(ref, Ref)]
+        same = all(
+            _close(whole, _joined(one, type_), graph)
+            for whole, one, type_ in zip(results, zip(*parts, strict=True), types, strict=True)
+        )
+    if not same:
+        raise SpecError(
+            "is a file for one batch size, and its examples meet: no other size is computed right",
+            where=where,
+            found="two examples give something else than each of them alone",
+            hint="export it with an open batch, and without sizes of a batch in reshapes",
+        )
+
+
+def _inputs(graph: ArchGraph) -> list[str]:
+    return [node.name for node in graph.nodes if node.op == "input"]
+
+
+def _axes(type_: Any) -> list[int]:
+    shape = type_.shape if isinstance(type_, TensorType) else ()
+    return [axis for axis, size in enumerate(shape) if isinstance(size, Batch)]
+
+
+def _said(module: OnnxModule, both: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    """What the file's nodes give for the sizes as they are; None: they do not take them."""
+    try:
+        return outputs(module.eval(), both)  # type: ignore[arg-type]  # a module as well
+    except (RuntimeError, SpecError):
+        return None
+
+
+def _halves(graph: ArchGraph, both: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The inputs of each example alone; one without a batch goes with both."""
+    for half in range(2):
+        yield {
+            name: value.chunk(2, _axes(graph.node[value_name].type)[0])[half]
+            if _axes(graph.node[value_name].type)
+            else value
+            for (name, value), value_name in zip(both.items(), _inputs(graph), strict=True)
+        }
+
+
+def _joined(parts: tuple[torch.Tensor, ...], type_: Any) -> torch.Tensor:
+    """One result for two examples; where it has no batch, both examples give the same."""
+    axes = _axes(type_)
+    if axes:
+        return torch.cat(parts, axes[0])
+    return parts[0] if torch.equal(*parts) else parts[0].new_empty(0)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, graph: ArchGraph) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    allowed = tolerance(graph)
+    scale = b.double().nan_to_num(0, 0, 0).abs().max().item() if b.numel() else 0.0
+    return torch.allclose(a.double(), b.double(), rtol=0, atol=allowed * scale, equal_nan=True)
