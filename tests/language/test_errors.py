@@ -469,8 +469,8 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:9: sample: has a wrong value; found 1.5; "
          "expected 1 or less or an integer"),
         ("engine: local", "engine: loacl",
-         "e.yaml:10: engine: has an unknown value; found 'loacl'; expected local; "
-         "did you mean 'local'?"),
+         "e.yaml:10: engine: has an unknown value; found 'loacl'; expected one of local, "
+         "flower; did you mean 'local'?"),
         ("epochs: 1", "epoch: 1",
          "e.yaml:11: local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
          "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "

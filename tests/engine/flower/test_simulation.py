@@ -15,6 +15,7 @@ pytest.importorskip("ray", reason="needs the extra `flower`")
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("ARCHGRAPH_RAY" not in os.environ, reason="set ARCHGRAPH_RAY=1: it starts Ray")
 def test_a_simulated_run_has_the_weights_of_a_local_one(write, tmp_path):
     """Through the command, in a process of its own: Ray leaves threads and handlers behind."""
     local = ag.run(write("heterofl"), progress=False, out=tmp_path / "local")
