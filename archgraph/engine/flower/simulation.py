@@ -23,6 +23,7 @@ from archgraph.engine.flower.server import Nodes
 from archgraph.engine.local import Run, execute
 from archgraph.engine.turn import Working
 from archgraph.engine.world import prepare
+from archgraph.errors import ArchGraphError, RunError
 from archgraph.federation import Task
 
 
@@ -54,6 +55,15 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
             len(experiment.world.clients),
             backend_config=_resources(experiment.engine.workers),
         )
+    except RuntimeError as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ArchGraphError):
+            raise cause from error
+        raise RunError(
+            "Flower's simulation ended before the run did",
+            found=f"{type(cause).__name__}: {cause}".split("\n")[0],
+            hint="`--resume` goes on after the last checkpoint; `engine: local` needs no Ray",
+        ) from error
     finally:
         ended.set()
     return runs[0]

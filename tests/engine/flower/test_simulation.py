@@ -10,8 +10,20 @@ import pytest
 from safetensors.torch import load_file
 
 import archgraph as ag
+from archgraph.errors import RunError
 
 pytest.importorskip("ray", reason="needs the extra `flower`")
+
+
+def test_what_ends_the_simulation_is_said(write, tmp_path, monkeypatch):
+    def ends(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Ending simulation.") from OSError("no room for Ray\nat all")
+
+    from archgraph.engine.flower import simulation
+
+    monkeypatch.setattr(simulation, "run_simulation", ends)
+    with pytest.raises(RunError, match=r"ended.*; found OSError: no room for Ray;"):
+        ag.run(write("heterofl", engine="flower"), progress=False, out=tmp_path / "run")
 
 
 @pytest.mark.slow
