@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs the extra `flower`")
-
 MODEL = """
 archgraph: 1
 name: small

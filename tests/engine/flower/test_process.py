@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
 from flwr.app import Array, ArrayRecord, Context, Message
 
 import archgraph as ag
