@@ -19,6 +19,7 @@ from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from archgraph.display.runs import Log
+    from archgraph.papers.study import StudyResult
 
 
 @training()
@@ -204,7 +205,9 @@ def compare(
 
 @training()
 def study(
-    file: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="STUDY...", help="Study files, or folders of them.")
+    ],
     size: Annotated[
         Literal["paper", "small"], typer.Option(help="As published, or for two cores.")
     ] = "small",
@@ -216,8 +219,12 @@ def study(
     only_read: Annotated[
         bool, typer.Option("--only-read", help="Run nothing: the table of what is there.")
     ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write one page of all tables as Markdown, too."),
+    ] = None,
 ) -> None:
-    """Run a published table and put what was measured beside it.
+    """Run published tables and put what was measured beside them.
 
     Every cell is an ordinary run for each seed, in a folder named after what decides its figures:
     runs that are done, for whatever study, are not run again. Stopped in whatever way, the same
@@ -228,9 +235,11 @@ def study(
     run failed.
     """
     import archgraph
+    from archgraph.files import write
+    from archgraph.papers.studies import studies
     from archgraph.papers.study_tables import study_tables, write_study
 
-    try:
+    def one(file: Path) -> StudyResult:
         result = archgraph.study(
             file,
             size=size,
@@ -240,13 +249,21 @@ def study(
             only_read=only_read,
             told=say,
         )
+        show_tables(study_tables(result))
+        for path in write_study(result, file.stem, out):
+            wrote(path)
+        return result
+
+    try:
+        done = studies(paths, one, size=size)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None
-    show_tables(study_tables(result))
-    for path in write_study(result, file.stem, out):
-        wrote(path)
-    if result.failed:
+    if len(done.results) > 1 or done.others:
+        show_tables([t for t in (done.summary(), done.left()) if t.rows])
+    if output is not None:
+        wrote(write(output, done.markdown()))
+    if any(result.failed for result in done.results.values()):
         raise typer.Exit(DIFFERENT)
 
 

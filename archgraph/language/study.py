@@ -97,6 +97,11 @@ class StudySize(Base):
         default=(0,), description="a run of every cell for each"
     )
     leave_out: tuple[_Text, ...] = Field(default=(), description="further cells that are not there")
+    findings: tuple[_Text, ...] = Field(
+        default=(),
+        description="what came of this size, shown below its table: why an order does not show, "
+        "and which rows show it",
+    )
 
 
 class StudySpec(FromFile):

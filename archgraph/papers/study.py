@@ -10,6 +10,7 @@ from pathlib import Path
 
 from archgraph.display.comparison import RunGroup, comparison
 from archgraph.display.measures import SHARES
+from archgraph.display.runs import seconds
 from archgraph.engine.cell import address, finished, run_cell
 from archgraph.engine.workers import Died, Workers
 from archgraph.errors import ArchGraphError, RunError
@@ -94,6 +95,12 @@ class StudyResult:
     def done(self) -> int:
         """Finished runs."""
         return sum(finished(r.folder, r.cell.experiment) for r in self.runs if r.cell.experiment)
+
+    @property
+    def seconds(self) -> dict[Path, float]:
+        """How long each finished run took, by its folder."""
+        logs = (log for of in self.groups.values() for group in of.values() for log in group.runs)
+        return {log.folder: sum(seconds(log.rounds).values()) for log in logs}
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
         """A figure of a cell by seed, as papers print it (shares in per cent); empty: none yet."""

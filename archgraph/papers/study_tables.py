@@ -48,7 +48,7 @@ def study_markdown(result: StudyResult) -> str:
     parts = [f"## {result.spec.study}", *filter(None, _about(result))]
     for table in study_tables(result):
         parts += [f"**{table.title}**", table.markdown()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join((*parts, *_findings(result))) + "\n"
 
 
 def study_page(result: StudyResult) -> str:
@@ -58,6 +58,7 @@ def study_page(result: StudyResult) -> str:
     for table in study_tables(result):
         body += [f"<h2>{html.escape(table.title)}</h2>", table.html()]
         body += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
+    body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
     for column in dict.fromkeys(column for _, column in result.groups):
         groups = {
             row: [log.rounds for log in next(iter(of.values())).runs]
@@ -77,7 +78,7 @@ def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) 
         RunError: If they cannot be written.
     """
     texts = {
-        "txt": "\n\n".join(map(str, study_tables(result))) + "\n",
+        "txt": "\n\n".join(map(str, (*study_tables(result), *_findings(result)))) + "\n",
         "md": study_markdown(result),
         "csv": study_csv(result),
         "html": study_page(result),
@@ -100,6 +101,11 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     of = plural(len({one.folder for one in result.runs}), "run")
     done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
     return result.spec.about, result.spec.sizes[result.size].about, done
+
+
+def _findings(result: StudyResult) -> tuple[str, ...]:
+    """What the file says about this size's figures, once there are any."""
+    return result.spec.sizes[result.size].findings if result.done else ()
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:

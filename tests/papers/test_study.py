@@ -20,6 +20,7 @@ import archgraph as ag
 from archgraph.cli import app
 from archgraph.errors import RunError
 from archgraph.papers.checked import checked
+from archgraph.papers.studies import studies
 from archgraph.papers.study import StudyResult
 from archgraph.papers.study_tables import study_csv, study_markdown, study_tables
 
@@ -203,3 +204,37 @@ def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
     assert str(wrong.error).startswith("Standalone, clean: ")
     waits = verdict("waits_for: [fedsoon]\n" + text.replace("{standalone: {}}", "{fedsoon: {}}"))
     assert "waits for fedsoon" in waits.note
+
+
+def test_a_folder_of_studies_makes_one_page(
+    result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Runs that are there count once; a study without the size is listed with what it says."""
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
+    (folder / "a.yaml").write_text(told)
+    (folder / "b.yaml").write_text(told.replace("Table 1", "Table 2"))
+    left = STUDY.replace("Table 1", "Table 3").split("sizes:")[0]
+    (folder / "c.yaml").write_text(left + "sizes: {paper: {about: Needs what nobody has.}}\n")
+    page = tmp_path / "page.md"
+    words = ["study", str(folder), "--only-read", "--out", str(place / "out"), "-o", str(page)]
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    both = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    assert [spec.study for spec in both.others.values()] == ["Somebody, Table 3"]
+    assert both.seconds == pytest.approx(sum(result.seconds.values()), rel=1e-12)
+    assert len(result.seconds) == 8 and all(value > 0 for value in result.seconds.values())
+    first = both.summary().rows[0]
+    verdicts = [one.verdict.split(":")[0] for one in result.findings]
+    assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
+    assert first[4:] == tuple(
+        str(verdicts.count(v)) for v in ("holds", "does not hold", "undecided", "not measured")
+    )
+    text = page.read_text()
+    assert text == both.markdown() and text.count("Both are alike.") == 2
+    assert "| Somebody, Table 3 | Needs what nobody has. |" in text
+    assert "## Somebody, Table 1" in text and "Both are alike." not in study_markdown(result)
+    nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
+    assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
