@@ -66,6 +66,14 @@ def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     page.goto(path.as_uri())
     inside = page.frame_locator("iframe.viewer")
     inside.locator("body[data-ready]").wait_for(timeout=60_000)
+    # A frame may get its size after its script has run: then, too, the whole is shown.
+    at = "document.querySelector('svg g[transform]').getAttribute('transform')"
+    frame = page.frames[1]
+    shown = frame.evaluate(at)
+    page.evaluate("document.querySelector('iframe').style.display = 'none'")
+    page.evaluate("document.querySelector('iframe').style.display = ''")
+    inside.locator("g.item[data-id]").first.wait_for(state="visible")
+    assert "scale(0)" not in shown and frame.evaluate(at) == shown
     inside.locator("g.item[data-id]").first.click()
     assert inside.locator("g.item[data-id]").count() > 1
     assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -24,7 +24,13 @@ class App {
     window.addEventListener("hashchange", () => {
       if (location.hash !== this.written) this.restore();
     });
-    window.addEventListener("resize", () => this.panes.forEach((pane) => pane.go(pane.at, false)));
+    // A frame within another page gets its size late: until somebody does something, all fits anew.
+    let touched = false;
+    for (const act of ["pointerdown", "keydown", "wheel"]) window.addEventListener(act, () => (touched = true), { capture: true, once: true, passive: true });
+    window.addEventListener("resize", () => {
+      if (touched) this.panes.forEach((pane) => pane.go(pane.at, false));
+      else this.restore();
+    });
   }
 
   model(/** @type {number} */ i) {
@@ -83,12 +89,10 @@ class App {
     });
     $("graph").value = String(wanted[0]);
     $("beside").value = wanted.length > 1 ? String(wanted[1]) : "";
-    for (const pane of this.panes) {
-      pane.settle();
-      pane.fit(false);
-    }
+    this.panes.forEach((pane) => pane.settle());
     this.select(this.panes[0], this.panes[0].model.root);
     this.legend();
+    this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
   /** The colour of an item; empty for its own. */
