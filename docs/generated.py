@@ -14,6 +14,7 @@ import inspect
 import pkgutil
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -95,16 +96,27 @@ def commands() -> str:
     assert isinstance(group, click.Group)
     lines = []
     with click.Context(group, info_name="archgraph") as context:
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            inner = click.Context(command, info_name=name, parent=context)
+        for name, command, inner in _leaves(group, context):
             usage = command.get_usage(inner).removeprefix("Usage: ")
             about = re.sub(r"(?<![`\w])--[a-z-]+", r"`\g<0>`", inspect.cleandoc(command.help or ""))
             lines += [f"## `{name}`", "", about, "", "```text", usage, "```", ""]
             rows = [r for p in command.get_params(inner) if (r := _parameter(p, inner))]
             lines += ["| | |", "|---|---|", *(f"| `{_cell(a)}` | {b} |" for a, b in rows), ""]
     return "\n".join(lines)
+
+
+def _leaves(
+    group: click.Group, context: click.Context, prefix: str = ""
+) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """The commands of a group, and of groups in it, by name."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        if isinstance(command, click.Group):
+            yield from _leaves(command, inner, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command, inner
 
 
 def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:

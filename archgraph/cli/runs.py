@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
-from archgraph.cli.app import DIFFERENT, INTERRUPTED, command, training
+from archgraph.cli.app import DIFFERENT, INTERRUPTED, Command, app, command, training
 from archgraph.cli.arguments import OutputFile, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import ArchGraphError, SpecError
@@ -20,6 +20,16 @@ from archgraph.tables import plural
 if TYPE_CHECKING:
     from archgraph.display.runs import Log
     from archgraph.papers.study import StudyResult
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
+    ),
+]
+
+flower = typer.Typer(no_args_is_help=True, help="Experiments on machines that Flower connects.")
+app.add_typer(flower, name="flower")
 
 
 @training()
@@ -43,12 +53,7 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="Processes that train clients side by side."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
-        ),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Run an experiment, or go on with one."""
     import archgraph
@@ -304,6 +309,24 @@ def matrix(
         wrote(write(output, result.markdown()))
     if result.count("fails"):
         raise typer.Exit(DIFFERENT)
+
+
+@flower.command(cls=Command)
+def init(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Write a Flower app from an experiment.
+
+    Project, server, client, the experiment as resolved and a page with the commands that start a
+    SuperLink, its SuperNodes and the run. Needs the extra `flower` where it is started only.
+    """
+    from archgraph.engine.flower.starter import write_app
+
+    for path in write_app(experiment_of(experiment, settings), folder, data_root=data):
+        wrote(path)
 
 
 @training()

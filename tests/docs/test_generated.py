@@ -34,7 +34,8 @@ def headings(text: str) -> set[str]:
 def test_every_command_has_an_entry(generated: Any) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
-    assert headings(generated.commands()) == set(group.commands)
+    single = set(group.commands) - {"flower"}
+    assert headings(generated.commands()) == single | {"flower init"}
 
 
 def test_every_strategy_has_an_entry_and_every_option_a_sentence(generated: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
+from archgraph.engine.flower.keeping import KEPT, PENDING, restore, round_of, store
 from archgraph.engine.flower.programs import Trusted
 from archgraph.engine.flower.records import (
     FORMAT,
@@ -32,17 +34,19 @@ from archgraph.engine.turn import Turn
 from archgraph.errors import RunError
 
 PARTITION = "partition-id"
-# Names of what a client keeps in its node's context: confirmed by the server, and not yet.
-KEPT, PENDING = "archgraph-kept", "archgraph-pending"
 
 
-def client_app(experiment: Callable[[Context], Experiment]) -> ClientApp:
+def client_app(
+    experiment: Callable[[Context], Experiment],
+    file: Callable[[Context, Experiment], Path | None] = lambda context, setup: None,
+) -> ClientApp:
     """The ClientApp of an experiment.
 
     A node's configuration says which client of the experiment it is: ``partition-id``.
 
     Args:
         experiment: The experiment with the client's data, from the context of its node.
+        file: Where the node holds what its client keeps; None: in the context alone.
     """
     app = ClientApp()
 
@@ -54,7 +58,13 @@ def client_app(experiment: Callable[[Context], Experiment]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         try:
-            content = answer(experiment(context), message.content, context)
+            setup = experiment(context)
+            held = file(context, setup)
+            if held is not None:
+                restore(context, held)
+            content = answer(setup, message.content, context)
+            if held is not None:
+                store(context, held)
         except Exception as error:  # the server records it, and the round goes on
             content = loss_record(_client(context), reason(error), refused=False)
         return Message(content, reply_to=message)
@@ -122,10 +132,10 @@ def _confirmed(context: Context, confirmed: int) -> KeptByClient:
         RunError: If the node does not hold it.
     """
     state = context.state
-    pending = _round(state, PENDING)
+    pending = round_of(context, PENDING)
     if pending == confirmed and pending >= 0:
         state[KEPT], state[f"{KEPT}-round"] = state[PENDING], state[f"{PENDING}-round"]
-    held = _round(state, KEPT)
+    held = round_of(context, KEPT)
     if confirmed < 0:
         return KeptByClient()
     if held != confirmed:
@@ -136,8 +146,3 @@ def _confirmed(context: Context, confirmed: int) -> KeptByClient:
             hint="begin the run anew, or resume it on the nodes that it ran on",
         )
     return KeptByClient.from_flat(tensors(state[KEPT]))
-
-
-def _round(state: RecordDict, name: str) -> int:
-    record: Any = state.get(f"{name}-round")
-    return -1 if record is None else int(record["round"])

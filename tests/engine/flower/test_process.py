@@ -104,6 +104,11 @@ def private_entries(reply: Message) -> None:
     reply.content["result"]["others"] = ["teacher"]
 
 
+def further_model(reply: Message) -> None:
+    reply.content["result"]["others"] = ["teacher"]
+    reply.content["others-0"] = reply.content["state"]
+
+
 FAULTS = {
     "NaN": (entry(lambda array: Array(array.numpy() * float("nan"))), "not finite"),
     "shape": (entry(lambda array: Array(array.numpy()[:1])), "wrong shape; found"),
@@ -112,6 +117,7 @@ FAULTS = {
     "bytes": (entry(garbage), "cannot be read as an array; found"),
     "half a reply": (without_state, "not a reply to a task; found KeyError"),
     "client": (of_another, "the reply of another client; found 0; expected 1"),
+    "further model": (further_model, "other models than the task's; found teacher; expected none"),
     "models": (private_entries, "not a reply to a task; found KeyError"),
 }
 
