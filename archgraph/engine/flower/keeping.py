@@ -39,7 +39,7 @@ def store(context: Context, file: Path) -> None:
     held = {
         f"{record}/{name}": tensor
         for record in rounds
-        for name, tensor in tensors(context.state[record]).items()  # type: ignore[arg-type]
+        for name, tensor in tensors(context.state[record]).items()
     }
     write(file, save(held, {"rounds": json.dumps(rounds)}))
 

@@ -147,7 +147,12 @@ def test_a_faulty_node_is_refused_by_name_and_the_round_goes_on_without_a_killed
     two, app, marker = fleet.node(1), fleet.folder / "faulty", fleet.folder / "marker"
     write_app(write("heterofl", rounds=4, family=FAMILY), app)
     (app / "client_app.py").write_text(FAULTY.replace("MARKER", str(marker)))
-    killer = threading.Thread(target=lambda: (until(marker.exists, 600), fleet.kill(two)))
+
+    def kill() -> None:
+        until(marker.exists, 600)
+        fleet.kill(two)
+
+    killer = threading.Thread(target=kill)
     killer.start()
     out = fleet.folder / "first"
     fleet.flwr("run", str(app), "fleet", "--stream", "-c", f"out='{out}'")
