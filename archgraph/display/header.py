@@ -68,14 +68,15 @@ def data(spec: ExperimentSpec) -> str:
 
 def _clients(log: Log) -> Iterator[tuple[str, str]]:
     tiers: dict[str, int] = {}
-    for client in log.clients:
+    participants = [client for client in log.clients if client.of is None]
+    for client in participants:
         tiers[client.tier] = tiers.get(client.tier, 0) + 1
     if not tiers:
         return
     of = ", ".join(f"{many} {name}" for name, many in tiers.items())
     sample = log.experiment.sample if log.experiment else 1.0
     part = "" if sample == 1.0 and isinstance(sample, float) else f"; {_share(sample)} a round"
-    yield "clients", f"{len(log.clients)}: {of}{part}"
+    yield "clients", f"{len(participants)}: {of}{part}"
 
 
 def _share(sample: float) -> str:

@@ -147,7 +147,7 @@ def _rounds(log: Log) -> Iterator[str]:
 
 
 def _clients(log: Log) -> Iterator[str]:
-    figure = data_chart(log.clients)
+    figure = data_chart([client for client in log.clients if client.of is None])
     if figure is not None:
         yield "<h2>Clients and their data</h2>"
         yield f'<div class="charts">{chart(figure, "training examples of each client")}</div>'

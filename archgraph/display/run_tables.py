@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,10 +98,9 @@ def _lost(rounds: tuple[RoundLine, ...]) -> Iterator[str]:
 
 def _members(log: Log) -> Mapping[str, int]:
     """Clients of each tier; all of them for the global model."""
-    counts: dict[str, int] = {}
-    for client in log.clients:
-        counts[client.tier] = counts.get(client.tier, 0) + 1
-    return {**counts, GLOBAL: len(log.clients)} if counts else {}
+    participants = [client for client in log.clients if client.of is None]
+    counts = Counter(client.tier for client in participants)
+    return {**counts, GLOBAL: len(participants)} if counts else {}
 
 
 def client_sheet(log: Log) -> Sheet:

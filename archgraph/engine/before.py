@@ -32,6 +32,8 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
             ways.setdefault(client, way)  # FedGKT's: alone, then with the server
 
     def tested(task: Task, returned: State) -> Mapping[str, float]:
+        if setup.world.clients[task.client].of is not None:
+            return {}
         predict, statistics = ways.get(task.client, whole)
         model = Evaluated("trained", task.graph, returned, predict=predict, statistics=statistics)
         return evaluator.of_client(model, task.client)

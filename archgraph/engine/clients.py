@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
+from archgraph.federation import Client
 
 FILE = "clients.json"
 
@@ -19,7 +22,8 @@ class ClientFacts(BaseModel):
     Attributes:
         client: Its number.
         tier: Name of the tier that the family gives it.
-        name: What the data calls it; empty where the data is not divided by client.
+        name: What the data calls it, or whose further model it is; empty where there is neither.
+        of: The client that trains this model beside its own; None: a client itself.
         examples: Examples that it trains on.
         classes: How many of them are of each class; empty where examples have no single class.
         malicious: Whether it attacks.
@@ -33,6 +37,7 @@ class ClientFacts(BaseModel):
     examples: int
     classes: list[int] = []
     malicious: bool = False
+    of: int | None = None
 
     @property
     def label(self) -> str:
@@ -50,19 +55,46 @@ _FILE = TypeAdapter(list[ClientFacts])
 def clients_file(experiment: Experiment) -> str:
     """The content of `clients.json`."""
     world = experiment.world
-    names = list(experiment.data.owners) or [""] * len(world.clients)
+    names = list(experiment.data.owners)
     rows = [
         ClientFacts(
             client=client.id,
             tier=client.name,
-            name=str(name),
+            name=str(names[client.owner]) if names else _whose(client),
             examples=client.examples,
             classes=list(client.histogram) if world.learning.per_example else [],
             malicious=client.id in experiment.malicious,
-        ).model_dump()
-        for client, name in zip(world.clients, names, strict=True)
+            of=client.of,
+        ).model_dump(exclude_none=True)
+        for client in world.clients
     ]
     return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+
+
+def further(
+    clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]
+) -> tuple[Client, ...]:
+    """Clients, and behind them the further models that some train beside their own.
+
+    Args:
+        clients: The clients of the family.
+        also: By tier, the tiers whose models its clients train, too.
+
+    Example:
+        >>> clients = (Client(0, "strong", 9, ()), Client(1, "weak", 5, ()))
+        >>> further(clients, {"strong": ["weak"]})[2]
+        Client(id=2, name='weak', examples=9, histogram=(), of=0)
+    """
+    of = [(client, name) for client in clients for name in also.get(client.name, ())]
+    models = (
+        dataclasses.replace(client, id=place, name=name, of=client.id)
+        for place, (client, name) in enumerate(of, len(clients))
+    )
+    return (*clients, *models)
+
+
+def _whose(client: Client) -> str:
+    return "" if client.of is None else f"client {client.of}"
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:

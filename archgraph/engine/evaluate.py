@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -65,7 +65,7 @@ class Evaluator:
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
         first: _Tested | None = None
-        for model in map(self._tuned, models):
+        for model in map(self._tuned, self._own(models)):
             name = model.name
             if model.personal and model.clients:
                 plain, clients[name] = self._each(model, kept, round)
@@ -85,6 +85,14 @@ class Evaluator:
     @property
     def _learning(self) -> LearningTask:
         return self.experiment.world.learning
+
+    def _own(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
+        """The models with the clients whose own they are; none that is but trained beside those."""
+        own = {client.id for client in self.experiment.world.participants}
+        for model in models:
+            clients = tuple(client for client in model.clients if client in own)
+            if clients or not model.clients:
+                yield dataclasses.replace(model, clients=clients)
 
     def _tuned(self, model: Evaluated) -> Evaluated:
         """The model with what its clients do before a test."""

@@ -31,7 +31,7 @@ class Experiment:
         world: Who takes part, and where it is computed.
         strategy: The method.
         data: The data set.
-        shares: Training examples of each client.
+        shares: Training examples of each client; a further model has those of who trains it.
         local: How clients train.
         evaluate: When and how models are tested.
         engine: In how many processes, and what a client may take.
@@ -70,14 +70,15 @@ class Experiment:
         """Clients that attack."""
         if self.attack is None:
             return frozenset()
-        tiers = [client.name for client in self.world.clients] if self.attack.within else []
-        clients = range(len(self.world.clients))
-        return malicious(clients, self.attack.fraction, self.world.seed, tiers)
+        clients = self.world.participants
+        tiers = [client.name for client in clients] if self.attack.within else []
+        drawn = malicious(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
+        return frozenset(self.world.with_further(drawn))
 
     @property
     def rate(self) -> float:
         """Share of the clients that take part in a round."""
-        clients = len(self.world.clients)
+        clients = len(self.world.participants)
         return 1.0 if self.sampled is None else min(self.sampled / clients, 1.0)
 
     @functools.cached_property
@@ -85,7 +86,7 @@ class Experiment:
         """The examples that clients train on: all that are not held out."""
         if not len(self.held):
             return self.data.train
-        return part_of(self.data.train, np.sort(np.concatenate(self.shares)))
+        return part_of(self.data.train, np.unique(np.concatenate(self.shares)))
 
     @functools.cached_property
     def validating(self) -> Experiment:

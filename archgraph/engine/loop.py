@@ -119,7 +119,9 @@ class Loop:
         began = time.perf_counter()
         turn = Turn(setup, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
-        sampled = sample(len(world.clients), setup.sampled, world.seed, number, poisson=poisson)
+        clients = len(world.participants)
+        drawn = sample(clients, setup.sampled, world.seed, number, poisson=poisson)
+        sampled = world.with_further(drawn)
         self.watch.round(number, len(sampled))
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)

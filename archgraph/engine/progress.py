@@ -110,11 +110,11 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
     rows = []
     for name, figures in models.items():
         size = cost(graphs[name]) if name in graphs else None
-        members = sum(client.name == name for client in world.clients)
+        members = sum(client.name == name for client in world.participants)
         rows.append(
             (
                 name,
-                str(len(world.clients) if name == GLOBAL else members or "-"),
+                str(len(world.participants) if name == GLOBAL else members or "-"),
                 "-" if size is None else count(size.parameters),
                 "-" if size is None else count(size.macs),
                 measured(judge, figures.get(judge)),

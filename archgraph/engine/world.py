@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from archgraph.engine.clients import further
 from archgraph.engine.data import ROOT_VARIABLE, Dataset
 from archgraph.engine.data.doors import read_data
 from archgraph.engine.data.given import dataset_of
@@ -113,11 +114,12 @@ def prepare(
         shares, held = hold_out(shares, spec.validation, spec.seed, ordered=found.kind == "text")
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
+    world = _world(spec, family, found, shares, learning, device)
     return Experiment(
-        world=_world(spec, family, found, shares, learning, device),
+        world=world,
         strategy=strategy,
         data=found,
-        shares=shares,
+        shares=tuple(shares[client.owner] for client in world.clients),
         local=spec.local,
         evaluate=spec.evaluate,
         engine=spec.engine,
@@ -144,8 +146,9 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
             expected="a model that contains the clients' models",
             hint="write `model: join` in the family, or name a model file",
         )
-    if spec.aggregate is not None:
-        _check_averages(strategy, spec.strategy_name, "aggregate")
+    for key in ("aggregate", "also"):
+        if getattr(spec, key) is not None:
+            _check_averages(strategy, spec.strategy_name, key)
     ignored = sorted(spec.local.model_fields_set & strategy.unread)
     if ignored:
         with spec.locating("local"):
@@ -158,7 +161,7 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
-    """Refuse a key that changes how updates are averaged, where the strategy does more."""
+    """Refuse a key that changes what is averaged, or how, where the strategy does more."""
     if not strategy.averages:
         raise RunError(
             "the strategy does not average by `covered_mean` or `group_means` alone",
@@ -302,7 +305,7 @@ def _world(
     return World(
         graph=family.graph,
         state=state,
-        clients=clients,
+        clients=further(clients, spec.also or {}),
         tiers=tuple(_started(t, family, state, spec.seed) for t in family.clients),
         classes=data.classes or 0,
         rounds=spec.rounds,

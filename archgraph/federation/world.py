@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -80,12 +80,20 @@ class Client:
         examples: Number of training examples.
         histogram: Training targets per class; over the vocabulary for text. Empty where targets
             are not classes.
+        of: The client that trains this model beside its own, on its own data; None: a client of
+            the family. A further model is a client of its own to strategies, and never tested.
     """
 
     id: int
     name: str
     examples: int
     histogram: tuple[int, ...]
+    of: int | None = None
+
+    @property
+    def owner(self) -> int:
+        """Whose data it is."""
+        return self.id if self.of is None else self.of
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class World:
         graph: The global architecture; empty where clients have only models of their own (see
             ``Strategy.needs_global``).
         state: Its initial weights.
-        clients: The clients, by id.
+        clients: The clients, by id; behind those of the family the further models that some train.
         tiers: The architectures that are offered, in the family's order.
         classes: Number of classes (of words, for text); 0 where targets are not classes.
         rounds: Number of rounds.
@@ -140,6 +148,15 @@ class World:
     def clients_of(self, tier: str) -> tuple[int, ...]:
         """The clients that the family gives a tier, by id."""
         return tuple(client.id for client in self.clients if client.name == tier)
+
+    @property
+    def participants(self) -> tuple[Client, ...]:
+        """The clients of the family: without the further models that some of them train."""
+        return tuple(client for client in self.clients if client.of is None)
+
+    def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
+        """Clients and the further models that they train, by id."""
+        return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property
     def one_by_one(self) -> bool:

@@ -167,6 +167,7 @@ _DEPENDS = "what becomes of one client would depend on the others; `privacy` cli
 _NOT_PRIVATE = {
     "aggregate": _DEPENDS,
     "bound": _DEPENDS,
+    "also": "a client would return several updates a round, and `privacy` bounds one",
     "validation": "figures on clients' held-out examples would choose the round that is published, "
     "without clip or noise, and ε would not count them",
 }
@@ -190,6 +191,13 @@ class ExperimentSpec(FromFile):
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
         default=1.0, description="clients in a round: a number, or a share written with a point"
+    )
+    also: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="by tier, further tiers whose models its clients train beside their own, e.g. "
+        "{strong: [weak]} (RecipFL, §5.1): each is an update with the weight of the client's own; "
+        "a client is tested on its own model only",
     )
     patience: Count = Field(
         default=5, description="end after so many rounds in a row without an accepted update"

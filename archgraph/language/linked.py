@@ -87,6 +87,7 @@ def read_experiment(
         family = _family(document.sub(("family",)))
     family.weights.update(weights)
     _shared(document, spec, family)
+    _trained_too(document, spec, family)
     spec = spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
     return spec.read_from(document)
 
@@ -153,6 +154,22 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
             found=f"{total:g}",
             expected="1 together" if complete else "less than 1 together",
         )
+
+
+def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
+    """Check that further models are other tiers of the family, each once."""
+    kinds = [member.name for member in family.clients]
+    for name, others in (spec.also or {}).items():
+        for place, other in ((("also", name), name), *((("also", name, i), o) for i, o in enumerate(others))):
+            if other not in kinds:
+                document.fail(place, "is not a kind of client", **unknown(other, kinds))
+        if name in others or len(set(others)) < len(others):
+            document.fail(
+                ("also", name),
+                "names a model that is trained anyway",
+                found=", ".join(others),
+                expected="other tiers, each once",
+            )
 
 
 def kind_of(data: object) -> str:

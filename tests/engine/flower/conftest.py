@@ -40,6 +40,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "clients": [{"name": "small", "count": 2, "shorten": {"body": 1}, "take": 0.5}, DEEP]
     },
     "nefl": {"clients": WIDTHS},
+    "heterofl, further models": {
+        "clients": WIDTHS,
+        "strategy": {"heterofl": {"norm": "local", "scaler": False}},
+        "also": {"whole": ["half"]},
+    },
     "fedadp": {"clients": DEPTHS},
     "fedin": {"clients": DEPTHS},
     "fjord": {"clients": WIDTHS},
@@ -60,6 +65,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
             "family": {"model": "model.yaml", "clients": kind["clients"]},
             "data": {"dataset": "digits", "limit": 200, "partition": {"scheme": "dirichlet"}},
             "strategy": kind.get("strategy", {method: {}}),
+            **({"also": kind["also"]} if "also" in kind else {}),
             "rounds": 2,
             "local": {"lr": 0.05, "momentum": 0.9, "batch": 16},
             "seed": 3,
