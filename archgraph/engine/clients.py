@@ -71,9 +71,7 @@ def clients_file(experiment: Experiment) -> str:
     return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
 
 
-def further(
-    clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]
-) -> tuple[Client, ...]:
+def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
     """Clients, and behind them the further models that some train beside their own.
 
     Args:

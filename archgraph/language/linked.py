@@ -160,9 +160,9 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
     """Check that further models are other tiers of the family, each once."""
     kinds = [member.name for member in family.clients]
     for name, others in (spec.also or {}).items():
-        for place, other in ((("also", name), name), *((("also", name, i), o) for i, o in enumerate(others))):
-            if other not in kinds:
-                document.fail(place, "is not a kind of client", **unknown(other, kinds))
+        unheard = next((other for other in (name, *others) if other not in kinds), None)
+        if unheard is not None:
+            document.fail(("also", name), "is not a kind of client", **unknown(unheard, kinds))
         if name in others or len(set(others)) < len(others):
             document.fail(
                 ("also", name),
