@@ -144,7 +144,7 @@ def test_processes_and_resumed_runs_have_the_same_bits(write, tmp_path, strategy
         assert ours["evaluation"] == theirs["evaluation"]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_tier": ({"also": {"hole": ["half"]}}, "also.hole: is not a kind of client.*'whole'"),
     "unknown_model": (
         {"also": {"whole": ["hal"]}},
