@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +12,13 @@ from archgraph.display.comparison import RunGroup, comparison
 from archgraph.display.measures import SHARES
 from archgraph.display.runs import seconds
 from archgraph.engine.cell import address, finished, run_cell
+from archgraph.engine.data import DATASETS, ROOT_VARIABLE
+from archgraph.engine.data.files import lacking
+from archgraph.engine.data.source import source
 from archgraph.engine.workers import Died, Workers
-from archgraph.errors import ArchGraphError, RunError
+from archgraph.errors import ArchGraphError, DataError, RunError
 from archgraph.language.consent import allowed, given
+from archgraph.language.data import NamedData
 from archgraph.language.study import (
     StudyCell,
     StudyClaim,
@@ -171,6 +175,7 @@ def study(
 
     Raises:
         SpecError: If the study cannot be understood, or one of its cells is not an experiment.
+        DataError: If no run can begin since data sets are not there; names all that are missing.
         RunError: If the tables cannot be written. A run that fails does not end the study: see
             :attr:`StudyResult.failed`.
     """
@@ -210,18 +215,50 @@ def _missing(
         if one.cell.experiment is not None and not finished(one.folder, one.cell.experiment):
             left.setdefault(one.folder, one)
     total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
-    listed = list(left.values())
-    if total > len(listed):
-        told(f"{total - len(listed)} of {plural(total, 'run')} done before")
+    done, lacks = total - len(left), _lacking(left.values(), data)
+    if done:
+        told(f"{done} of {plural(total, 'run')} done before")
+    if lacks:
+        error = _missing_data(dict(lacks.values()))
+        if len(lacks) == total:
+            raise error
+        told(str(error))
+        yield from ((folder, f"{name} is not there") for folder, (name, _) in lacks.items())
+    listed = [one for folder, one in left.items() if folder not in lacks]
     ended = Workers(workers, always=True).calls(
         lambda one, tell: _run(one, data, python), listed, as_they_end=True
     )
-    for number, (one, result) in enumerate(ended, total - len(listed) + 1):
+    for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
         trouble = result.reason if isinstance(result, Died) else result
         name = ", ".join(filter(None, (one.cell.row, one.cell.column, f"seed {one.seed}")))
         told(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
+
+
+def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, tuple[str, str]]:
+    """Runs whose known data set is not there: its name and what to fetch, by folder."""
+    found = {}
+    asked = functools.cache(lambda name, place: lacking(source(name), place))
+    for one in left:
+        assert one.cell.experiment is not None
+        spec = one.cell.experiment.data
+        if isinstance(spec, NamedData) and spec.dataset in DATASETS:
+            missing = asked(spec.dataset, root or spec.root)
+            if missing is not None:
+                found[one.folder] = spec.dataset, missing
+    return found
+
+
+def _missing_data(fetched: Mapping[str, str]) -> DataError:
+    names = ", ".join(fetched)
+    return DataError(
+        "data sets are not there" if len(fetched) > 1 else "a data set is not there",
+        found=f"no {names}" if len(fetched) == 1 else f"none of {names}",
+        expected="; ".join(f"{name}: {files}" for name, files in fetched.items()),
+        hint="put the original files into these folders below the one that --data or "
+        f"{ROOT_VARIABLE} names; nothing is downloaded",
+    )
 
 
 def _run(one: StudyRun, data_root: Path | None, python: bool) -> str | None:

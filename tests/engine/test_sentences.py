@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.data import load_dataset
+from archgraph.engine.data import Dataset, load_dataset
+from archgraph.engine.data import pairs as pairs_module
 from archgraph.engine.data.files import File
 from archgraph.engine.data.pairs import halves, read_pairs, read_sick
 from archgraph.engine.data.sentences import (
@@ -165,6 +168,42 @@ def mnli(tmp_path, monkeypatch):
     publish(monkeypatch, "mnli", {"mnli_dev_matched.jsonl": content})
     store(tmp_path / "nli" / "mnli_dev_matched.jsonl", content)
     return tmp_path
+
+
+def multinli(lines: list[dict[str, str]], name: str = "train") -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in (name, "dev_matched"):
+            content = "\n".join(map(json.dumps, lines)) + "\n"
+            archive.writestr(f"multinli_1.0/multinli_1.0_{part}.jsonl", content)
+    return stream.getvalue()
+
+
+def test_multinli_is_read_from_its_archive(tmp_path, monkeypatch):
+    pair = {"sentence1": "A boy", "sentence2": "a b", "gold_label": "neutral", "genre": "x"}
+    lines = [pair, {**pair, "gold_label": "-"}, {**pair, "gold_label": "entailment"}]
+
+    def read(content: bytes) -> Dataset:
+        publish(monkeypatch, "multinli", {"multinli_1.0.zip": content}, archive=True)
+        store(tmp_path / "multinli_1.0.zip", content)
+        return load_dataset("multinli", tmp_path, length=10)
+
+    data = read(multinli(lines))
+    assert data.train.targets.tolist() == data.test.targets.tolist() == [1, 0]
+    assert data.inputs == INPUTS and data.shape == (10,)
+    wrong = r"multinli_1\.0_train\.jsonl:4: not a pair of sentences; found KeyError: 'sentence1'"
+    with pytest.raises(DataError, match=wrong):
+        read(multinli([*lines, {"premise": "a"}]))
+    with pytest.raises(DataError, match=r"no such file; expected multinli_1\.0/multinli_1\.0_tr"):
+        read(multinli(lines, "test"))
+    with pytest.raises(DataError, match="archive cannot be read; found File is not a zip file"):
+        read(b"x")
+    store(tmp_path / "multinli_1.0.zip", multinli(lines))
+    with pytest.raises(DataError, match=r"multinli_1\.0\.zip: data file too long"):
+        load_dataset("multinli", tmp_path)
+    monkeypatch.setattr(pairs_module, "MOST_BYTES", 50)
+    with pytest.raises(DataError, match=r"file too long; found \d+ bytes; expected at most 50"):
+        read(multinli(lines))
 
 
 def test_no_premise_is_in_both_splits(mnli):

@@ -280,7 +280,8 @@ def test_experiments_are_the_paper_s(name: str) -> None:
     configure(spec.strategy_name, spec.strategy_options)
     assert isinstance(spec.data, NamedData) and spec.data.partition is not None
     assert spec.data.partition.scheme == ("dirichlet" if "non-IID" in name else "iid")
-    assert spec.data.dataset == ("cifar100" if "CIFAR-100" in name else "cifar10")
+    others = {"CINIC-10": "cinic10", "SVHN": "svhn"}
+    assert spec.data.dataset == others.get(name.rpartition(", ")[2], "cifar10")
     local = spec.local
     if name.startswith("nefl_table6"):
         assert (spec.rounds, spec.sample, local.epochs, local.lr) == (100, 1.0, 1, 0.03)

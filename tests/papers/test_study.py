@@ -169,12 +169,35 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     assert done.exit_code == 1, done.output
     # Of the first seed, the cells that do not differ between the sizes.
     assert "2 of 4 runs done before" in done.output
-    assert "3 of 4: Standalone, clean, seed 0: " in done.output and "cifar" in done.output
-    assert "Not measured" in done.output and "not measured" in done.output
+    assert "a data set is not there; found no cifar100; expected cifar100: train, test into " in (
+        done.output
+    )
+    assert (
+        "cifar100 is not there" in done.output
+        and "Not measured" in done.output
+        and "not measured" in done.output
+    )
     page = (place / "out" / "table1-paper.html").read_text()
     assert "Somebody, Table 1" in page and "data:image/svg+xml" in page
     for ending in ("txt", "md", "csv"):
         assert (place / "out" / f"table1-paper.{ending}").is_file()
+
+
+def test_a_study_whose_data_are_not_there_says_what_to_fetch(place: Path):
+    """Where nothing can be run, before a folder is made."""
+    text = STUDY.replace("dataset: digits", "dataset: svhn").replace("digits", "svhn")
+    (place / "svhn.yaml").write_text(text)
+    out = place / "nothing"
+    words = ["study", str(place / "svhn.yaml"), "--size", "paper", "--out", str(out)]
+    done = CliRunner().invoke(app, [*words, "--data", str(place)])
+    assert done.exit_code == 2 and not out.exists(), done.output
+    assert done.stderr == (
+        "error: data sets are not there; found none of svhn, cifar100; expected svhn: "
+        "train_32x32.mat, test_32x32.mat into svhn/, published at "
+        "http://ufldl.stanford.edu/housenumbers; cifar100: train, test into cifar-100-python/, "
+        "published at https://www.cs.toronto.edu/~kriz/cifar.html; put the original files into "
+        "these folders below the one that --data or ARCHGRAPH_DATA names; nothing is downloaded\n"
+    )
 
 
 def test_a_study_asks_for_one_worker_or_more(place: Path):

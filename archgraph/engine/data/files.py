@@ -8,8 +8,11 @@ import io
 import lzma
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from archgraph.engine.data.source import SETS, Published, Source
 from archgraph.errors import DataError
@@ -44,21 +47,43 @@ class File:
             self._verify(content, self.published)
         return content
 
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The stream of an archive as it is stored, verified and at its beginning."""
+        try:
+            with self.path.open("rb") as stream:
+                if self.published is not None:
+                    self._check_size(os.fstat(stream.fileno()).st_size, self.published)
+                    self._check_sum(hashlib.file_digest(stream, _md5), self.published)
+                    stream.seek(0)
+                yield stream
+        except OSError as error:
+            raise self._bad("data file cannot be read", str(error), "a complete file") from error
+
     def _verify(self, content: bytes, published: Published) -> None:
-        if len(content) < published.bytes:
-            raise self._bad(
-                "data file truncated", f"{len(content)} bytes", f"{published.bytes} bytes"
-            )
+        self._check_size(len(content), published)
         checked = self.path.read_bytes() if published.gz else content
-        md5 = hashlib.md5(checked, usedforsecurity=False).hexdigest()
-        if md5 != published.md5:
-            found = f"MD5 {md5} of the {'stored' if published.gz else 'decompressed'} content"
+        self._check_sum(_md5(checked), published)
+
+    def _check_size(self, size: int, published: Published) -> None:
+        if size != published.bytes:
+            message = "data file truncated" if size < published.bytes else "data file too long"
+            raise self._bad(message, f"{size} bytes", f"{published.bytes} bytes")
+
+    def _check_sum(self, digest: hashlib._Hash, published: Published) -> None:
+        if (md5 := digest.hexdigest()) != published.md5:
+            stored = published.gz or published.archive
+            found = f"MD5 {md5} of the {'stored' if stored else 'decompressed'} content"
             more = ", or pass verify=False for a file of your own"
             raise self._bad("wrong checksum", found, published.md5, more)
 
     def _bad(self, message: str, found: str, expected: str, more: str = "") -> DataError:
         hint = f"fetch the file again{more}"
         return DataError(message, where=str(self.path), found=found, expected=expected, hint=hint)
+
+
+def _md5(content: bytes = b"") -> hashlib._Hash:
+    return hashlib.md5(content, usedforsecurity=False)
 
 
 def _open(path: Path) -> io.BufferedIOBase:
@@ -94,14 +119,33 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
     place, files = best
     missing = [name for name in source.files if name not in files]
     if missing:
+        archives = all(source.files[name].archive for name in missing)
+        origin = f"; they are published at {source.published}" if source.published else ""
         raise DataError(
             "data file missing",
             where=str(place),
             found=f"{len(files)} of {len(source.files)} files of {source.name}",
-            expected=f"{', '.join(missing)} (plain, .gz or .xz)",
-            hint=f"put the original files there; nothing is downloaded (searched below {root})",
+            expected=", ".join(missing) + ("" if archives else " (plain, .gz or .xz)"),
+            hint=f"put the original files there; nothing is downloaded{origin} (searched below "
+            f"{root})",
         )
     return files
+
+
+def lacking(source: Source, root: str | Path | None) -> str | None:
+    """What to fetch of a data set that is not below the root folder; None: it is there.
+
+    Example:
+        >>> from archgraph.engine.data.source import source
+        >>> lacking(source("cinic10"), "/")
+        'CINIC-10.tar.gz into cinic-10/, published at https://datashare.ed.ac.uk/handle/10283/3192'
+    """
+    try:
+        located(source, root)
+    except DataError:
+        origin = f", published at {source.published}" if source.published else ""
+        return f"{', '.join(source.files)} into {source.folders[0]}/{origin}"
+    return None
 
 
 def _root(source: Source, root: str | Path | None) -> Path:
@@ -131,7 +175,7 @@ def _root(source: Source, root: str | Path | None) -> Path:
 
 def _stored(path: Path, published: Published) -> Path | None:
     """The file as it is stored: plain, `.gz` or `.xz`; as published where that is compared."""
-    endings = (".gz",) if published.gz else ("", ".gz", ".xz")
+    endings = ("",) if published.archive else (".gz",) if published.gz else ("", ".gz", ".xz")
     candidates = (path.with_name(path.name + ending) for ending in endings)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 

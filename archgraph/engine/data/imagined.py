@@ -54,7 +54,7 @@ def stand_in(
     length = LENGTH if length is None else length
     most = VOCABULARY if vocabulary is None else vocabulary
     encoder(learned((), most), length)  # both large enough
-    return _pairs(chosen, limit, length, 1 if tokenizer else min(most, chosen.words))
+    return _pairs(chosen, limit, length, 1 if tokenizer else min(most, chosen.words or most))
 
 
 def _images(chosen: Source, limit: int | None) -> Dataset:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from archgraph.engine.data import cifar, images, pairs, words
+from archgraph.engine.data import archive, cifar, images, matlab, pairs, words
 from archgraph.engine.data.files import located
 from archgraph.engine.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
 from archgraph.engine.data.source import DATASETS, Source, source
 from archgraph.engine.data.values import Dataset
 from archgraph.errors import DataError
 
-IMAGES = {"idx": images.read, "cifar": cifar.read}
+IMAGES = {"idx": images.read, "cifar": cifar.read, "mat": matlab.read, "tar": archive.read}
 BPTT = 64
 """Length of a window of running text, in tokens, where nothing is said."""
-PAIRS = {"pairs": pairs.halves, "sick": pairs.sick}
+PAIRS = {"pairs": pairs.halves, "sick": pairs.sick, "multinli": pairs.multinli}
 FORMATS = (*IMAGES, "words", *PAIRS)
 """Formats that a data set may be in; see :class:`archgraph.engine.data.source.Source`."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from archgraph.engine.data.files import File, decoded
+from archgraph.engine.data.files import MOST_BYTES, File, decoded
 from archgraph.engine.data.sentences import INPUTS, Encode, SentencePair
 from archgraph.engine.data.source import Source
 from archgraph.engine.data.values import Dataset, Split
@@ -17,13 +19,16 @@ from archgraph.errors import DataError
 LABELS = ("entailment", "neutral", "contradiction")
 """Classes of a pair, in the order of GLUE."""
 
+MULTINLI = ("multinli_1.0/multinli_1.0_train.jsonl", "multinli_1.0/multinli_1.0_dev_matched.jsonl")
+"""The files of its archive to train on and to test on."""
+
 PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 
 
 def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
 
-    The training pairs of both corpora are not among the files that are read here. About four in
+    The training pairs of MNLI are read from its archive, as `multinli`. About four in
     five pairs are for training, the others for testing; which, the premise alone decides (its
     SHA-256), so that no premise is in both: three hypotheses share each. Accuracies are therefore
     not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
@@ -41,6 +46,48 @@ def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     (file,) = files.values()
     parts = read_sick(file.read(), str(file.path))
     return parts["TRAIN"], parts["TEST"]
+
+
+def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
+    """MultiNLI's training pairs and its matched development set, from the published archive.
+
+    Pairs without a label that most annotators agree on (`-`) are left out, as everywhere.
+
+    Raises:
+        DataError: The archive is damaged, or does not hold what it should.
+    """
+    (file,) = files.values()
+    where = str(file.path)
+    with file.opened() as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                train, test = (_member(archive, name, where) for name in MULTINLI)
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+            raise DataError(
+                "archive cannot be read",
+                where=where,
+                found=str(error) or type(error).__name__,
+                expected="a complete zip archive",
+                hint="fetch the file again",
+            ) from error
+    return train, test
+
+
+def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePair]:
+    """The labelled pairs of one file of MultiNLI's archive, line by line."""
+    if name not in archive.namelist():
+        raise DataError("archive holds no such file", where=where, expected=name)
+    size = archive.getinfo(name).file_size
+    if size > MOST_BYTES:
+        raise DataError(
+            "file too long",
+            where=f"{where}: {name}",
+            found=f"{size:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+    keys = ("sentence1", "sentence2", "gold_label")
+    with archive.open(name) as lines:
+        return _read_lines(lines, f"{where}: {name}", keys, unlabelled="-")
 
 
 def pair_dataset(
@@ -68,17 +115,26 @@ def read_pairs(content: bytes, where: str) -> list[SentencePair]:
         >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
         [SentencePair(premise='a', hypothesis='b', target=1)]
     """
+    return _read_lines(_lines(content, where), where, ("premise", "hypothesis", "label"))
+
+
+def _read_lines(
+    lines: Iterable[str | bytes], where: str, keys: Sequence[str], unlabelled: str = ""
+) -> list[SentencePair]:
+    """The pairs of JSON objects, one a line, with these keys; those without a label left out."""
     pairs = []
-    for number, line in enumerate(_lines(content, where), 1):
+    for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
-            pairs.append(_pair(found["premise"], found["hypothesis"], found["label"]))
+            premise, hypothesis, label = (found[key] for key in keys)
+            if not (unlabelled and label == unlabelled):
+                pairs.append(_pair(premise, hypothesis, label))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 "not a pair of sentences",
                 where=f"{where}:{number}",
                 found=f"{type(error).__name__}: {error}",
-                expected="premise, hypothesis and a label of " + ", ".join(LABELS),
+                expected=f"{', '.join(keys[:2])} and a {keys[2]} of " + ", ".join(LABELS),
             ) from error
     return pairs
 

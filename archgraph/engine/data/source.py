@@ -37,6 +37,7 @@ class Published:
         bytes: Its size once decompressed, so that it does not matter how it is stored.
         md5: Checksum of the decompressed content.
         gz: The checksum is of the `.gz` file as published, which then has to be stored as such.
+        archive: Size and checksum are of the file as it is stored, which is an archive.
     """
 
     __pydantic_config__ = _STRICT
@@ -44,6 +45,7 @@ class Published:
     bytes: int
     md5: str
     gz: bool = False
+    archive: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Source:
         labels: Name of each class of images.
         shape: Shape of one image.
         examples: Number of train and of test examples; of tokens for running text.
-        words: Number of different words of the train text, with the marks of pairs.
+        words: Number of different words of the train text, with the marks of pairs; 0: not known.
         key: What a CIFAR batch calls its labels.
         shipped: Its files are beside this one.
+        published: Where its authors offer the files; empty: not there any more.
     """
 
     __pydantic_config__ = _STRICT
@@ -79,6 +82,7 @@ class Source:
     words: int = 0
     key: str = "labels"
     shipped: bool = False
+    published: str = ""
 
     @property
     def files(self) -> Mapping[str, Published]:
