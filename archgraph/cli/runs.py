@@ -237,7 +237,7 @@ def study(
 
     Each claim of the paper is judged by a paired t test over the seeds: it holds, does not hold, or
     is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
-    run failed.
+    run failed or lacks its data set, 2 if nothing can begin without the data sets that are named.
     """
     import archgraph
     from archgraph.files import write
@@ -268,7 +268,7 @@ def study(
         show_tables([t for t in (done.summary(), done.left()) if t.rows])
     if output is not None:
         wrote(write(output, done.markdown()))
-    if any(result.failed for result in done.results.values()):
+    if done.lacking or any(result.failed for result in done.results.values()):
         raise typer.Exit(DIFFERENT)
 
 

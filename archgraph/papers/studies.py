@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from archgraph.engine.verdicts import files
-from archgraph.errors import RunError
+from archgraph.errors import DataError, RunError
 from archgraph.language.study import StudySizeName, StudySpec, load_study
 from archgraph.papers.study import StudyResult
 from archgraph.papers.study_tables import study_markdown
@@ -24,12 +24,14 @@ class Studies:
     Attributes:
         size: The size.
         results: Of the studies that have it, by file.
-        others: The studies that do not have it, by file.
+        others: The studies that do not have it, or whose data are not there, by file.
+        lacking: What data to fetch for these, by file.
     """
 
     size: StudySizeName
     results: Mapping[Path, StudyResult]
     others: Mapping[Path, StudySpec]
+    lacking: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -58,7 +60,10 @@ class Studies:
 
     def left(self) -> Table:
         """The studies that are not run in this size, and what they need."""
-        rows = tuple((spec.study, needs(spec)) for spec in self.others.values())
+        rows = tuple(
+            (spec.study, self.lacking.get(path) or needs(spec))
+            for path, spec in self.others.items()
+        )
         return Table(f"Not run in size {self.size}", ("study", "why"), rows)
 
     def markdown(self) -> str:
@@ -99,6 +104,7 @@ def studies(
     Raises:
         SpecError: If a file is not there or cannot be understood.
         RunError: If none of them has the size.
+        DataError: If the data of none of them are there; else those that lack data are listed.
     """
     found = {path: load_study(path) for path in files(paths)}
     having = [path for path, spec in found.items() if size in spec.sizes]
@@ -108,5 +114,14 @@ def studies(
             where=", ".join(map(str, found)),
             expected=" or ".join(sorted({name for spec in found.values() for name in spec.sizes})),
         )
-    results = {path: run(path) for path in having}
-    return Studies(size, results, {k: v for k, v in found.items() if k not in results})
+    results: dict[Path, StudyResult] = {}
+    lacking: dict[Path, str] = {}
+    for path in having:
+        try:
+            results[path] = run(path)
+        except DataError as error:
+            lacking[path] = str(error)
+            if len(lacking) == len(having):
+                raise
+    others = {path: spec for path, spec in found.items() if path not in results}
+    return Studies(size, results, others, lacking)
