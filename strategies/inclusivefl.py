@@ -78,7 +78,8 @@ class InclusiveFL(Strategy):
         """The shared layers, and each size's own.
 
         Raises:
-            RunError: If a tier is narrower, or lacks other layers than the last of a section.
+            RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
+                section.
         """
         state = ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -173,7 +174,8 @@ class Prefix(NamedTuple):
     Attributes:
         blocks: By section, the names of its blocks in the global model, as far as the size goes.
         own: Entries that belong to this size alone: the last block of every section that it has not
-            whole, and what follows the last section in which sizes differ.
+            whole, what follows the last section in which sizes differ, and all from the first block
+            on that it has narrower.
         names: By entry of the global model, the size's.
     """
 
@@ -186,36 +188,53 @@ def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
     return {leaf for name in nodes for leaf in graph.node[name].leaves()} & set(graph.state_names)
 
 
-def _kept(graph: ag.ArchGraph, tier: Tier) -> dict[str, tuple[str, ...]]:
-    """By section, the blocks of the global model that a tier has: the first ones."""
+def _kept(graph: ag.ArchGraph, tier: Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """What a tier has of the global model, from the input on.
+
+    Returns:
+        By section, the first blocks, as far as it has them as they are; and all blocks from the
+        first one on that it has narrower.
+
+    Raises:
+        RunError: If the first ones with weights are none, or not the first of their section.
+    """
+    changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
-    kept = {}
+    kept: dict[str, tuple[str, ...]] = {}
+    rest: list[str] = []
+    odd, shared = "", False
     for section in ag.structure(graph).sections:
-        here = [
-            not leaves or bool(leaves & sources)
-            for leaves in (_leaves(graph, block.nodes) for block in section.blocks)
-        ]
-        names = tuple(b.name for b, there in zip(section.blocks, here, strict=True) if there)
-        # Blocks without weights go with those before them.
-        if sorted(here, reverse=True) != here or not all(
-            entry.unchanged for entry in tier.transfer.entries.values()
-        ):
-            raise ag.RunError(
-                "InclusiveFL shares a network's first layers at full width",
-                where=f"tier {tier.name}",
-                found=f"{', '.join(names) or 'nothing'} of section {section.name}, or a narrower "
-                "part",
-                expected="the first blocks of each section (`shorten`)",
-                hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
-            )
-        kept[section.name] = names
-    return kept
+        names: list[str] = []
+        lacking = False
+        for block in section.blocks:
+            leaves = _leaves(graph, block.nodes)
+            there = not leaves or bool(leaves & sources)
+            if rest or leaves & changed:
+                rest.append(block.name)
+            elif not there:
+                lacking = True
+            elif not lacking:  # blocks without weights go with those before them
+                names.append(block.name)
+                shared = shared or bool(leaves)
+            elif leaves:
+                odd = odd or f"{block.name}, but not all blocks before it"
+        kept[section.name] = tuple(names)
+    if odd or not shared:
+        raise ag.RunError(
+            "InclusiveFL shares a network's first layers at full width",
+            where=f"tier {tier.name}",
+            found=odd or f"a narrower {rest[0]}",
+            expected="the first blocks of each section (`shorten`)",
+            hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
+        )
+    return kept, tuple(rest)
 
 
 @functools.lru_cache(maxsize=256)
 def _prefixes(graph: ag.ArchGraph, tiers: tuple[Tier, ...]) -> dict[str, Prefix]:
     """What every tier shares and has for itself, by name."""
-    kept = {tier.name: _kept(graph, tier) for tier in tiers}
+    found = {tier.name: _kept(graph, tier) for tier in tiers}
+    kept = {name: blocks for name, (blocks, _) in found.items()}
     sections = ag.structure(graph).sections
     whole = {s.name: tuple(b.name for b in s.blocks) for s in sections}
     shorter = [
@@ -230,6 +249,7 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[Tier, ...]) -> dict[str, Prefix]
         inside = {mine[name][-1] for name in lacking if mine[name]}
         if lacking:
             inside |= {block for name in behind for block in mine[name]}
+        inside |= {*found[tier.name][1]}
         blocks = {b.name: b for s in sections for b in s.blocks}
         own = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
         # A weight that earlier layers use, too (a tied embedding), is theirs.
@@ -245,7 +265,8 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[Tier, ...], tier: Tier) -> Prefix:
     """What a tier shares and has for itself.
 
     Raises:
-        RunError: If a tier is narrower, or lacks other layers than the last of a section.
+        RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
+            section.
     """
     return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]
 

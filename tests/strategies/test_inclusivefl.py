@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import archgraph as ag
 from archgraph.federation import Outcome
+from archgraph.federation.family import resolve
+from archgraph.language import load_family
 from archgraph.strategies.inclusivefl import InclusiveFL, extra, prefix
+
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 class Tower(nn.Module):
@@ -191,3 +198,48 @@ def test_a_weight_that_the_first_layers_use_too_is_shared(lab):
         torch.testing.assert_close(sent["stem.weight"], state["stem.weight"] + 1.75)
         step = (1.0, 2.0)[client]
         torch.testing.assert_close(sent["pooler.weight"], state["pooler.weight"] + step)
+
+
+def test_what_is_narrower_belongs_to_a_size_and_so_does_all_behind_it(lab, tower):
+    """RecipFL's use of it on MNIST: the common first layers are averaged, the rest within a size."""
+    graph, state = tower
+    thin = ag.take(graph, sizes={"pooler.out": 3})
+    tiers = {"thin": thin, "whole": ag.Rewritten.identity(graph)}
+    world = lab.make_world(graph, state, tiers, ["thin", "whole"], examples=[30, 10])
+    small, large = world.by_size
+    own = prefix(graph, world.tiers, small).own
+    assert own == {"pooler.weight", "pooler.bias", "head.weight", "head.bias"}
+    assert extra(graph, world.tiers, small, large) == {}
+    strategy = InclusiveFL()
+    before = strategy.init(world)
+    assert torch.equal(before.group("tier/thin")["pooler.bias"], state["pooler.bias"][:3])
+    after = strategy.receive(world, before, moved(world, strategy, before, {0: 1.0, 1: 5.0}), 1)
+    expected = {
+        ("global", "stem.weight"): (30 * 1.0 + 10 * 5.0) / 40,
+        ("global", "layers.3.bias"): 2.0,
+        ("global", "pooler.bias"): 5.0,
+        ("tier/thin", "pooler.bias"): 1.0,
+        ("tier/thin", "head.bias"): 1.0,
+    }
+    for (group, name), step in expected.items():
+        change = after.group(group)[name] - before.group(group)[name]
+        torch.testing.assert_close(change, torch.full_like(change, step), rtol=1e-5, atol=1e-5)
+    [model] = [m for m in strategy.evaluated(world, after) if m.name == "thin"]
+    assert model.state["pooler.bias"].shape == (3,)
+
+
+def test_recipfls_small_lenet_shares_its_first_block():
+    family = resolve(load_family(SPECS / "families" / "recipfl_mnist.yaml"))
+    weak = next(tier for tier in family.clients if tier.name == "weak")
+    found = prefix(family.graph, tuple(family.clients), weak)
+    assert set(weak.graph.state_names) - found.own == {
+        name for name in weak.graph.state_names if name.startswith("block1.")
+    }
+
+
+def test_without_a_common_first_layer_there_is_nothing_to_share(lab, tower):
+    graph, state = tower
+    thin = ag.take(graph, sizes={"stem.out": 2})
+    world = lab.make_world(graph, state, {"thin": thin}, ["thin"])
+    with pytest.raises(ag.RunError, match=r"tier thin: .*found a narrower stem.*heterofl"):
+        InclusiveFL().init(world)
