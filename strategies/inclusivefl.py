@@ -78,8 +78,8 @@ class InclusiveFL(Strategy):
         """The shared layers, and each size's own.
 
         Raises:
-            RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
-                section.
+            RunError: If a tier is narrower from the input on, or lacks other layers than the last
+                of a section.
         """
         state = ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -114,8 +114,9 @@ class InclusiveFL(Strategy):
                 if names:
                     graph = world.tier(result.tier).graph
                     same, group = identity_of(graph, names), f"tier/{result.tier}"
-                    own = {name: result.state[name] for name in names}
-                    local = NormPolicy(self.norm).left_out(graph) | ag.frozen(graph)
+                    own = {name: result.state[name] for name in names if name in result.state}
+                    policy = NormPolicy(self.norm)
+                    local = policy.left_out(graph) | policy.kept(graph) | ag.frozen(graph)
                     yield Contribution(
                         result.client,
                         group,
@@ -123,7 +124,7 @@ class InclusiveFL(Strategy):
                         same,
                         own,
                         result.weight(self.weights),
-                        local & own.keys(),
+                        local & set(names),
                     )
 
         merged = group_means(world, state, contributions())

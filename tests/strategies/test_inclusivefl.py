@@ -14,7 +14,6 @@ from archgraph.federation.family import resolve
 from archgraph.language import load_family
 from archgraph.strategies.inclusivefl import InclusiveFL, extra, prefix
 
-
 SPECS = Path(__file__).parents[2] / "specs"
 
 
@@ -144,6 +143,19 @@ def test_every_size_is_tested_with_what_is_its_own(world):
     assert torch.equal(models["global"].state["head.bias"], state.group("global")["head.bias"])
 
 
+def test_statistics_of_a_sizes_own_layers_may_stay_with_clients(lab):
+    tiers = {"one": ag.shorten(lab.graph, {"layer1": 1}), "all": ag.Rewritten.identity(lab.graph)}
+    world = lab.make_world(lab.graph, lab.state, tiers, ["one", "all"])
+    strategy = InclusiveFL(norm="local")
+    before = strategy.init(world)
+    after = strategy.receive(world, before, moved(world, strategy, before, {0: 1.0, 1: 1.0}), 1)
+    own = before.group("tier/one")
+    for name in ("layer1.0.bn1.running_mean", "layer1.0.bn1.num_batches_tracked"):
+        assert torch.equal(after.group("tier/one")[name], own[name])
+    change = after.group("tier/one")["layer1.0.bn1.bias"] - own["layer1.0.bn1.bias"]
+    torch.testing.assert_close(change, torch.ones_like(change), rtol=1e-5, atol=1e-5)
+
+
 def test_blocks_that_differ_learn_from_layers_of_their_kind(lab):
     """A first block with a projection has layers that the others lack: they keep their own step."""
     one = {"one": ag.shorten(lab.graph, {"layer1": 1}), "all": ag.Rewritten.identity(lab.graph)}
@@ -201,7 +213,7 @@ def test_a_weight_that_the_first_layers_use_too_is_shared(lab):
 
 
 def test_what_is_narrower_belongs_to_a_size_and_so_does_all_behind_it(lab, tower):
-    """RecipFL's use of it on MNIST: the common first layers are averaged, the rest within a size."""
+    """RecipFL's use of it on MNIST: common first layers are averaged, the rest within a size."""
     graph, state = tower
     thin = ag.take(graph, sizes={"pooler.out": 3})
     tiers = {"thin": thin, "whole": ag.Rewritten.identity(graph)}
