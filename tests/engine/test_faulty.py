@@ -20,9 +20,9 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
 from archgraph.engine.record import read_metrics
 from archgraph.federation import Outcome, Program, ServerState, Task, Work, World
-from archgraph.language.experiment import EvaluateSpec
+from archgraph.language.experiment import EngineSpec, EvaluateSpec
 from archgraph.strategies.fedfa import FedFA
-from tests.engine.faulty import KINDS, Faulty
+from tests.engine.faulty import KINDS, Faulty, Kind
 
 CLIENTS, ROUNDS, BAD = 10, 5, (0, 4, 9)
 
@@ -76,6 +76,34 @@ def test_a_run_survives_three_of_ten_clients_of_a_kind(wrong, references, name, 
         assert len(line["clients"]) == CLIENTS - len(lost)
     assert len(read_metrics(tmp_path / "run")) == ROUNDS
     assert same(run, references["refused" if refused else "harmless"])
+
+
+def several(kinds: list[Kind], count: int) -> list[dict[int, Kind]]:
+    return [dict(enumerate(kinds[i : i + count])) for i in range(0, len(kinds), count)]
+
+
+# Where a bound refuses what is far off, more than half of the clients are honest.
+TAKEN = several([kind for kind in KINDS.values() if kind.verdict == "taken"], 4)
+OTHERS = several([kind for kind in KINDS.values() if kind.verdict != "taken"], 9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # once in each process
+def test_in_processes_every_kind_of_client_is_dealt_with_in_the_same_way(experiment, mean):
+    """Several kinds at a time among ten clients, each of which has a process."""
+    crowd = {"clients": CLIENTS, "sampled": None, "rounds": 1}
+    engine = EngineSpec(workers=2, deadline=60)
+    for kinds in (*TAKEN, *OTHERS):
+        programs = {client: Faulty(kind) for client, kind in kinds.items()}
+        bound = 5.0 if kinds in TAKEN else None
+        run = execute(experiment(mean(programs), bound=bound, engine=engine, **crowd))
+        (line,) = run.rounds
+        lost = {who["client"]: who["reason"] for who in line["rejected"] + line["failed"]}
+        refused = {client: kind for client, kind in kinds.items() if kind.verdict != "harmless"}
+        assert set(lost) == set(refused), lost
+        assert all(kind.reason in lost[client] for client, kind in refused.items()), lost
+        without = execute(experiment(mean(dict.fromkeys(refused, absent)), **crowd))
+        assert same(run, without.server.group("global"))
 
 
 def steep(work: Work) -> Outcome:

@@ -12,11 +12,13 @@ from typing import Any
 
 from archgraph.errors import RunError
 
-# Flower and Ray report their use to their makers unless they are told not to.
-QUIET = {
+# Flower and Ray report their use to their makers unless they are told not to, and Ray's processes
+# give way to all others: on a busy machine they would never be ready.
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
 }
 
 
@@ -26,7 +28,7 @@ def simulate(experiment: Any, **options: Any) -> Any:
     Raises:
         RunError: If the extra ``flower`` is not installed.
     """
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         for package in ("flwr", "ray"):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 import archgraph as ag
+from archgraph.engine.flower import ENVIRONMENT
+from archgraph.engine.isolation import one_thread
 from archgraph.errors import RunError
 
 pytest.importorskip("ray", reason="needs the extra `flower`")
@@ -26,18 +29,40 @@ def test_what_ends_the_simulation_is_said(write, tmp_path, monkeypatch):
         ag.run(write("heterofl", engine="flower"), progress=False, out=tmp_path / "run")
 
 
+SIMULATED = ("fedavg", "heterofl", "fedfa", "nefl", "fedadp", "fedin", "recipfl")
+
+# In a process of its own, since Ray leaves threads and handlers behind; Ray starts once for all.
+SCRIPT = """
+import sys
+
+import ray
+
+import archgraph
+
+ray.init(num_cpus=1, include_dashboard=False)
+ray.shutdown = lambda: None
+for file in sys.argv[1:]:
+    archgraph.run(file, progress=False, out=file.removesuffix(".yaml"))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("ARCHGRAPH_RAY" not in os.environ, reason="set ARCHGRAPH_RAY=1: it starts Ray")
-def test_a_simulated_run_has_the_weights_of_a_local_one(write, tmp_path):
-    """Through the command, in a process of its own: Ray leaves threads and handlers behind."""
-    local = ag.run(write("heterofl"), progress=False, out=tmp_path / "local")
-    file = write("heterofl", engine="flower")
-    command = [sys.executable, "-m", "archgraph", "run", str(file), "--out", str(tmp_path / "ray")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+def test_simulated_runs_have_the_weights_of_local_ones(write, tmp_path):
+    with one_thread():  # as the server in the other process, whose hypernetwork would differ
+        local = {method: ag.run(write(method), progress=False) for method in SIMULATED}
+    files = {
+        method: write(method, engine="flower").rename(tmp_path / f"{method}.yaml")
+        for method in SIMULATED
+    }
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(Path(ag.__file__).parents[1])
+    command = [sys.executable, "-c", SCRIPT, *map(str, files.values())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    place = tmp_path / "ray" / "checkpoints" / "round-000002" / "groups"
-    tensors = {k: v for file in place.iterdir() for k, v in load_file(file).items()}
-    assert tensors.keys() == local.server.tensors.keys()
-    for name, tensor in local.server.tensors.items():
-        assert tensors[name].allclose(tensor, rtol=1e-6, atol=1e-6), name
+    for method, run in local.items():
+        place = tmp_path / method / "checkpoints" / "round-000002" / "groups"
+        tensors = {k: v for file in place.iterdir() for k, v in load_file(file).items()}
+        assert tensors.keys() == run.server.tensors.keys()
+        for name, tensor in run.server.tensors.items():
+            assert tensors[name].allclose(tensor, rtol=1e-6, atol=1e-6), (method, name)
