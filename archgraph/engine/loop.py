@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,15 +26,21 @@ from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
-from archgraph.federation import Evaluated, ServerState, Task, seeded
+from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
 from archgraph.plain import Json, finite
 from archgraph.tables import plural
 
 
 def sample(
-    clients: int, count: int | None, seed: int, round: int, *, poisson: bool = False
+    clients: int,
+    count: int | None,
+    seed: int,
+    round: int,
+    *,
+    poisson: bool = False,
+    spare: int = 0,
 ) -> tuple[int, ...]:
-    """Clients of a round, ascending: drawn from (seed, round) only.
+    """Clients of a round, ascending, and then the spare ones: drawn from (seed, round) only.
 
     Args:
         clients: All clients.
@@ -41,6 +48,7 @@ def sample(
         seed: Of the run.
         round: Counted from 1.
         poisson: Whether each is drawn by itself; ``count`` then is the expected number.
+        spare: How many more, in the order in which they are drawn.
 
     >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
     ((0, 1, 2), 4)
@@ -51,7 +59,7 @@ def sample(
         drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
-    return tuple(sorted(order[:count].tolist()))
+    return (*sorted(order[:count].tolist()), *order[count : count + spare].tolist())
 
 
 @dataclass(eq=False)
@@ -120,17 +128,19 @@ class Loop:
         turn = Turn(setup, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         clients = len(world.participants)
-        drawn = sample(clients, setup.sampled, world.seed, number, poisson=poisson)
-        sampled = world.with_further(drawn)
-        self.watch.round(number, len(sampled))
+        drawn = sample(
+            clients, setup.sampled, world.seed, number, poisson=poisson, spare=setup.spare
+        )
+        needed = len(drawn) - setup.spare
+        sampled = (*world.with_further(drawn[:needed]), *drawn[needed:])
+        self.watch.round(number, len(sampled) - setup.spare)
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)
             state = returned(ServerState, before, strategy, "begin")
             trained = setup.evaluate.trained and not self._at_nodes
             if trained and setup.evaluate.due(number, world.rounds):
                 turn.test = local_test(self._evaluator, state)
-            tasks = (self._task(state, client, number) for client in sampled)
-            results = turn.results(tasks)
+            results = self._filled(turn, state, sampled)
             if setup.privacy is not None:
                 world, results = private_world(setup, state, number), weights_alone(results)
             state = received(
@@ -247,6 +257,12 @@ class Loop:
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
         return Evaluator(self.experiment, self._testers)
+
+    def _filled(self, turn: Turn, state: ServerState, sampled: tuple[int, ...]) -> Iterator[Result]:
+        """The work of the clients of a round, of spare ones as far as others are missing."""
+        rest, needed = iter(sampled), len(sampled) - self.experiment.spare
+        while clients := tuple(itertools.islice(rest, needed - len(turn.accepted))):
+            yield from turn.results(self._task(state, client, turn.round) for client in clients)
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         strategy = self.experiment.strategy

@@ -94,6 +94,9 @@ def prepare(
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     with spec.locating("sample"):
         sampled = _sampled(spec.sample, len(kinds))
+    if spec.spare is not None:
+        with spec.locating("spare"):
+            _check_spare(spec, spec.spare, sampled, len(kinds))
     if spec.aggregate is not None:
         with spec.locating("aggregate"):
             _check_rules(spec.aggregate, sampled)
@@ -127,6 +130,7 @@ def prepare(
         sampled=sampled,
         selection=selection,
         held=held,
+        spare=spec.spare or 0,
         patience=spec.patience,
         bound=spec.bound,
         privacy=spec.privacy,
@@ -341,6 +345,33 @@ def _sampled(sample: float | int, clients: int) -> int:
             expected=f"1...{clients}, or a share written with a point",
         )
     return sample
+
+
+def _check_spare(spec: ExperimentSpec, spare: int, sampled: int, clients: int) -> None:
+    """Refuse more spare clients than there are, and what compares all clients of a round."""
+    if sampled + spare > clients:
+        raise RunError(
+            "more clients in a round than there are",
+            where="spare",
+            found=f"{sampled} and {spare} spare ones",
+            expected=f"at most {clients} together",
+            hint="lower `sample`",
+        )
+    median = spec.aggregate is not None and spec.aggregate.clip == "median"
+    against = {
+        "bound": spec.bound,
+        "aggregate.clip": median,
+        "privacy": spec.privacy,
+        "also": spec.also,
+    }
+    refused = [name for name, value in against.items() if value]
+    if refused:
+        raise RunError(
+            f"does not go together with `{refused[0]}`, which looks at all clients of a round",
+            where="spare",
+            found=spare,
+            hint=f"leave out `spare` or `{refused[0]}`",
+        )
 
 
 def _check_rules(rules: AggregateSpec, clients: int) -> None:

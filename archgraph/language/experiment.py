@@ -199,6 +199,11 @@ class ExperimentSpec(FromFile):
         "{strong: [weak]} (RecipFL, §5.1): each is an update with the weight of the client's own; "
         "a client is tested on its own model only",
     )
+    spare: Count | None = Field(
+        default=None,
+        description="clients drawn beside `sample`: the next of them trains when one fails, "
+        "exceeds a limit of `engine` or is refused; none",
+    )
     patience: Count = Field(
         default=5, description="end after so many rounds in a row without an accepted update"
     )

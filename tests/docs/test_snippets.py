@@ -76,8 +76,8 @@ WHOLE: dict[str, dict[str, Any]] = {
 KEYS = {
     "study": {"study"},
     "experiment": {
-        "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate", "engine",
-        "seed", "out", "task", "validation", "trackers",
+        "family", "data", "strategy", "rounds", "sample", "spare", "local", "attack", "evaluate",
+        "engine", "seed", "out", "task", "validation", "trackers",
     },
     "family": {"clients", "choose", "change"},
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},
