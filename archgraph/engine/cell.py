@@ -33,6 +33,9 @@ def address(spec: ExperimentSpec) -> str:
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*UNNAMED, "seed"):
         values.pop(name, None)
+    if spec.weights is not None:  # by content, if it is known, and not by place
+        more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
+        values["weights"] = {"of": spec.weights.sha256 or Path(spec.weights.file).name, **more}
     family = family_of(spec)
     content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (content, *content["clients"]):

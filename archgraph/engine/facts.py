@@ -65,7 +65,7 @@ def facts(
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values = settled(spec, strategy)
-    for name in (*UNNAMED, "evaluate"):
+    for name in (*UNNAMED, "evaluate", "weights"):  # of weights their content is a fact
         values.pop(name, None)
     return {
         **values,

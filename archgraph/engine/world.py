@@ -21,6 +21,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import answers, matched
 from archgraph.engine.partition import allot, class_histogram
+from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.task import check_strategy, learning_task
@@ -91,6 +92,11 @@ def prepare(
         check_strategy(strategy, spec.strategy_name, learning)
     with spec.locating("family"):
         family, found = matched(family, found, learning)
+    if spec.weights is not None:
+        with spec.locating("weights"):
+            family = pretrained_family(
+                spec.weights, family, spec.seed, imagined=imagined is not None
+            )
     kinds = [member.name for member in family.clients for _ in range(member.count)]
     with spec.locating("sample"):
         sampled = _sampled(spec.sample, len(kinds))

@@ -19,6 +19,7 @@ from archgraph.language.local import LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.task import TaskChoice
 from archgraph.language.validation import ValidationChoice
+from archgraph.language.weights import WeightsSpec
 from archgraph.plain import Json
 
 
@@ -183,6 +184,11 @@ class ExperimentSpec(FromFile):
     task: TaskChoice | None = Field(
         default=None,
         description="what is learned; left out: the class of each example, or the next token",
+    )
+    weights: WeightsSpec | None = Field(
+        default=None,
+        description="a file that the global model's first weights are from; left out: the seed, or "
+        "what a model brings",
     )
     strategy: StrategyChoice = Field(
         description="one strategy and its options, e.g. {fedfa: {percentile: 0.95}}; or a class of "

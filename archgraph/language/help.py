@@ -67,6 +67,7 @@ from archgraph.language.study import (
 )
 from archgraph.language.task import TaskSpec
 from archgraph.language.validation import ValidationSpec
+from archgraph.language.weights import WeightsSpec
 from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
 
@@ -93,6 +94,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "classes": ClassesSpec,
         "task": TaskSpec,
         "validation": ValidationSpec,
+        "weights": WeightsSpec,
         "local": LocalOptions,
         "aggregate": AggregateSpec,
         "privacy": PrivacySpec,

@@ -88,8 +88,11 @@ def read_experiment(
     family.weights.update(weights)
     _shared(document, spec, family)
     _trained_too(document, spec, family)
-    spec = spec.model_copy(update={"family": family, "data": _data(document, spec.data)})
-    return spec.read_from(document)
+    found = {"family": family, "data": _data(document, spec.data)}
+    if spec.weights is not None:
+        file = (Path(document.file).parent / Path(spec.weights.file).expanduser()).absolute()
+        found["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
+    return spec.model_copy(update=found).read_from(document)
 
 
 def _given(values: Mapping[str, Any]) -> tuple[Document, dict[Place, Any]]:

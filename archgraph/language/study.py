@@ -29,9 +29,7 @@ STUDY_SIZES: tuple[StudySizeName, ...] = ("paper", "small")
 # Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
 # setting by setting; a family, a strategy and everything else is replaced.
 _Changes = dict[str, Json]
-_MERGED = frozenset(
-    {"aggregate", "attack", "data", "engine", "evaluate", "local", "validation", "values"}
-)
+_MERGED = frozenset("aggregate attack data engine evaluate local validation values weights".split())
 # {name} in a text: a value of the row, the column or the size.
 _VALUE = re.compile(r"\{(\w+)\}")
 _Text = Annotated[str, Field(min_length=1)]

@@ -15,6 +15,7 @@ from archgraph.engine.cell import address, finished, run_cell
 from archgraph.engine.data import DATASETS, ROOT_VARIABLE
 from archgraph.engine.data.files import lacking
 from archgraph.engine.data.source import source
+from archgraph.engine.pretrained import lacking_weights
 from archgraph.engine.workers import Died, Workers
 from archgraph.errors import ArchGraphError, DataError, RunError
 from archgraph.language.consent import allowed, given
@@ -219,11 +220,11 @@ def _missing(
     if done:
         told(f"{done} of {plural(total, 'run')} done before")
     if lacks:
-        error = _missing_data(dict(lacks.values()))
+        error = _missing_files(lacks.values())
         if len(lacks) == total:
             raise error
         told(str(error))
-        yield from ((folder, f"{name} is not there") for folder, (name, _) in lacks.items())
+        yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
     ended = Workers(workers, always=True).calls(
         lambda one, tell: _run(one, data, python), listed, as_they_end=True
@@ -236,27 +237,30 @@ def _missing(
             yield one.folder, trouble
 
 
-def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, tuple[str, str]]:
-    """Runs whose known data set is not there: its name and what to fetch, by folder."""
-    found = {}
+def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
+    """Runs whose known data set or weights are not there: their names and what to fetch."""
     asked = functools.cache(lambda name, place: lacking(source(name), place))
+    found: dict[Path, dict[str, str]] = {}
     for one in left:
         assert one.cell.experiment is not None
-        spec = one.cell.experiment.data
-        if isinstance(spec, NamedData) and spec.dataset in DATASETS:
-            missing = asked(spec.dataset, root or spec.root)
-            if missing is not None:
-                found[one.folder] = spec.dataset, missing
+        data, weights = one.cell.experiment.data, one.cell.experiment.weights
+        missing = {}
+        if isinstance(data, NamedData) and data.dataset in DATASETS:
+            missing[data.dataset] = asked(data.dataset, root or data.root)
+        if weights is not None:
+            missing[Path(weights.file).name] = lacking_weights(weights)
+        if told := {name: what for name, what in missing.items() if what is not None}:
+            found[one.folder] = told
     return found
 
 
-def _missing_data(fetched: Mapping[str, str]) -> DataError:
-    names = ", ".join(fetched)
+def _missing_files(wanted: Iterable[Mapping[str, str]]) -> DataError:
+    fetched = {name: what for each in wanted for name, what in each.items()}
     return DataError(
-        "data sets are not there" if len(fetched) > 1 else "a data set is not there",
-        found=f"no {names}" if len(fetched) == 1 else f"none of {names}",
+        "what its runs need is not there",
+        found=f"no {', no '.join(fetched)}",
         expected="; ".join(f"{name}: {files}" for name, files in fetched.items()),
-        hint="put the original files into these folders below the one that --data or "
+        hint="put the original files into these folders, of data sets below the one that --data or "
         f"{ROOT_VARIABLE} names; nothing is downloaded",
     )
 

@@ -77,7 +77,7 @@ KEYS = {
     "study": {"study"},
     "experiment": {
         "family", "data", "strategy", "rounds", "sample", "spare", "local", "attack", "evaluate",
-        "engine", "seed", "out", "task", "validation", "trackers",
+        "engine", "seed", "out", "task", "validation", "trackers", "weights",
     },
     "family": {"clients", "choose", "change"},
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},

@@ -169,8 +169,10 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     assert done.exit_code == 1, done.output
     # Of the first seed, the cells that do not differ between the sizes.
     assert "2 of 4 runs done before" in done.output
-    told = "a data set is not there; found no cifar100; expected cifar100: train, test into cifar-"
-    assert told in done.output and "cifar100 is not there" in done.output
+    told = (
+        "what its runs need is not there; found no cifar100; expected cifar100: train, test into "
+    )
+    assert told in done.output and "there is no cifar100" in done.output
     assert "Not measured" in done.output and "not measured" in done.output
     page = (place / "out" / "table1-paper.html").read_text()
     assert "Somebody, Table 1" in page and "data:image/svg+xml" in page
@@ -189,17 +191,21 @@ def test_a_study_whose_data_are_not_there_says_what_to_fetch(
     done = CliRunner().invoke(app, [*words, "--data", str(place)])
     assert done.exit_code == 2 and not out.exists(), done.output
     assert done.stderr == (
-        "error: data sets are not there; found none of svhn, cifar100; expected svhn: "
+        "error: what its runs need is not there; found no svhn, no cifar100; expected svhn: "
         "train_32x32.mat, test_32x32.mat into svhn/, published at "
         "http://ufldl.stanford.edu/housenumbers; cifar100: train, test into cifar-100-python/, "
         "published at https://www.cs.toronto.edu/~kriz/cifar.html; put the original files into "
-        "these folders below the one that --data or ARCHGRAPH_DATA names; nothing is downloaded\n"
+        "these folders, of data sets below the one that --data or ARCHGRAPH_DATA names; nothing is "
+        "downloaded\n"
     )
     monkeypatch.setenv("COLUMNS", "600")
     words = ["study", str(place / "table1.yaml"), str(place / "svhn.yaml"), "--data", str(place)]
     several = CliRunner().invoke(app, [*words, "--out", str(place / "out")])
-    assert several.exit_code == 1 and "none of svhn" not in several.stdout
-    assert "a data set is not there; found no svhn; expected svhn: train_32x32" in several.stdout
+    assert several.exit_code == 1 and "no cifar100" not in several.stdout
+    assert (
+        "what its runs need is not there; found no svhn; expected svhn: train_32x32"
+        in several.stdout
+    )
 
 
 def test_a_study_asks_for_one_worker_or_more(place: Path):

@@ -1,0 +1,53 @@
+"""First weights from a file, as a spec says it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pydantic
+from pydantic import Field
+
+from archgraph.fields import Base, Mistake
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class WeightsSpec(Base):
+    """The file that the global model's first weights are from."""
+
+    file: _Text = Field(
+        description="safetensors, or tensors by name as `torch.save` writes a `state_dict()`; "
+        "relative to this file"
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
+        default=None,
+        description="how its SHA-256 begins, which is compared; such a file need not be there for "
+        "a check",
+    )
+    published: str = Field(default="", description="where its authors offer it, for errors")
+    rename: dict[_Text, _Text] = Field(
+        default={},
+        description="tensors of the file by their names, or how these begin up to a point, and "
+        "what they are called in the model; `*` stands for any text on both sides",
+    )
+    fresh: tuple[_Text, ...] = Field(
+        default=(),
+        description="weights of the model that start from the seed, whatever the file holds: "
+        "patterns with * and ?",
+    )
+    unused: tuple[_Text, ...] = Field(
+        default=(), description="tensors of the file that the model has not: patterns with * and ?"
+    )
+
+    @pydantic.field_validator("rename")
+    @classmethod
+    def _same_stars(cls, value: dict[str, str]) -> dict[str, str]:
+        for old, new in value.items():
+            if old.count("*") != new.count("*"):
+                raise Mistake(
+                    "has another number of * than its name in the file",
+                    place=(old,),
+                    found=new,
+                    expected=f"{old.count('*')} of them, as in {old}",
+                )
+        return value
