@@ -14,8 +14,9 @@ from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
 from archgraph.engine.partition import local_test_indices
+from archgraph.engine.precision import performed
 from archgraph.engine.recalibration import recalibrated
-from archgraph.engine.returned import outcome_of, reason
+from archgraph.engine.returned import reason
 from archgraph.engine.testing import Answers, answers
 from archgraph.engine.workers import Workers
 from archgraph.federation import (
@@ -246,9 +247,8 @@ class Evaluator:
         assert model.program is not None
         work = self.experiment.work(client, round, model.graph, state, generator, keep=keep)
         whole = work.local.model_copy(update={"fraction": 1.0})
-        return outcome_of(
-            model.program, model.program(dataclasses.replace(work, local=whole))
-        ).state
+        work = dataclasses.replace(work, local=whole)
+        return performed(model.program, work, self.experiment.world.device).state
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,10 @@ from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated
+from archgraph.engine.precision import performed
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import outcome_of, reason, shown
+from archgraph.engine.returned import reason, shown
 from archgraph.engine.traffic import DOWN, UP, back, sent
 from archgraph.engine.workers import Died, Tell, Workers
 from archgraph.errors import RejectedUpdate, RunError
@@ -345,7 +346,7 @@ class Turn:
                 values=task.values,
                 progress=tell,
             )
-            outcome = outcome_of(program, program(work))
+            outcome = performed(program, work, device)
         return _copied(task, outcome)
 
     def _check(self, task: Task, outcome: Outcome, result: Result) -> None:

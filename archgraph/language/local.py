@@ -54,6 +54,12 @@ class LocalOptions(Base):
         default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
     )
 
+    precision: Literal["bf16"] | None = Field(
+        default=None,
+        description="bf16: products of matrices and convolutions are computed in bfloat16, tests "
+        "and weights are not; left out: in the weights' own type",
+    )
+
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> LocalOptions:
         if self.optimiser == "adam" and self.momentum:

@@ -283,14 +283,14 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
         "expected one of epochs, batch, optimiser, lr, momentum, weight_decay, milestones, "
-        "decay, schedule, warmup, clip, fraction; it is 'lr' here",
+        "decay, schedule, warmup, clip, fraction, precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
         RUN,
         "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, "
         "batch, optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, "
-        "clip, fraction; write numbers with a point, not with a comma",
+        "clip, fraction, precision; write numbers with a point, not with a comma",
     ),
     "a number in words": Mistake(
         experiment("rounds: 2", "rounds: two"),
@@ -442,7 +442,7 @@ MISTAKES = {
         RUN + " --set local.epoch=2",
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
         "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
-        "fraction; did you mean 'epochs'?",
+        "fraction, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"
