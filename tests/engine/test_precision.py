@@ -10,6 +10,7 @@ import torch
 
 from archgraph.engine.local import execute
 from archgraph.engine.precision import performed
+from archgraph.engine.testing import answers
 from archgraph.federation import Outcome, Train, Work
 from archgraph.language.experiment import EngineSpec
 from archgraph.language.local import LocalOptions
@@ -69,13 +70,10 @@ def test_training_before_a_test_is_rounded_and_the_test_is_not(experiment, mean,
         modes.append(torch.is_autocast_enabled("cpu"))
         return Train()(work)
 
-    def answers(*arguments: Any, **options: Any) -> Any:
+    def tested(*arguments: Any, **options: Any) -> Any:
         modes.append(torch.is_autocast_enabled("cpu"))
-        return real(*arguments, **options)
+        return answers(*arguments, **options)
 
-    from archgraph.engine import evaluate
-
-    real = evaluate.answers
-    monkeypatch.setattr(evaluate, "answers", answers)
+    monkeypatch.setattr("archgraph.engine.evaluate.answers", tested)
     execute(experiment(mean(tuned=tune), rounds=1, local=HALF))
     assert True in modes and False in modes
