@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,11 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path):
 def test_models_are_tested_on_the_clients_whose_own_they_are(write):
     setup = prepare(write(strategy={"heterofl": LOCAL}))
     models = setup.strategy.evaluated(setup.world, setup.strategy.init(setup.world))
-    own = Evaluator(setup)._own(models)
-    assert {model.name: model.clients for model in own if model.clients} == {
+    [whole, *tiers] = models
+    personal = replace(tiers[0], name="of one further model", clients=(6,))
+    own = Evaluator(setup)._own([whole, *tiers, personal])
+    assert {model.name: model.clients for model in own} == {
+        "global": (),
         "half": HALVES,
         "whole": WHOLES,
     }
