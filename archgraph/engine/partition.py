@@ -16,6 +16,8 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.hints import nearest
 
 WHERE = "data.partition"
+# Schemes that do not ask for the class of an example.
+CLASSLESS = ("iid", "whole")
 
 
 def allot(
@@ -27,20 +29,21 @@ def allot(
     seed: int = 0,
     **params: Any,
 ) -> tuple[np.ndarray, ...]:
-    """Split examples among clients: disjoint, nonempty, the same for the same seed.
+    """Split examples among clients: nonempty, the same for the same seed, disjoint but for `whole`.
 
     A kind of client may own a fixed share of all examples (RecipFL, §5.1). It is cut out before
     anything else, each class in proportion, and divided equally among the clients of its kind. The
     other clients share the rest by one of the schemes of :mod:`archgraph.engine.schemes`. Text,
     whose windows follow one another, is cut into runs; it and targets that are not one class per
-    example are shared out by `iid` only.
+    example are shared out by `iid` or `whole` only.
 
     Args:
         targets: Class of each example, int `[example]`; text targets, int `[window, position]`; or
             any others, `[example, ...]`.
         tiers: Kind of each client.
         shares: Kind → its share of all examples, exact up to rounding.
-        scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet` or `classes`.
+        scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet`,
+            `classes` or `whole`.
         seed: Of everything random.
         **params: Of the scheme, and `min_size`, the least number of examples of a client (10 for
             `dirichlet`, else 1).
@@ -125,12 +128,12 @@ def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
         raise DataError(
             "targets of unknown shape", where=WHERE, found=targets.shape, expected="[example, ...]"
         )
-    if scheme in SCHEMES and scheme != "iid":
+    if scheme in SCHEMES and scheme not in CLASSLESS:
         raise DataError(
             "the targets are not one class per example, by which examples could be divided",
             where=f"{WHERE}.scheme",
             found=scheme,
-            expected="iid",
+            expected=" or ".join(CLASSLESS),
         )
     return targets if targets.ndim == 2 and integral else np.zeros(len(targets), np.int64)
 

@@ -1,7 +1,8 @@
 """How examples are cut: in a random order, by Dirichlet shares of the classes, by owned classes.
 
 Each scheme draws exactly what the partitioner of flwr-datasets draws from the same generator, so
-that a partition means here what it means on Flower, without the five seconds that its import takes.
+that a partition means here what it means on Flower, without the five seconds that its import takes;
+`whole`, which Flower does not have, draws nothing.
 A scheme takes the class of each example, the number of clients, a seed and its own parameters; it
 answers with each client's positions, ascending, and raises ValueError where there is no such
 partition.
@@ -179,9 +180,19 @@ def _ascending(parts: Iterable[np.ndarray]) -> ShardIndices:
     return tuple(np.sort(part).astype(np.int64) for part in parts)
 
 
+def whole(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
+    """Every example for each client: models trained side by side on the same data.
+
+    >>> [part.tolist() for part in whole(np.zeros(3), clients=2, seed=0)]
+    [[0, 1, 2], [0, 1, 2]]
+    """
+    return tuple(np.arange(len(labels)) for _ in range(clients))
+
+
 SCHEMES: Mapping[str, Callable[..., ShardIndices]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "equal_dirichlet": equal_dirichlet,
     "classes": classes,
+    "whole": whole,
 }

@@ -84,8 +84,17 @@ class ClassesSpec(Base):
     shares: DataShares = None
 
 
+class WholeSpec(Base):
+    """Every example for each client, as where models are trained side by side on the same data."""
+
+    scheme: Literal["whole"] = Field(description="the scheme")
+    min_size: MinSize = 1
+    shares: DataShares = None
+
+
 PartitionSpec = Annotated[
-    IidSpec | DirichletSpec | EqualDirichletSpec | ClassesSpec, Field(discriminator="scheme")
+    IidSpec | DirichletSpec | EqualDirichletSpec | ClassesSpec | WholeSpec,
+    Field(discriminator="scheme"),
 ]
 
 

@@ -36,6 +36,7 @@ from archgraph.language.data import (
     EqualDirichletSpec,
     IidSpec,
     TargetSpec,
+    WholeSpec,
 )
 from archgraph.language.experiment import (
     STRATEGIES,
@@ -92,6 +93,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "dirichlet": DirichletSpec,
         "equal_dirichlet": EqualDirichletSpec,
         "classes": ClassesSpec,
+        "whole": WholeSpec,
         "task": TaskSpec,
         "validation": ValidationSpec,
         "weights": WeightsSpec,

@@ -44,7 +44,9 @@ class StudyFigure(Base):
 
     measure: _Text = Field(
         description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
-        "global_accuracy, local_accuracy, global_perplexity, seconds, tier.NAME.matched, …"
+        "global_accuracy, local_accuracy, global_perplexity, seconds, tier.NAME.matched, …; or of "
+        "final weights: weights.MODEL.PLACE.STATISTIC, distance.MODEL.BASELINE.PLACE, "
+        "similarity.A.B, similarity.A.B.SECTION.ROW.COLUMN, chance.A.B, …; {name}: the cell's value"
     )
     last: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
@@ -55,6 +57,7 @@ class StudyFigure(Base):
     unit: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="what the paper counts it in, e.g. 1e12"
     )
+    digits: Natural = Field(default=2, description="digits behind the point")
 
 
 class StudyClaim(Base):
@@ -260,12 +263,14 @@ class StudyCell:
         row: Its row.
         column: Its column.
         experiment: What is run, for the first seed; None: it waits.
+        figures: What is read from its runs, with the cell's values in the measures' names.
         waits: The strategy that is not there yet.
     """
 
     row: str
     column: str
     experiment: ExperimentSpec | None
+    figures: Mapping[str, StudyFigure]
     waits: str = ""
 
 
@@ -291,18 +296,32 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
-    part = functools.cache(document.sub)
+    part, read = functools.cache(document.sub), _read_once()
     return tuple(
-        _cell(study, document.file, part, size, *named)
+        _cell(study, document.file, part, read, size, *named)
         for named in study.named()
         if not any(_matches(pattern, named) for pattern in left_out)
     )
+
+
+def _read_once() -> Callable[[Document], ExperimentSpec]:
+    """Reads experiments; cells that show the same runs have one, named after the first."""
+    known: dict[str, ExperimentSpec] = {}
+
+    def read(document: Document) -> ExperimentSpec:
+        key = repr({**document.data, "name": ""})
+        if key not in known:
+            known[key] = read_experiment(document)
+        return known[key]
+
+    return read
 
 
 def _cell(
     study: StudySpec,
     file: str,
     part: _PartOf,
+    read: Callable[[Document], ExperimentSpec],
     size: str,
     row: str,
     column: str,
@@ -319,12 +338,18 @@ def _cell(
         (*shared, "rows", row),
         *((*shared, "columns", name) for name in dict.fromkeys((*parts, column))),
     ]
-    merged = _merged(file, map(part, places))
+    merged, values = _merged(file, map(part, places))
     named = ", ".join(filter(None, (study.study, row, column)))
     whole = {"name": named, "seed": study.sizes[size].seeds[0], **merged.data}  # type: ignore[index]  # a size of the study
     made = Document(file, whole, merged.lines, merged.texts)
     waits = _missing(study, made)
-    return StudyCell(row, column, None if waits else read_experiment(made), waits)
+    figures = {
+        name: figure.model_copy(
+            update={"measure": str(_filled(made, figure.measure, values, ("figures", name)))}
+        )
+        for name, figure in study.read.items()
+    }
+    return StudyCell(row, column, None if waits else read(made), figures, waits)
 
 
 def _missing(study: StudySpec, document: Document) -> str:
@@ -339,8 +364,8 @@ def _missing(study: StudySpec, document: Document) -> str:
     return ""
 
 
-def _merged(file: str, parts: Iterable[Document]) -> Document:
-    """Parts of a file laid over one another: one experiment, with the line of every key."""
+def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str, Any]]:
+    """Parts of a file laid over one another: one experiment, and the cell's own values."""
     data: dict[str, Any] = {}
     lines: dict[Place, int] = {(): 1}
     for part in parts:
@@ -356,7 +381,7 @@ def _merged(file: str, parts: Iterable[Document]) -> Document:
     values = data.pop("values", {})
     shown = {key: value for key, value in data.items() if value is not None}
     whole = Document(file, shown, lines)
-    return Document(file, _filled(whole, shown, values, ()), lines)
+    return Document(file, _filled(whole, shown, values, ()), lines), values
 
 
 def _below(place: Place, above: Place) -> bool:

@@ -370,7 +370,9 @@ def scale_variation(
     compared = {
         name: dict(_beside(base, model)) for name, model in models.items() if name != baseline
     }
-    return ScaleComparison(baseline, tuple(base), {k: _norm(w) for k, w in base.items()}, compared)
+    return ScaleComparison(
+        baseline, tuple(base), {k: magnitude(w) for k, w in base.items()}, compared
+    )
 
 
 def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, Scale]]:
@@ -381,15 +383,24 @@ def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, 
         theirs, ours = weight.of(state), base[weight.leaf]
         if theirs.shape[2] != ours.shape[2]:
             continue
-        both = tuple(slice(min(x, y)) for x, y in zip(theirs.shape, ours.shape, strict=True))
-        theirs, ours = theirs[both], ours[both]
-        magnitude, before = _norm(theirs), _norm(ours)
-        ratio = magnitude / before if before else math.inf if magnitude else 1.0
-        yield weight.leaf, Scale(magnitude, ratio, _norm(theirs - ours))
+        theirs, ours = on_common_prefix(theirs, ours)
+        theirs_l1, before = magnitude(theirs), magnitude(ours)
+        ratio = theirs_l1 / before if before else math.inf if theirs_l1 else 1.0
+        yield weight.leaf, Scale(theirs_l1, ratio, magnitude(theirs - ours))
 
 
-def _norm(weight: Tensor) -> float:
-    """Mean L1 norm of the weight maps ``[out, in, kernel]``."""
+def on_common_prefix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The first filters and maps that both weights ``[out, in, kernel]`` have."""
+    both = tuple(slice(min(x, y)) for x, y in zip(a.shape, b.shape, strict=True))
+    return a[both], b[both]
+
+
+def magnitude(weight: Tensor) -> float:
+    """Mean L1 norm of the weight maps ``[out, in, kernel]``.
+
+    >>> magnitude(torch.tensor([[[1.0, -2.0]], [[0.0, 5.0]]]))
+    4.0
+    """
     return float(weight.abs().sum(2, dtype=torch.float64).mean())
 
 

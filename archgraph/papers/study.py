@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from archgraph.display.comparison import RunGroup, comparison
+from archgraph.display.comparison import Figure, RunGroup, comparison
 from archgraph.display.measures import SHARES
 from archgraph.display.runs import seconds
 from archgraph.engine.cell import address, finished, run_cell
@@ -23,12 +24,14 @@ from archgraph.language.data import NamedData
 from archgraph.language.study import (
     StudyCell,
     StudyClaim,
+    StudyFigure,
     StudySizeName,
     StudySpec,
     cells,
     load_study,
 )
 from archgraph.papers.paired import Paired, paired
+from archgraph.papers.weight_measures import FinalWeights, of_weights
 from archgraph.tables import plural
 
 
@@ -110,13 +113,18 @@ class StudyResult:
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
         """A figure of a cell by seed, as papers print it (shares in per cent); empty: none yet."""
         group = self.groups.get((row, column), {}).get(figure)
-        measure = self.spec.read[figure].measure
+        measure = self._figures[row, column][figure].measure if group is not None else ""
         found = None if group is None else group.figures.get(measure)
         if group is None or found is None:
             return {}
         factor = 100 if measure.replace(".", "_").split("_")[-1] in SHARES else 1
         pairs = zip(group.seeds, found.values, strict=True)
         return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
+
+    @functools.cached_property
+    def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
+        """What is read from the runs of a cell."""
+        return {(one.cell.row, one.cell.column): one.cell.figures for one in self.runs}
 
     @functools.cached_property
     def findings(self) -> tuple[StudyFinding, ...]:
@@ -188,7 +196,8 @@ def study(
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     failed = {} if only_read else dict(_missing(runs, workers, data_root, python, told))
     waiting = tuple(cell for cell in every if cell.experiment is None)
-    return StudyResult(spec, size, runs, waiting, _groups(spec, runs), failed)
+    weights = functools.cache(lambda folder: FinalWeights(folder, data_root, python))
+    return StudyResult(spec, size, runs, waiting, _groups(runs, weights), failed)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tuple[StudyRun, ...]:
@@ -198,7 +207,7 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tupl
         for cell in every:
             if cell.experiment is not None:
                 spec = cell.experiment.model_copy(update={"seed": seed})
-                one = StudyCell(cell.row, cell.column, spec)
+                one = dataclasses.replace(cell, experiment=spec)
                 found.append(StudyRun(one, seed, place / address(spec)))
     return tuple(found)
 
@@ -278,18 +287,29 @@ def _run(one: StudyRun, data_root: Path | None, python: bool) -> str | None:
 
 
 def _groups(
-    spec: StudySpec, runs: Sequence[StudyRun]
+    runs: Sequence[StudyRun], weights: Callable[[Path], FinalWeights]
 ) -> dict[tuple[str, str], dict[str, RunGroup]]:
-    """Finished runs of a cell together, read once for each span of rounds."""
-    folders: dict[tuple[str, str], list[Path]] = {}
+    """Finished runs of a cell together; those of equal cells are read once."""
+    read = functools.cache(lambda places, last: comparison(places, tiers=True, last=last).groups[0])
+    cells: dict[tuple[str, str], tuple[StudyCell, list[Path]]] = {}
     for one in runs:
         experiment = one.cell.experiment
         if experiment is not None and finished(one.folder, experiment):
-            folders.setdefault((one.cell.row, one.cell.column), []).append(one.folder)
+            cells.setdefault((one.cell.row, one.cell.column), (one.cell, []))[1].append(one.folder)
     return {
-        cell: {
-            name: comparison(places, tiers=True, last=figure.last).groups[0]
-            for name, figure in spec.read.items()
+        place: {
+            name: _measured(read(tuple(folders), figure.last), figure.measure, weights)
+            for name, figure in cell.figures.items()
         }
-        for cell, places in folders.items()
+        for place, (cell, folders) in cells.items()
     }
+
+
+def _measured(group: RunGroup, measure: str, weights: Callable[[Path], FinalWeights]) -> RunGroup:
+    """Runs with what a measure reads from their final weights, if it does."""
+    if not of_weights(measure):
+        return group
+    values = [weights(log.folder).read(measure) for log in group.runs]
+    known = tuple(value for value in values if value is not None)
+    figures = {measure: Figure(known)} if len(known) == len(values) else {}
+    return dataclasses.replace(group, figures={**group.figures, **figures})

@@ -139,16 +139,16 @@ def _named(result: StudyResult) -> bool:
 def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
     values = list(result.values(row, column, figure).values())
     printed = result.spec.printed(row, column, figure)
-    text = NOTHING
+    text, digits = NOTHING, result.spec.read[figure].digits
     if values:
-        text = _number(statistics.fmean(values))
-        text += f" ± {_number(statistics.stdev(values))}" if len(values) > 1 else ""
+        text = _number(statistics.fmean(values), digits)
+        text += f" ± {_number(statistics.stdev(values), digits)}" if len(values) > 1 else ""
     return text if printed is None else f"{text} ({printed:g})"
 
 
-def _number(value: float) -> str:
-    """Two digits behind the point for shares in per cent, four in all for what is larger."""
-    return f"{value:.2f}" if abs(value) < 1000 else f"{value:.4g}"
+def _number(value: float, digits: int) -> str:
+    """So many digits behind the point, four in all for what is larger than a thousand."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
 def _claims(result: StudyResult) -> Table:
@@ -157,7 +157,9 @@ def _claims(result: StudyResult) -> Table:
         told = (NOTHING, NOTHING, NOTHING)
         if one.paired is not None:
             std, p = one.paired.std, one.paired.p
-            mean = f"{one.paired.mean:+.2f}" + ("" if std is None else f" ± {std:.2f}")
+            digits = result.spec.read[one.figure].digits
+            mean = f"{one.paired.mean:+.{digits}f}"
+            mean += "" if std is None else f" ± {std:.{digits}f}"
             told = (mean, str(len(one.paired.differences)), NOTHING if p is None else f"{p:.3f}")
         rows.append((one.claim, one.where, one.figure, *told, one.verdict))
     return Table(

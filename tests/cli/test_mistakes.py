@@ -330,7 +330,7 @@ MISTAKES = {
         experiment("scheme: iid", "scheme: non-iid"),
         RUN,
         "experiment.yaml:4: data.partition: has an unknown value; found 'non-iid'; expected "
-        "one of iid, dirichlet, equal_dirichlet, classes; did you mean 'iid'?",
+        "one of iid, dirichlet, equal_dirichlet, classes, whole; did you mean 'iid'?",
     ),
     "no classifier at the end": Mistake(
         {

@@ -82,6 +82,14 @@ def test_every_example_has_an_owner(scheme, clients):
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(targets)))
 
 
+@pytest.mark.parametrize("targets", [labels(), np.zeros((600, 4))], ids=["classes", "numbers"])
+def test_whole_gives_every_example_to_every_client_beside_a_share(targets):
+    kinds = ["one", "other", "aside"]
+    one, other, aside = allot(targets, tiers=kinds, scheme="whole", shares={"aside": 0.25})
+    assert np.array_equal(one, other) and len(one) == 450 and len(aside) == 150
+    assert np.array_equal(np.sort(np.concatenate([one, aside])), np.arange(600))
+
+
 @pytest.mark.parametrize(
     ("clients", "params"),
     [(10, {}), (23, {}), (5, {"assignment": "deterministic", "per_client": 6})],
@@ -394,7 +402,7 @@ def test_a_client_with_too_few_examples_is_called_by_its_own_number():
 
 def test_text_cannot_be_split_by_classes():
     with pytest.raises(
-        DataError, match=r"not one class per example.*found dirichlet; expected iid"
+        DataError, match=r"not one class per example.*found dirichlet; expected iid or whole"
     ):
         partition(np.zeros((30, 4), np.int64), clients=2, scheme="dirichlet")
 

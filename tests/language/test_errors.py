@@ -436,7 +436,8 @@ attack: {fraction: 0.2, intensity: 20}
     [
         ("dirichlet", "dirichelt",
          "e.yaml:6: data.partition: has an unknown value; found 'dirichelt'; "
-         "expected one of iid, dirichlet, equal_dirichlet, classes; did you mean 'dirichlet'?"),
+         "expected one of iid, dirichlet, equal_dirichlet, classes, whole; did you mean "
+         "'dirichlet'?"),
         ("alpha: 0.5", "alhpa: 0.5",
          "e.yaml:6: data.partition.alhpa: is an unknown key; found 'alhpa'; "
          "expected one of scheme, alpha, min_size, balanced, shares; did you mean 'alpha'?"),

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torchvision
 
-from archgraph.federation import configure
-from archgraph.graph.ir import ArchGraph, size_at
+from archgraph.analysis.structure import structure
+from archgraph.federation import configure, resolve
+from archgraph.graph.ir import ArchGraph, Ref, size_at
+from archgraph.graph.passes import prune
 from archgraph.language import (
     flat,
     load,
@@ -112,6 +114,40 @@ def test_the_transformer_is_that_of_table_4() -> None:
     assert shapes["head.linear.weight"] == (28782, 64)
 
 
+@pytest.mark.parametrize("name", ["digits_cnn", "pre_resnet", "mobilenet_v2", "efficientnet_v2"])
+def test_a_plain_twin_is_the_model_with_every_shortcut_cut(name: str) -> None:
+    """Every sum passes on its branch alone: what is left is the twin, operator by operator."""
+    whole, twin = (load(SPECS / "models" / f"{name}{end}.yaml") for end in ("", "_plain"))
+    branch = {
+        merge: next(
+            v.name for _, v in whole.node[merge].args if isinstance(v, Ref) and v.name != shortcut
+        )
+        for block in structure(whole).blocks
+        for merge, shortcut in block.sums
+    }
+    assert branch, "a twin of a model without shortcuts"
+    cut = prune(
+        whole.mapped(
+            lambda v: Ref(branch[v.name]) if isinstance(v, Ref) and v.name in branch else v
+        )
+    )
+    assert {p.name: p.shape for p in cut.params} == {p.name: p.shape for p in twin.params}
+    assert [(n.op, n.shape) for n in cut.nodes] == [(n.op, n.shape) for n in twin.nodes]
+
+
+TWINS = sorted((SPECS / "families").glob("fedfa_[!s]*_plain.yaml"))
+
+
+@pytest.mark.parametrize("file", TWINS, ids=lambda f: f.stem)
+def test_families_of_twins_differ_in_shortcuts_only(file: Path) -> None:
+    skip = file.with_name(file.name.replace("_plain", "_skip"))
+    models = [resolve(load_family(f)).models for f in (skip, file)]
+    assert list(models[0]) == list(models[1]) == ["global", "one", "two", "three"]
+    for name, whole in models[0].items():
+        ours = {p.name: p.shape for p in whole.params if ".shortcut." not in p.name}
+        assert ours == {p.name: p.shape for p in models[1][name].params}
+
+
 CANDIDATES = {
     "pre_resnet": {
         **dict.fromkeys(("d1", "d2", "d3", "d4"), (2, 3, 4, 5)),
@@ -147,8 +183,9 @@ CANDIDATES = {
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_candidates_are_those_of_table_5(name: str) -> None:
     model = read_document(SPECS / "models" / f"{name}.yaml").validate(AuthoredModel)
-    # How many words there are is the data's choice, not the paper's.
-    assert {k: v for k, v in model.choices.items() if k != "vocabulary"} == CANDIDATES[name]
+    # How many words or classes there are is the data's choice, not the paper's.
+    ours = {k: v for k, v in model.choices.items() if k not in ("vocabulary", "classes")}
+    assert ours == CANDIDATES[name]
 
 
 @pytest.mark.parametrize("file", sorted((SPECS / "families").glob("*.yaml")), ids=lambda f: f.stem)
@@ -175,13 +212,20 @@ def test_fashion_families_are_twins() -> None:
 STUDIES = sorted((SPECS / "studies").glob("*.yaml"))
 
 
+def test_the_docs_list_every_study() -> None:
+    text = (SPECS.parent / "docs" / "studies.md").read_text()
+    listed = re.findall(r"^\| (.+?) \| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted((load_study(file).study, file.stem) for file in STUDIES)
+    assert len(listed) == 36
+
+
 @pytest.mark.parametrize("file", STUDIES, ids=lambda f: f.stem)
 def test_every_cell_of_a_study_is_an_experiment_with_a_strategy(file: Path) -> None:
     study = load_study(file)
     for size in study.sizes:
-        for cell in cells(study, size):
-            if cell.experiment is not None:
-                configure(cell.experiment.strategy_name, cell.experiment.strategy_options)
+        every = {id(one.experiment): one.experiment for one in cells(study, size)}
+        for experiment in filter(None, every.values()):
+            configure(experiment.strategy_name, experiment.strategy_options)
         assert {claim.better for claim in study.claims}, "a study that claims nothing"
 
 

@@ -167,3 +167,20 @@ def test_a_size_that_is_not_there_is_named(made):
     text = STUDY[: STUDY.index("  small:")]
     with pytest.raises(SpecError, match=r"study.yaml:\d+: sizes: has no such size"):
         cells(made(text), "small")
+
+
+def test_cells_that_show_the_same_run_have_one_experiment_and_measures_of_their_own(made):
+    """A value that only a measure names changes no experiment."""
+    text = STUDY.replace("  - {clean: {}, attacked: {attack: {fraction: 0.5}}}\n", SHOWN)
+    text = text.replace("worst: worst_accuracy", 'worst: "{which}_accuracy"')
+    text = text[: text.index("published:")] + "sizes: {paper: {}}\n"
+    whole = {(c.row, c.column): c for c in cells(made(text), "paper")}
+    worst, average = whole["A", "few, clean"], whole["A", "few, attacked"]
+    assert worst.experiment is average.experiment
+    assert worst.experiment is not whole["A", "many, clean"].experiment
+    assert worst.figures["worst"].measure == "worst_accuracy"
+    assert average.figures["worst"].measure == "average_accuracy"
+    assert average.figures["time"].measure == "seconds"
+
+
+SHOWN = "  - {clean: {values: {which: worst}}, attacked: {values: {which: average}}}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -93,11 +94,13 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
 
 
 def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
-    (place / "units.yaml").write_text(STUDY.replace("last: 2}", "last: 2, unit: 0.5}"))
+    (place / "units.yaml").write_text(STUDY.replace("last: 2}", "last: 2, unit: 0.5, digits: 4}"))
     halves = ag.study(place / "units.yaml", out=place / "out", only_read=True)
     for figure, factor in (("last two", 2), ("average", 1)):
         ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
+    shown = study_tables(halves)[0].rows[0][2]
+    assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4} \(89\)", shown), "as many digits as asked for"
 
 
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
