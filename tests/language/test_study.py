@@ -24,7 +24,7 @@ study: Somebody, Table 1
 experiment:
   family: "{family}.yaml"
   data: {dataset: mnist, limit: 100, partition: {scheme: iid}}
-  local: {lr: 0.1, epochs: 2}
+  local: {lr: 0.1, epochs: 2, momentum: 0.9}
   rounds: 2
 rows:
   A: {strategy: {fedavg: {}}}
@@ -43,7 +43,7 @@ sizes:
   paper: {}
   small:
     seeds: [3, 4]
-    experiment: {data: {limit: null}, rounds: 1}
+    experiment: {data: {limit: null}, local: {momentum: null}, rounds: 1}
     rows: {B: {local: {epochs: 1}}}
     columns: {many: {local: {batch: 8}}}
     leave_out: ["B | few, attacked"]
@@ -86,8 +86,19 @@ def test_a_cell_is_the_experiment_then_row_columns_and_size(made):
         "batch": 8,
     }
     assert small["A", "many, clean"].data.limit is None  # null takes a setting out
+    assert small["A", "many, clean"].local.momentum == 0.0  # the default again
     assert small["A", "many, clean"].seed == 3
     assert small["A", "few, clean"].local.batch == 32
+
+
+def test_what_the_study_leaves_out_no_size_has_and_a_size_leaves_out_more(made):
+    study = made("leave_out: [A | many*]\n" + STUDY)
+    whole, small = ({(c.row, c.column) for c in cells(study, n)} for n in ("paper", "small"))
+    everywhere = {("A", f"many, {last}") for last in STUDY_LAST}
+    assert len(whole) == 6 and not whole & everywhere
+    assert whole - small == {("B", "few, attacked")}
+    with pytest.raises(SpecError, match=r"study\.yaml:1: leave_out\[0\]: leaves nothing out"):
+        made("leave_out: [C]\n" + STUDY)
 
 
 STUDY_LAST = ("clean", "attacked")
@@ -109,6 +120,9 @@ def test_claims_are_about_rows_in_columns_or_columns_in_rows(made):
     ]
     assert (("B", "many, clean"), ("B", "many, attacked"), "worst") in columns
     assert len(columns) == 4
+    inside = '{better: clean, than: attacked, by: worst, where: "B*"}'
+    less = made(STUDY.replace("{better: clean, than: attacked, by: worst}", inside))
+    assert list(less.compared(less.claims[1])) == columns[2:]
 
 
 WRONG = {

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -101,6 +102,48 @@ def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
     shown = study_tables(halves)[0].rows[0][2]
     assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4} \(89\)", shown), "as many digits as asked for"
+
+
+def read(place: Path, text: str) -> StudyResult:
+    """The table of what ran before, for a study that differs from it."""
+    assert text != STUDY
+    (place / "differs.yaml").write_text(text)
+    return ag.study(place / "differs.yaml", out=place / "out", only_read=True)
+
+
+def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
+    values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert mean > 1000 and table.rows[0][2].startswith(f"{mean:.4g} ± {std:.2f} (")
+
+
+def test_heads_name_the_figure_where_there_are_several_or_no_columns(
+    result: StudyResult, place: Path
+):
+    assert study_tables(result)[0].columns[1] == "clean, average"
+    few = STUDY.replace(', "last two": {measure: average_accuracy, last: 2}', "")
+    few = few.replace("[90, 89, 20, 20]", "[90, 20]").replace("[80, 79, 10, null]", "[80, 10]")
+    assert study_tables(read(place, few))[0].columns == ("", "clean", "attacked")
+    one = few.replace(
+        "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}\n", ""
+    )
+    one = one.replace("[90, 20]", "[90]").replace("[80, 10]", "[80]")
+    assert study_tables(read(place, one))[0].columns == ("", "average")
+
+
+def test_columns_that_a_size_leaves_out_are_not_in_its_table(result: StudyResult, place: Path):
+    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[0]
+    assert table.columns == ("", "clean, average", "clean, last two")
+    assert [len(row) for row in table.rows] == [3, 3]
+
+
+def test_a_cell_that_waits_for_a_strategy_is_listed(result: StudyResult, place: Path):
+    text = STUDY.replace("{standalone: {}}", "{fedsoon: {}}") + "waits_for: [fedsoon]\n"
+    table = study_tables(read(place, text))[-1]
+    assert table.title == "Not measured"
+    waiting = [("Standalone", column, "waits for fedsoon") for column in ("clean", "attacked")]
+    assert list(table.rows) == waiting
 
 
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
