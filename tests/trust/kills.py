@@ -38,10 +38,16 @@ MIXED = (
 )
 DEPTHS = "[{name: short, count: 2, choose: {d1: 1}}, {name: long, count: 2, choose: {d1: 2}}]"
 EDGE = "[{name: edge, count: 4, choose: {w1: 8}, ends_after: {section: stage1, head: 10}}]"
+EXITS = (
+    "[{name: first, count: 2, ends_after: {section: stage1}}, {name: whole, count: 2}],"
+    " change: {add_exits: {stage1: 10}}"
+)
 # Clients and options of each method.
 STRATEGIES = {
     "fedavg": (ONE, "{}"),
     "heterofl": (WIDTHS, "{}"),
+    "depthfl": (EXITS, "{}"),
+    "scalefl": (EXITS, "{}"),
     "fedfa": (MIXED, "{}"),
     "nefl": (MIXED, "{spread: 0}"),
     "fedadp": (MIXED, "{approximate: true}"),
