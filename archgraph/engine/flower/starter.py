@@ -102,14 +102,16 @@ def write_app(
         raise RunError("is not empty", where=str(place), hint="name a folder that does not exist")
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     setup = prepare(spec, data_root=data_root, python=python)
-    if setup.engine.memory is not None:
-        with spec.locating("engine"):
-            raise RunError(
-                "cannot bound the memory of a node",
-                where="engine.memory",
-                found=setup.engine.memory,
-                hint="leave it out",
-            )
+    refused = {"engine.memory": setup.engine.memory, "weights": spec.weights}
+    for where, value in refused.items():
+        if value is not None:
+            with spec.locating(*where.split(".")[:1]):
+                raise RunError(
+                    "an app of Flower's cannot say this to its nodes",
+                    where=where,
+                    expected="no bound on memory, and first weights from the seed",
+                    hint="leave it out",
+                )
     title = spec.name or place.resolve().name
     name = re.sub("[^a-z0-9]+", "-", f"archgraph-{title}".lower())[:LONGEST_NAME].strip("-")
     roles = {"server": "deployed_server", "client": "deployed_client"}

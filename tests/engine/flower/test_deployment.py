@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import archgraph as ag
 from archgraph.errors import RunError
@@ -109,8 +109,13 @@ def test_an_app_goes_on_with_what_its_nodes_have_in_files(write, tmp_path):
 
 
 def test_an_app_refuses_what_flower_does_not_carry(write, tmp_path):
-    with pytest.raises(RunError, match=r"memory of a node.*found 9"):
+    with pytest.raises(RunError, match=r"engine\.memory: an app of Flower's cannot say this"):
         write_app(write("heterofl", engine={"memory": 9}), tmp_path / "app")
+    graph = ag.load(tmp_path / "model.yaml")
+    save_file(ag.build(graph).state_dict(), tmp_path / "first.safetensors")
+    with pytest.raises(RunError, match=r"weights: an app of Flower's cannot say this"):
+        file = write("heterofl", weights={"file": str(tmp_path / "first.safetensors")})
+        write_app(file, tmp_path / "app")
 
 
 servers = pytest.mark.skipif(
