@@ -6,19 +6,20 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import isolated
+from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.precision import performed
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.returned import reason
 from archgraph.engine.testing import Answers, answers
-from archgraph.engine.workers import Workers
+from archgraph.engine.workers import Died, Tell, Workers
 from archgraph.federation import (
     GLOBAL,
     Evaluated,
@@ -109,7 +110,7 @@ class Evaluator:
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
         module = module_of(Model(model.graph, self._state(model, model.state)), world.device)
-        plain, *masked = self._answers(module, model, masks)
+        plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
     def _state(self, model: Evaluated, state: State) -> State:
@@ -151,17 +152,34 @@ class Evaluator:
         everywhere: list[dict[str, float]] = []
         clients: dict[int, dict[str, float]] = {}
         module = module_of(Model(model.graph, model.state), self.experiment.world.device)
-        for client in model.clients:
-            # Windows of text have no class: every client is tested on all of them.
-            owned = tuple(self._classes([client]))
-            # No name for the weights: they are gone before the next client's are made.
-            load_state(module, self._state(model, self._mine(model, kept, client, round)))
-            plain, *masked = self._answers(module, model, owned)
-            everywhere.append(plain.summary())
-            at = self._examples(*owned) if owned else slice(None)
-            if isinstance(at, slice) or len(at):
-                clients[client] = self._local(client, plain, masked[0] if masked else None, at)
+
+        def version(client: int, tell: Tell) -> dict[str, Any]:
+            untuned: list[Json] = []
+            with one_thread():
+                # No name for the weights: they are gone before the next client's are made.
+                load_state(
+                    module, self._state(model, self._mine(model, kept, client, round, untuned))
+                )
+            return {**self._version(model, module, client), "untuned": untuned}
+
+        for client, done in self.workers.calls(version, model.clients):
+            found = version(client, print) if isinstance(done, Died) else done
+            everywhere.append(found["all"])
+            if found["own"] is not None:
+                clients[client] = found["own"]
+            self._untuned.extend(found["untuned"])
         return mean_of(everywhere), clients
+
+    def _version(self, model: Evaluated, module: nn.Module, client: int) -> dict[str, Any]:
+        """Figures of a client's own version: on all test data, and on its own, if it has any."""
+        # Windows of text have no class: every client is tested on all of them.
+        owned = tuple(self._classes([client]))
+        plain, *masked = self._answers(module, model, owned, Workers())
+        at = self._examples(*owned) if owned else slice(None)
+        own = None
+        if isinstance(at, slice) or len(at):
+            own = self._local(client, plain, masked[0] if masked else None, at)
+        return {"all": plain.summary(), "own": own}
 
     def _local(
         self, client: int, plain: Answers, masked: Answers | None, at: Tensor | slice
@@ -193,7 +211,11 @@ class Evaluator:
         return torch.from_numpy(local_test_indices(targets, torch.tensor(present)))
 
     def _answers(
-        self, module: nn.Module, model: Evaluated, masks: Sequence[tuple[bool, ...]]
+        self,
+        module: nn.Module,
+        model: Evaluated,
+        masks: Sequence[tuple[bool, ...]],
+        workers: Workers,
     ) -> list[Answers]:
         setup = self.experiment
         return answers(
@@ -204,11 +226,16 @@ class Evaluator:
             masks=[torch.tensor(m) for m in masks],
             batch=setup.evaluate.batch,
             device=setup.world.device,
-            workers=self.workers,
+            workers=workers,
         )
 
     def _mine(
-        self, model: Evaluated, kept: Mapping[int, KeptByClient], client: int, round: int
+        self,
+        model: Evaluated,
+        kept: Mapping[int, KeptByClient],
+        client: int,
+        round: int,
+        untuned: list[Json],
     ) -> State:
         """The model as one client has it: its own version, with what it kept, then fine-tuned.
 
@@ -230,7 +257,7 @@ class Evaluator:
             raise
         except BaseException as error:  # whatever the program dies of, the other tests go on
             who: dict[str, Json] = {"client": client, "name": model.name, "reason": reason(error)}
-            self._untuned.append(who)
+            untuned.append(who)
             return state
         return tuned
 

@@ -236,6 +236,31 @@ def test_short_calls_are_made_in_this_process_and_long_ones_are_not(
     assert here == [True, True, False, False]
 
 
+def test_what_clients_train_before_a_test_is_trained_and_tested_in_processes(
+    experiment, mean, monkeypatch, tmp_path
+) -> None:
+    """With the same figures, also where the program dies, of which the record says why."""
+    monkeypatch.setattr("archgraph.engine.workers.LEAST", 0.0)
+
+    def tune(work: Work) -> Outcome:
+        (tmp_path / str(os.getpid())).touch()
+        if work.client == 2:
+            raise ArithmeticError("cannot be tuned")
+        return Train()(work)
+
+    evaluations, processes = [], []
+    for workers in (1, 2):
+        engine = EngineSpec(workers=workers)
+        run = execute(experiment(mean(tuned=tune), rounds=1, engine=engine))
+        evaluations.append(run.evaluation)
+        processes.append({int(file.name) for file in tmp_path.iterdir()})
+    assert evaluations[0] == evaluations[1]
+    assert {one["reason"] for one in evaluations[0]["untuned"]} == {
+        "ArithmeticError: cannot be tuned"
+    }
+    assert processes[0] == {os.getpid()} and len(processes[1]) > 2
+
+
 def test_what_is_under_way_ends_with_who_asked_for_it() -> None:
     calls = Workers(2, always=True).calls(
         lambda item, tell: os.getpid() if not item else time.sleep(60), [0, 1, 2]
