@@ -119,7 +119,10 @@ class OnnxModule(OnnxPart):
     def _fold(self, stored: dict[str, torch.Tensor], asked: Collection[str]) -> None:
         """Compute what follows from constants alone; tensors of numbers among it are weights."""
         rest = []
+        read = {name for step in self.steps for name in step.inputs} | {*self.results}
         for step in self.steps:
+            if step.kind in FOLDS and not read & {*step.outputs}:
+                continue
             given = [self.known.get(name) for name in step.inputs]
             at = Attributes(step.attributes, self.opset, len(step.outputs))
             if step.kind == "Shape" and step.inputs[0] in stored:

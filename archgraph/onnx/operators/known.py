@@ -151,4 +151,5 @@ def tensor_of(value: Known) -> torch.Tensor:
         value = value.astype(np.int64)
     if value.dtype.name == "bfloat16":
         return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.array(value))
+    # What NumPy repeats without storing it (a stride of 0) is stored first.
+    return torch.from_numpy(value if value.flags.writeable else np.array(value))
