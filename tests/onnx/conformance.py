@@ -26,13 +26,14 @@ from onnx.backend.test.loader import load_model_tests
 
 from archgraph.errors import ArchGraphError
 from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
-from archgraph.onnx.operators.known import tensor_of
+from archgraph.onnx.operators.known import FOLDS, tensor_of
 from archgraph.onnx.tensors import DTYPES
 
 GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple", "light")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 Sets = list[tuple[list[Any], list[Any]]]
 UNSIGNED = re.compile("not implemented for '(UInt16|UInt32|UInt64)'")
+OF_SHAPES = ("Shape", "Size")  # of which the numbers are not read
 # Half precision: the published numbers are rounded at other places.
 TOLERANCES = {"float16": 4e-3, "bfloat16": 4e-2}
 
@@ -159,6 +160,9 @@ def _computed(model: Any, values: Sequence[Any]) -> list[torch.Tensor]:
         for i in (step.row.known if step.row else range(len(step.inputs)))
         if i < len(step.inputs)
     }
+    for step in reversed(module.steps):  # what follows from known numbers is known
+        if step.kind in FOLDS and step.kind not in OF_SHAPES and asked & {*step.outputs}:
+            asked |= {*step.inputs}
     known = {n: np.asarray(v) for n, v in zip(given, values, strict=False) if n in asked}
     module.known |= known
     live = {n: _tensor(v) for n, v in zip(given, values, strict=False) if n not in known}

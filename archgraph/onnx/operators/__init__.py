@@ -8,6 +8,7 @@ from archgraph.onnx.operators.pointwise import POINTWISE
 from archgraph.onnx.operators.recurrent import RECURRENT
 from archgraph.onnx.operators.reductions import REDUCTIONS
 from archgraph.onnx.operators.row import OnnxTable
+from archgraph.onnx.operators.sequences import SEQUENCES
 from archgraph.onnx.operators.shapes import SHAPES
 
 ROWS: OnnxTable = {
@@ -18,5 +19,6 @@ ROWS: OnnxTable = {
     **LAYERS,
     **ATTENTION,
     **RECURRENT,
+    **SEQUENCES,
     **LOSSES,
 }

@@ -34,10 +34,21 @@ def _cast(at: Attributes, x: Known) -> Known:
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
 
 
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of a name; it lacks bfloat16."""
+    import onnx
+
+    kinds = onnx.TensorProto
+    return (
+        onnx.helper.tensor_dtype_to_np_dtype(kinds.BFLOAT16)
+        if name == "bfloat16"
+        else np.dtype(name)
+    )
+
+
 def _cast_like(at: Attributes, x: Known, like: Known | torch.Tensor) -> Known:
     if isinstance(like, torch.Tensor):
-        kind = str(like.dtype).removeprefix("torch.")
-        return x.astype("float32" if kind == "bfloat16" else kind)
+        return x.astype(_numpy_dtype(str(like.dtype).removeprefix("torch.")))
     return x if like.dtype == object else x.astype(like.dtype)
 
 
@@ -124,7 +135,7 @@ FOLDS: dict[str, Folding] = {
     "Squeeze": _squeeze,
     "Unsqueeze": lambda at, x, axes=None: np.expand_dims(x, tuple(axes_of(at, axes) or ())),
     "Reshape": lambda at, x, shape: np.reshape(x, whole(shape)),
-    "Shape": lambda at, x: np.array(x.shape, dtype=object),
+    "Shape": lambda at, x: np.array(x.shape[at.get("start", 0) : at.get("end")], dtype=object),
     "Transpose": lambda at, x: np.transpose(x, at.get("perm")),
     "ConstantOfShape": _filled,
     "Range": _range,

@@ -174,6 +174,7 @@ POINTWISE: OnnxTable = {
     "Selu": OnnxRow(_selu),
     "Shrink": OnnxRow(_shrink),
     "Swish": OnnxRow(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
+    "SwiGLU": OnnxRow(lambda at, a, b: a * torch.sigmoid(a * at.get("alpha", 1.0)) * b),
     "ThresholdedRelu": OnnxRow(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),
     "Dropout": OnnxRow(_dropout, known=(1, 2)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,23 @@ def _reduce(function: Callable[[torch.Tensor, list[int], bool], Any]) -> OnnxRow
         return function(x, found, bool(at.get("keepdims", 1))).to(x.dtype)
 
     return OnnxRow(compute, known=(1,))
+
+
+def _extreme(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., torch.Tensor]:
+    """The largest (or least, by its sign) number; of no numbers the last that the type has."""
+
+    def compute(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
+        if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
+            return function(x, axes, keep)
+        if x.dtype == torch.bool:
+            last: float = sign < 0
+        elif x.is_floating_point():
+            last = -sign * math.inf
+        else:
+            last = torch.iinfo(x.dtype).min if sign > 0 else torch.iinfo(x.dtype).max
+        return torch.full_like(x.sum(axes, keep), last)
+
+    return compute
 
 
 def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
@@ -74,8 +92,8 @@ def _lp(at: Attributes, x: torch.Tensor) -> torch.Tensor:
 REDUCTIONS: OnnxTable = {
     "ReduceSum": _reduce(torch.sum),
     "ReduceMean": _reduce(torch.mean),
-    "ReduceMax": _reduce(torch.amax),
-    "ReduceMin": _reduce(torch.amin),
+    "ReduceMax": _reduce(_extreme(torch.amax, 1)),
+    "ReduceMin": _reduce(_extreme(torch.amin, -1)),
     "ReduceProd": _reduce(_prod),
     "ReduceL1": _reduce(lambda x, a, k: x.abs().sum(a, k)),
     "ReduceL2": _reduce(lambda x, a, k: x.float().square().sum(a, k).sqrt()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from torch.nn import functional as F
 
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable, axes_of, whole
+from archgraph.onnx.tensors import DTYPES
+from archgraph.ops.schema import torch_dtype
 
 
 def _reshape(at: Attributes, x: torch.Tensor, shape: Any = None) -> torch.Tensor:
@@ -169,6 +173,33 @@ def _pad(
     )
 
 
+def _centred(at: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
+    """Crop and pad on both sides, the odd position behind."""
+    axes = at.get("axes") or range(x.dim())
+    for axis, size in zip([a % x.dim() for a in axes], whole(shape), strict=True):
+        extra = size - x.shape[axis]
+        if extra > 0:
+            amounts = [0, 0] * (x.dim() - 1 - axis) + [extra // 2, extra - extra // 2]
+            x = F.pad(x, amounts)
+        elif extra < 0:
+            x = x.narrow(axis, -extra // 2, size)
+    return x
+
+
+def _window(*share: float) -> OnnxRow:
+    """A sum of cosines."""
+
+    def compute(at: Attributes, size: Any) -> torch.Tensor:
+        n = whole(size)[0]
+        step = 2 * math.pi / (n if at.get("periodic", 1) else n - 1)
+        places = torch.arange(n, dtype=torch.float64) * step
+        terms = [(-1) ** i * a * torch.cos(i * places) for i, a in enumerate(share)]
+        total = functools.reduce(torch.add, terms)
+        return total.to(torch_dtype(DTYPES[at.get("output_datatype", 1)]))
+
+    return OnnxRow(compute, known=(0,))
+
+
 def _concat(at: Attributes, *inputs: torch.Tensor) -> torch.Tensor:
     return torch.cat(inputs, at.get("axis", 1))
 
@@ -207,9 +238,6 @@ def _one_hot(at: Attributes, index: torch.Tensor, depth: Any, values: torch.Tens
 
 
 def _eye(at: Attributes, x: torch.Tensor) -> torch.Tensor:
-    from archgraph.onnx.tensors import DTYPES
-    from archgraph.ops.schema import torch_dtype
-
     kind = at.get("dtype")
     k = at.get("k", 0)
     rows, columns = x.shape
@@ -246,6 +274,10 @@ SHAPES: OnnxTable = {
     "ScatterND": OnnxRow(_scatter_nd),
     "Expand": OnnxRow(_expand, known=(1,)),
     "Pad": OnnxRow(_pad, known=(1, 2, 3)),
+    "CenterCropPad": OnnxRow(_centred, known=(1,)),
+    "HannWindow": _window(0.5, 0.5),
+    "HammingWindow": _window(25 / 46, 21 / 46),
+    "BlackmanWindow": _window(0.42, 0.5, 0.08),
     "Concat": OnnxRow(_concat),
     "Tile": OnnxRow(_tile, known=(1,), since=6),
     "Trilu": OnnxRow(_trilu, known=(1,)),
