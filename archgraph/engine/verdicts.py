@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # What is known of the families that were met: a note and what it is, or what is wrong with it.
 Resolutions: TypeAlias = "dict[Path, tuple[str, Family | None] | ArchGraphError]"
+# By what decides an experiment's figures: whether it names Python code that was not imported.
+Cells: TypeAlias = "dict[str, bool]"
 
 FileKind = Literal["model", "family", "experiment", "study", "figures", "file"]
 ENDINGS = (".yaml", ".yml")
@@ -76,12 +78,13 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     from archgraph.language.yaml import read_document
 
     made: Resolutions = {}
+    checked: Cells = {}
     for path in list(files(paths)):
         kind: FileKind = "file"
         try:
             kind = cast(FileKind, kind_of(read_document(path).data) or "model")
             with allowed(python):
-                note = _checked(path, kind, made)
+                note = _checked(path, kind, made, checked)
             verdict = Verdict(path, kind, None, note, note.endswith(UNSEEN))
         except ArchGraphError as error:
             verdict = Verdict(path, kind, error)
@@ -107,7 +110,7 @@ def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
                 yield file
 
 
-def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
+def _checked(path: Path, kind: FileKind, made: Resolutions, checked: Cells) -> str:
     """What a good file holds; raises what is wrong with a bad one."""
     from archgraph import load_experiment, load_family
     from archgraph.language import load_graph
@@ -127,35 +130,38 @@ def _checked(path: Path, kind: FileKind, made: Resolutions) -> str:
     if kind == "family":
         return _family(load_family(path), path.resolve(), made)[0]
     if kind == "study":
-        return _study(path, made)
+        return _study(path, made, checked)
     family = read_document(path).data["family"]
     place = (path.parent / family if isinstance(family, str) else path).resolve()
     return _experiment(load_experiment(path), place, made)
 
 
-def _study(path: Path, made: Resolutions) -> str:
-    """What a study holds; every cell of every size is checked as an experiment, equal ones once."""
+def _study(path: Path, made: Resolutions, checked: Cells) -> str:
+    """What a study holds; its cells are checked as experiments, equal ones of all studies once."""
     from archgraph.engine.cell import address
     from archgraph.language.study import cells, load_study
 
     study = load_study(path)
-    many, seen, waits, unseen = 0, set(), set(), False
+    many, waits, unseen = 0, set(), False
     for size in study.sizes:
+        names: dict[int, str] = {}  # cells that show the same run share its experiment
         for cell in cells(study, size):
             many += 1
             if cell.experiment is None:
                 waits.add(cell.waits)
                 continue
-            name = address(cell.experiment)
-            if name not in seen:
-                seen.add(name)
+            if id(cell.experiment) in names:
+                continue
+            name = names[id(cell.experiment)] = address(cell.experiment)
+            if name not in checked:
                 family = cell.experiment.document_of(("family",)).data["family"]
                 place = path.parent / family if isinstance(family, str) else path / name
                 try:
                     note = _experiment(cell.experiment, place.resolve(), made)
                 except ArchGraphError as error:
                     raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
-                unseen = unseen or note.endswith(UNSEEN)
+                checked[name] = note.endswith(UNSEEN)
+            unseen = unseen or checked[name]
     text = f"{study.study}: {plural(many, 'cell')}, {plural(len(study.claims), 'claim')}"
     if waits:
         text += f"; waits for {', '.join(sorted(waits))}"

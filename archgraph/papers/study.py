@@ -21,6 +21,7 @@ from archgraph.engine.workers import Died, Workers
 from archgraph.errors import ArchGraphError, DataError, RunError
 from archgraph.language.consent import allowed, given
 from archgraph.language.data import NamedData
+from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.study import (
     StudyCell,
     StudyClaim,
@@ -204,11 +205,15 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tupl
     """The runs, all of the first seed first: a table is whole as soon as it can be."""
     found = []
     for seed in seeds:
+        known: dict[int, tuple[ExperimentSpec, Path]] = {}  # cells of one run share its experiment
         for cell in every:
-            if cell.experiment is not None:
+            if cell.experiment is None:
+                continue
+            if id(cell.experiment) not in known:
                 spec = cell.experiment.model_copy(update={"seed": seed})
-                one = dataclasses.replace(cell, experiment=spec)
-                found.append(StudyRun(one, seed, place / address(spec)))
+                known[id(cell.experiment)] = spec, place / address(spec)
+            spec, folder = known[id(cell.experiment)]
+            found.append(StudyRun(dataclasses.replace(cell, experiment=spec), seed, folder))
     return tuple(found)
 
 

@@ -283,6 +283,30 @@ def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
     assert "waits for fedsoon" in waits.note
 
 
+def test_check_looks_at_equal_cells_of_all_studies_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A mistake is not remembered as if it were a good cell: every study that has it is bad."""
+    from archgraph.engine import verdicts
+
+    seen: list[str] = []
+    check = verdicts._experiment
+
+    def counted(spec: Any, *rest: Any) -> str:
+        seen.append(f"{spec.strategy_name} {spec.attack is not None}")
+        return check(spec, *rest)
+
+    monkeypatch.setattr(verdicts, "_experiment", counted)
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("Table 1", name))
+    assert all(verdict.good for verdict in checked([tmp_path]))
+    assert len(seen) == len(set(seen)) == 4
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("{standalone: {}}", "{fedin: {}}"))
+    assert not any(verdict.good for verdict in checked([tmp_path]))
+
+
 def test_a_folder_of_studies_makes_one_page(
     result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
