@@ -156,11 +156,12 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
             if name not in checked:
                 family = cell.experiment.document_of(("family",)).data["family"]
                 place = path.parent / family if isinstance(family, str) else path / name
+                calm = address(cell.experiment.model_copy(update={"attack": None}))
                 try:
-                    note = _experiment(cell.experiment, place.resolve(), made)
+                    note = _experiment(cell.experiment, place.resolve(), made, calm in checked)
                 except ArchGraphError as error:
                     raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
-                checked[name] = note.endswith(UNSEEN)
+                checked[name] = checked[calm] = note.endswith(UNSEEN)
             unseen = unseen or checked[name]
     text = f"{study.study}: {plural(many, 'cell')}, {plural(len(study.claims), 'claim')}"
     if waits:
@@ -168,8 +169,16 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
     return f"{text}; Python model {UNSEEN}" if unseen else text
 
 
-def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions) -> str:
-    """What an experiment holds, its family resolved once for each place of one."""
+def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bool = False) -> str:
+    """What an experiment holds, its family resolved once for each place of one.
+
+    Args:
+        spec: The experiment.
+        place: Of its family.
+        made: The families so far.
+        begins: Whether one that differs in the attack alone is known to begin: strategies do not
+            hear of attacks.
+    """
     import torch
 
     from archgraph.engine.data import Dataset
@@ -199,7 +208,9 @@ def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions) -> str:
     if not closed and imagined is not None and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
-        begun(prepare(spec, imagined=imagined, family=resolved))
+        prepared = prepare(spec, imagined=imagined, family=resolved)
+        if not begins:
+            begun(prepared)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
     return "; ".join((text, *(f"{name} {UNSEEN}" for name in closed)))
 

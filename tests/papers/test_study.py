@@ -292,9 +292,10 @@ def test_check_looks_at_equal_cells_of_all_studies_once(
     seen: list[str] = []
     check = verdicts._experiment
 
-    def counted(spec: Any, *rest: Any) -> str:
-        seen.append(f"{spec.strategy_name} {spec.attack is not None}")
-        return check(spec, *rest)
+    def counted(spec: Any, place: Path, made: Any, begins: bool) -> str:
+        assert begins == (spec.attack is not None), "the cells without an attack stand first"
+        seen.append(f"{spec.strategy_name} {begins}")
+        return check(spec, place, made, begins)
 
     monkeypatch.setattr(verdicts, "_experiment", counted)
     text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
