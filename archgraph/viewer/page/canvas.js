@@ -15,6 +15,24 @@ function svg(/** @type {string} */ tag, /** @type {Record<string, any>} */ attri
   return element;
 }
 
+/** What a group shows: tag, attributes (undefined: none), text. @typedef {[string, Record<string, any>, string?]} Shape */
+
+/** Make the elements of a group these; what is the same stays. */
+function patch(/** @type {any} */ group, /** @type {Shape[]} */ shapes) {
+  const old = group.childNodes;
+  shapes.forEach(([tag, attributes, text], i) => {
+    const known = old[i] && old[i].tagName === tag;
+    const node = known ? old[i] : svg(tag);
+    if (!known) group.insertBefore(node, old[i] || null);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value === undefined) node.removeAttribute(key);
+      else if (node.getAttribute(key) !== String(value)) node.setAttribute(key, value);
+    }
+    if (text !== undefined && node.textContent !== text) node.textContent = text;
+  });
+  while (old.length > shapes.length) group.lastChild.remove();
+}
+
 const pen = document.createElement("canvas").getContext("2d");
 /** @type {Map<string, number>} */ const known = new Map();
 
@@ -48,6 +66,7 @@ class Canvas {
     this.at = { x: 0, y: 0, k: 1 };
     this.selected = "root";
     this.focused = "root";
+    /** @type {any[]} */ this.marked = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
     this.svg.append(svg("defs", {}, [svg("marker", { id: `arrow${model.index}`, viewBox: "0 0 8 8", refX: 7, refY: 4,
       markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, [svg("path", { d: "M0 0L8 4L0 8z", class: "tip" })])]));
@@ -86,8 +105,8 @@ class Canvas {
       return item.layout;
     }
     const children = this.model.children(item);
-    const edges = edgesIn(this.model, item, children);
-    const found = layered(children.map((child) => this.layout(child)), edges);
+    item.edges = item.edges || edgesIn(this.model, item, children);
+    const found = layered(children.map((child) => this.layout(child)), item.edges);
     const bare = item.kind === "graph";
     const w = Math.max(found.w, bare ? 0 : wide(item.name, true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[item.name, 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
@@ -104,24 +123,35 @@ class Canvas {
   /** Draw what has changed. */
   draw() {
     this.layout(this.model.root);
-    this.world.replaceChildren(this.element(this.model.root, 1));
-    this.paint();
+    /** @type {Item[]} */ this.drawn = [];
+    const g = this.element(this.model.root, 1);
+    if (this.world.firstChild !== g) this.world.replaceChildren(g);
+    this.paint(this.drawn);
     this.mark();
   }
 
-  /** The element of an item; an item whose layout is the same keeps it. */
+  /** The element of an item; only what its layout changes is drawn anew. */
   element(/** @type {Item} */ item, /** @type {number} */ level) {
     const layout = item.layout;
     if (item.view && item.view.layout === layout) return item.view.g;
+    const view = item.view || { g: svg("g"), frame: [], lines: null, held: null, children: [] };
     const open = Boolean(layout.inside);
     const said = [layout.lines.map((/** @type {any} */ l) => l[0]).join(", "), item.times > 1 ? `${item.times} times` : ""];
-    const g = svg("g", { class: `item ${item.kind}${open ? " open" : ""}${item.aside ? " aside" : ""}`, role: "treeitem",
-      "data-id": item.id, tabindex: -1, "aria-label": said.filter(Boolean).join(", "), "aria-level": level });
-    if (item.make) g.setAttribute("aria-expanded", String(open));
-    if (item.kind !== "graph") g.append(...this.frame(item, layout, open));
-    if (open) g.append(...this.inside(item, layout, level));
-    item.view = { g, layout };
-    return g;
+    const told = { class: `item ${item.kind}${open ? " open" : ""}${item.aside ? " aside" : ""}`, role: "treeitem",
+      "data-id": item.id, tabindex: view.g.getAttribute("tabindex") || -1, "aria-label": said.filter(Boolean).join(", "), "aria-level": level };
+    for (const [key, value] of Object.entries(told)) {
+      if (view.g.getAttribute(key) !== String(value)) view.g.setAttribute(key, String(value));
+    }
+    if (item.make) view.g.setAttribute("aria-expanded", String(open));
+    for (const part of view.frame) part.remove();
+    view.frame = item.kind === "graph" ? [] : this.frame(item, layout, open);
+    view.g.prepend(...view.frame);
+    if (open) this.inside(item, view, level);
+    else if (view.held) [view.lines, view.held].forEach((part) => part.remove());
+    view.layout = layout;
+    item.view = view;
+    this.drawn.push(item);
+    return view.g;
   }
 
   /** Rectangle, words and the sign that opens. */
@@ -152,22 +182,30 @@ class Canvas {
     return parts;
   }
 
-  /** Arrows and children of an open item. */
-  inside(/** @type {Item} */ item, /** @type {any} */ layout, /** @type {number} */ level) {
-    const { inside, dx, dy, children } = layout;
-    const lines = svg("g", { class: "edges", "aria-hidden": "true", transform: `translate(${dx},${dy})` });
-    const named = new Set();
-    for (const { edge, spots } of inside.paths) lines.append(...this.edge(edge, spots, children, inside, layout, named));
-    const held = svg("g", { role: "group", transform: `translate(${dx},${dy})` });
-    children.forEach((/** @type {Item} */ child, /** @type {number} */ i) => {
-      const spotted = inside.spots[i];
-      const g = this.element(child, level + 1);
-      g.setAttribute("transform", `translate(${spotted.x - spotted.w / 2},${spotted.y})`);
-      held.append(g);
+  /** Arrows and children of an open item; children that stay are only moved. */
+  inside(/** @type {Item} */ item, /** @type {any} */ view, /** @type {number} */ level) {
+    const { inside, dx, dy, children } = item.layout;
+    view.lines = view.lines || svg("g", { class: "edges", "aria-hidden": "true" });
+    view.held = view.held || svg("g", { role: "group" });
+    for (const part of [view.lines, view.held]) {
+      part.setAttribute("transform", `translate(${dx},${dy})`);
+      if (!part.parentNode) view.g.append(part);
+    }
+    const elements = children.map((/** @type {Item} */ child) => this.element(child, level + 1));
+    if (elements.some((/** @type {any} */ g, /** @type {number} */ i) => g !== view.children[i]) || elements.length !== view.children.length) {
+      view.held.replaceChildren(...elements);
+      view.children = elements;
+    }
+    elements.forEach((/** @type {any} */ g, /** @type {number} */ i) => {
+      const { x, y, w } = inside.spots[i];
+      const place = `translate(${x - w / 2},${y})`;
+      if (g.getAttribute("transform") !== place) g.setAttribute("transform", place);
     });
-    return [lines, held];
+    const named = new Set();
+    patch(view.lines, inside.paths.flatMap((/** @type {any} */ p) => this.edge(p.edge, p.spots, children, inside, item.layout, named)));
   }
 
+  /** @returns {Shape[]} */
   edge(/** @type {Edge} */ edge, /** @type {Spot[]} */ spots, /** @type {Item[]} */ children, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
     const from = edge.tail >= 0 ? this.port(children[edge.tail], "exit") : 0;
     const to = edge.head >= 0 ? this.port(children[edge.head], "entry") : 0;
@@ -183,25 +221,22 @@ class Canvas {
     const end = edge.head >= 0 ? last.y : inside.h + (layout.h - layout.dy - inside.h);
     const half = (y + end) / 2;
     d += `C${x} ${half} ${last.x + to} ${half} ${last.x + to} ${end}`;
-    const path = svg("path", { d, class: edge.quiet ? "edge quiet" : "edge" });
-    if (edge.head >= 0) path.setAttribute("marker-end", `url(#arrow${this.model.index})`);
+    const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
+    /** @type {Shape} */ const path = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
     if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [path];
     named.add(edge.tail);
-    const label = svg("text", { x: spots[0].x + from + 6, y: spots[0].y + spots[0].h + 15, class: "flow" });
-    label.textContent = edge.label;
-    return [path, label];
+    return [path, ["text", { x: spots[0].x + from + 6, y: spots[0].y + spots[0].h + 15, class: "flow" }, edge.label]];
   }
 
-  /** Colours of the overlay. */
-  paint() {
-    for (const g of this.world.querySelectorAll("g.item")) {
-      const item = this.model.items.get(g.dataset.id);
-      const frame = g.querySelector(":scope > rect.frame:not(.behind)");
-      if (!item || !frame) continue;
+  /** Colours of the overlay, of some items or of all. */
+  paint(/** @type {Iterable<Item>} */ items = this.model.items.values()) {
+    for (const item of items) {
+      const frame = item.view && item.view.frame.find((/** @type {any} */ part) => part.matches("rect.frame:not(.behind)"));
+      if (!frame) continue;
       const colour = this.app.colour(this, item);
       frame.style.fill = colour || "";
-      g.classList.toggle("tinted", Boolean(colour));
-      this.badge(g, frame, this.app.mark(this, item));
+      item.view.g.classList.toggle("tinted", Boolean(colour));
+      this.badge(item.view.g, frame, this.app.mark(this, item));
     }
   }
 
@@ -217,20 +252,18 @@ class Canvas {
     g.append(badge);
   }
 
-  /** What is selected, and where the keyboard stands. */
+  /** What is selected, and where the keyboard stands; only what changes is touched, which costs a layout. */
   mark() {
-    for (const g of this.world.querySelectorAll(".selected, [tabindex='0']")) {
-      g.classList.remove("selected");
-      g.setAttribute("tabindex", "-1");
-      g.removeAttribute("aria-selected");
-    }
     const selected = this.find(this.selected);
-    if (selected) {
-      selected.classList.add("selected");
-      selected.setAttribute("aria-selected", "true");
-    }
     const focus = this.find(this.focused) || this.world.querySelector("g.item");
-    if (focus) focus.setAttribute("tabindex", "0");
+    for (const g of new Set([...this.marked, selected, focus].filter(Boolean))) {
+      g.classList.toggle("selected", g === selected);
+      if (g === selected) g.setAttribute("aria-selected", "true");
+      else g.removeAttribute("aria-selected");
+      const stop = g === focus ? "0" : "-1";
+      if (g.getAttribute("tabindex") !== stop) g.setAttribute("tabindex", stop);
+    }
+    this.marked = [selected, focus].filter(Boolean);
   }
 
   find(/** @type {string} */ id) {
@@ -255,12 +288,17 @@ class Canvas {
     if (before && after) this.move(before.x - after.x, before.y - after.y);
   }
 
-  /** Upper middle of an item on the screen. */
+  /** Upper middle of an item on the screen as drawn; null: it is not. */
   place(/** @type {Item} */ item) {
-    const g = this.find(item.id);
-    if (!g || item.kind === "graph") return null;
-    const box = g.querySelector("rect.frame:not(.behind)").getBoundingClientRect();
-    return { x: box.left + box.width / 2, y: box.top };
+    if (!this.find(item.id) || item.kind === "graph") return null;
+    const at = { x: item.view.layout.w / 2, y: 0 };
+    for (let child = item; child.parent; child = child.parent) {
+      const { inside, dx, dy, children } = child.parent.view.layout;
+      const spotted = inside.spots[children.indexOf(child)];
+      at.x += spotted.x - spotted.w / 2 + dx;
+      at.y += spotted.y + dy;
+    }
+    return { x: this.at.x + this.at.k * at.x, y: this.at.y + this.at.k * at.y };
   }
 
   /** Open one level after the other as long as a screen shows all of it in a type that can be read. */
@@ -345,7 +383,6 @@ class Canvas {
     }
     if (changed) {
       this.stale(item);
-      for (let at = /** @type {Item|null} */ (item); at; at = at.parent) at.view = null;
       this.draw();
     }
     this.show(item);

@@ -392,7 +392,9 @@ function blend(/** @type {string[]} */ colours, /** @type {number} */ share) {
 }
 
 async function start() {
-  const packed = Uint8Array.from(atob($("data").textContent), (c) => c.charCodeAt(0));
+  const text = atob($("data").textContent);
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = JSON.parse(await new Response(stream).text());
   const app = new App(data);
