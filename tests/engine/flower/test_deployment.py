@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import archgraph as ag
+from archgraph.cli import app as command
 from archgraph.errors import RunError
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
@@ -79,7 +81,9 @@ def test_an_app_holds_all_that_its_machines_need(write, tmp_path):
     file = write("heterofl", rounds=1)
     local = ag.run(file, progress=False)
     app = tmp_path / "app"
-    assert {path.name for path in write_app(file, app)} == {path.name for path in app.iterdir()}
+    done = CliRunner().invoke(command, ["flower", "init", str(file), str(app)])
+    said = {Path(line.removeprefix("wrote ")).name for line in done.output.splitlines()}
+    assert said == {path.name for path in app.iterdir()} and len(said) == 5
     (tmp_path / "model.yaml").unlink()
     assert str(tmp_path) not in "".join(path.read_text() for path in app.iterdir())
     again = ag.run(app / "experiment.yaml", progress=False)
