@@ -314,7 +314,9 @@ def _measured(group: RunGroup, measure: str, weights: Callable[[Path], FinalWeig
     """Runs with what a measure reads from their final weights, if it does."""
     if not of_weights(measure):
         return group
-    values = [weights(log.folder).read(measure) for log in group.runs]
+    read = [weights(log.folder) for log in group.runs]
+    others = [*read[1:], read[0]] if len(read) > 1 else [None]
+    values = [run.read(measure, other) for run, other in zip(read, others, strict=True)]
     known = tuple(value for value in values if value is not None)
     figures = {measure: Figure(known)} if len(known) == len(values) else {}
     return dataclasses.replace(group, figures={**group.figures, **figures})

@@ -10,6 +10,9 @@
 A place is ``first`` or ``last`` (convolution), or the name of a parameter. A kind of client stands
 for the model of its only client. Rows and columns are positions of blocks in their section; without
 them it is the mean over all pairs but those with the first block, whose inputs differ.
+
+The models of a run start from common weights. The second of two models that are compared is
+therefore that of another run, whose seed is the next one: both started from weights of their own.
 """
 
 from __future__ import annotations
@@ -65,15 +68,19 @@ class FinalWeights:
     folder: str | os.PathLike[str]
     data_root: str | os.PathLike[str] | None = None
     python: bool = False
-    _compared: dict[tuple[str, str], _Pairs] = field(default_factory=dict)
+    _compared: dict[tuple[str, str, str], _Pairs] = field(default_factory=dict)
 
     @cached_property
     def models(self) -> Mapping[str, Model]:
         """Architectures with weights, by name."""
         return trained(self.folder, data_root=self.data_root, python=self.python)
 
-    def read(self, measure: str) -> float | None:
+    def read(self, measure: str, other: FinalWeights | None = None) -> float | None:
         """A measure by its name; None: the run has nothing of the kind.
+
+        Args:
+            measure: Its name.
+            other: The run of the second model, where two are compared; None: there is none.
 
         Raises:
             RunError: If the name is not complete, or names a model or statistic that is not there.
@@ -82,7 +89,7 @@ class FinalWeights:
         least, read = READERS[kind]
         if len(words) < least:
             raise RunError("is not a complete measure", where="measure", found=measure)
-        return read(self, words)
+        return read(self, words, other)
 
     def model(self, name: str) -> Model:
         """A model by its name, or by that of the kind of client that has only one."""
@@ -106,10 +113,11 @@ class FinalWeights:
             return by_leaf[place].of(state)
         return state[place].detach().reshape(-1, 1, 1) if place in state else None
 
-    def pairs(self, a: str, b: str) -> _Pairs:
-        """Similarity and chance of the blocks of two models, compared once."""
-        if (a, b) not in self._compared:
-            one, other = self.model(a), self.model(b)
+    def pairs(self, a: str, b: str, run: FinalWeights) -> _Pairs:
+        """Similarity and chance of the blocks of a model and one of another run, compared once."""
+        key = a, b, str(run.folder)
+        if key not in self._compared:
+            one, other = self.model(a), run.model(b)
             places = [
                 {
                     block.name: i
@@ -118,17 +126,20 @@ class FinalWeights:
                 }
                 for m in (one, other)
             ]
-            self._compared[a, b] = {
+            self._compared[key] = {
                 (found.section, places[0][x], places[1][y]): (value, found.chance)
                 for found in block_similarity(one.graph, one.state, (other.graph, other.state))
                 for x, line in zip(found.rows, found.values, strict=True)
                 for y, value in zip(found.columns, line, strict=True)
                 if value is not None
             }
-        return self._compared[a, b]
+        return self._compared[key]
 
 
-def _statistic(run: FinalWeights, words: Sequence[str]) -> float | None:
+_Reader = Callable[[FinalWeights, Sequence[str], "FinalWeights | None"], "float | None"]
+
+
+def _statistic(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
     name, *place, statistic = words
     if statistic not in STATISTICS:
         raise RunError(
@@ -138,23 +149,27 @@ def _statistic(run: FinalWeights, words: Sequence[str]) -> float | None:
     return None if values is None else STATISTICS[statistic](values)
 
 
-def _distance(run: FinalWeights, words: Sequence[str]) -> float | None:
+def _distance(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
     name, baseline, *place = words
-    both = [run.weight(one, ".".join(place)) for one in (name, baseline)]
+    if other is None:
+        return None
+    both = run.weight(name, ".".join(place)), other.weight(baseline, ".".join(place))
     if both[0] is None or both[1] is None or both[0].shape[2:] != both[1].shape[2:]:
         return None
     theirs, ours = on_common_prefix(both[0], both[1])
     return magnitude(theirs - ours)
 
 
-def _of_pairs(number: int) -> Callable[[FinalWeights, Sequence[str]], float | None]:
+def _of_pairs(number: int) -> _Reader:
     """The first or second figure of pairs of blocks, averaged."""
 
-    def read(run: FinalWeights, words: Sequence[str]) -> float | None:
+    def read(run: FinalWeights, words: Sequence[str], other: FinalWeights | None) -> float | None:
         a, b, *rest = words
+        if other is None:
+            return None
         chosen = [
             both[number]
-            for (section, x, y), both in run.pairs(a, b).items()
+            for (section, x, y), both in run.pairs(a, b, other).items()
             if (rest == [] or rest[0] == section)
             and (rest[1:] == [str(x), str(y)] if rest[1:] else min(x, y) > 0)
         ]
@@ -164,7 +179,7 @@ def _of_pairs(number: int) -> Callable[[FinalWeights, Sequence[str]], float | No
 
 
 # By the beginning of a measure's name: how many words follow at least, and how it is read.
-READERS: Mapping[str, tuple[int, Callable[[FinalWeights, Sequence[str]], float | None]]] = {
+READERS: Mapping[str, tuple[int, _Reader]] = {
     "weights": (3, _statistic),
     "distance": (3, _distance),
     "similarity": (2, _of_pairs(0)),
