@@ -117,7 +117,9 @@ def test_static_statistics_are_neither_sent_nor_held(lab, tiers):
     strategy = FjORD(norm="static")
     state = strategy.init(world)
     assert {name.partition("/")[0] for name in state.tensors} == {"global"}
-    assert not strategy.send(world, state, 0, 1).extras
+    task = strategy.send(world, state, 0, 1)
+    assert not task.extras
+    strategy.examine(world, task.result(Outcome(task.state), 10))  # nothing to examine
     assert {model.statistics for model in strategy.evaluated(world, state)} == {"recompute"}
 
 
