@@ -23,6 +23,7 @@ from archgraph.graph.ir import (
     refs,
     size_at,
 )
+from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrite.insert import fresh
@@ -55,6 +56,22 @@ def matched(
     )
     graph = made.get(family.graph, family.graph)
     return dataclasses.replace(family, graph=graph, clients=members), data
+
+
+def check_images(options: AugmentOptions | None, data: Dataset) -> None:
+    """Check that what is to be cropped or mirrored are images.
+
+    Raises:
+        RunError: If they are not.
+    """
+    if options is not None and (data.integral or len(data.shape) != 3):
+        raise RunError(
+            "changes images",
+            where="local.augment",
+            found=f"inputs {_listed(data.inputs, _examples(data))} ({data.name})",
+            expected="[channel, height, width]",
+            hint="leave it out",
+        )
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:

@@ -19,7 +19,7 @@ from archgraph.engine.data.doors import read_data
 from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
-from archgraph.engine.fit import answers, matched
+from archgraph.engine.fit import answers, check_images, matched
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
@@ -90,6 +90,8 @@ def prepare(
         learning = learning_task(spec.task, found)
     with spec.locating("strategy"):
         check_strategy(strategy, spec.strategy_name, learning)
+    with spec.locating("local"):
+        check_images(spec.local.augment, found)
     with spec.locating("family"):
         family, found = matched(family, found, learning)
     if spec.weights is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from archgraph import eager
 from archgraph.errors import RejectedUpdate
+from archgraph.federation.augment import augmented
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss
 from archgraph.federation.shard import Shard
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
@@ -74,11 +75,10 @@ def descend(
     for epoch in range(work.local.epochs):
         total, count = 0.0, 0
         for batch in data.batches(work.generator, work.local.batch):
-            examples = Examples(
-                tuple(x.to(work.device) for x in batch.inputs),
-                batch.targets.to(work.device),
-                batch.ids,
-            )
+            inputs = tuple(x.to(work.device) for x in batch.inputs)
+            if work.local.augment is not None:
+                inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
+            examples = Examples(inputs, batch.targets.to(work.device), batch.ids)
             steps.zero_grad(set_to_none=True)
             value = loss(examples)
             value.backward()

@@ -11,6 +11,16 @@ from pydantic import Field
 from archgraph.fields import Base, Count, Mistake, Share
 
 
+class AugmentOptions(Base):
+    """How training changes images at random, each time that it sees them."""
+
+    crop: Count | None = Field(
+        default=None,
+        description="pixels of zeros around an image, of which a window of its size is cut",
+    )
+    flip: bool = Field(default=False, description="mirror every second image, left to right")
+
+
 class LocalOptions(Base):
     """How clients train.
 
@@ -54,6 +64,9 @@ class LocalOptions(Base):
         default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
     )
 
+    augment: AugmentOptions | None = Field(
+        default=None, description="random crops and mirror images in training; left out: none"
+    )
     precision: Literal["bf16"] | None = Field(
         default=None,
         description="bf16: products of matrices and convolutions are computed in bfloat16, tests "

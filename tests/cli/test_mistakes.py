@@ -283,7 +283,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
         "expected one of epochs, batch, optimiser, lr, momentum, weight_decay, milestones, "
-        "decay, schedule, warmup, clip, fraction, precision; it is 'lr' here",
+        "decay, schedule, warmup, clip, fraction, augment, precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
@@ -442,7 +442,7 @@ MISTAKES = {
         RUN + " --set local.epoch=2",
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
         "optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, clip, "
-        "fraction, precision; did you mean 'epochs'?",
+        "fraction, augment, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"

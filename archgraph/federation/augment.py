@@ -1,0 +1,37 @@
+"""Images that are shifted and mirrored at random, each time that training sees them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from archgraph.language.local import AugmentOptions
+
+
+def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generator) -> Tensor:
+    """A minibatch of images, every one shifted and mirrored by itself.
+
+    Args:
+        images: ``[batch, channel, height, width]``.
+        options: How.
+        generator: Source of the draws.
+
+    Example:
+        >>> row = torch.tensor([[[[1.0, 2.0, 3.0]]]])
+        >>> augmented(row, AugmentOptions(crop=1), torch.Generator().manual_seed(3)).tolist()
+        [[[[0.0, 0.0, 0.0]]]]
+    """
+    count, _, height, width = images.shape
+    if options.crop:
+        draw = torch.randint(2 * options.crop + 1, (2, count, 1), generator=generator)
+        top, left = draw.to(images.device)
+        rows = (top + torch.arange(height, device=images.device))[:, :, None]
+        columns = (left + torch.arange(width, device=images.device))[:, None, :]
+        example = torch.arange(count, device=images.device)[:, None, None]
+        padded = functional.pad(images, (options.crop,) * 4)
+        images = padded.movedim(1, -1)[example, rows, columns].movedim(-1, 1).contiguous()
+    if options.flip:
+        mirrored = (torch.rand(count, generator=generator) < 0.5).to(images.device)
+        images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    return images
