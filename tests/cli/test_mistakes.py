@@ -290,7 +290,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, "
         "batch, optimiser, lr, momentum, weight_decay, milestones, decay, schedule, warmup, "
-        "clip, fraction, precision; write numbers with a point, not with a comma",
+        "clip, fraction, augment, precision; write numbers with a point, not with a comma",
     ),
     "a number in words": Mistake(
         experiment("rounds: 2", "rounds: two"),
