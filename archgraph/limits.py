@@ -43,6 +43,7 @@ class Limits:
     # inferred; beyond them the written type stands.
     steps: int = 2**12
     example_elements: int = 2**26  # elements of an example input that a model is captured with
+    onnx_example_elements: int = 2**24  # the same, of an ONNX file
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
     folded_elements: int = 2**27  # elements of what an ONNX file computes from constants
 

@@ -119,8 +119,13 @@ def _example(item: Any, free: Mapping[str, int], where: str) -> torch.Tensor:
         for i, dim in enumerate(kind.shape.dim)
     ]
     elements = torch.Size(shape).numel() if min(shape, default=0) >= 0 else 0
-    if not 0 < elements <= LIMITS.example_elements:
-        raise SpecError("has no size to capture", where=f"{where}: input {item.name}", found=shape)
+    if not 0 < elements <= LIMITS.onnx_example_elements:
+        raise SpecError(
+            "has no size to capture",
+            where=f"{where}: input {item.name}",
+            found=shape,
+            expected=f"1 to {LIMITS.onnx_example_elements:,} elements",
+        )
     if torch_dtype(dtype).is_floating_point:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch_dtype(dtype))
     return torch.ones(shape, dtype=torch_dtype(dtype))

@@ -161,9 +161,10 @@ node = onnx.helper.make_node
         ([node("Own", ["x"], ["y"], domain="mine")], r"Own #0: is an operator of another domain"),
         ([node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], r"is a quantised operator"),
         ([node("Einsum", ["x"], ["y"], equation="bchw->bchh")], r"cannot be captured"),
+        ([node("Softmax", ["x"], ["y"], axis=5)], r"cannot be computed.*out of range"),
         ([node("DFT", ["x"], ["y"])], r"is an operator without a row"),
     ],
-    ids=["size", "domain", "quantised", "equation", "none"],
+    ids=["size", "domain", "quantised", "equation", "axis", "none"],
 )
 def test_what_is_refused_is_named(nodes, words, tmp_path: Path):
     with pytest.raises(SpecError, match=words):
@@ -191,6 +192,8 @@ def test_sizes_that_a_file_leaves_open_are_given(tmp_path: Path):
     path = written(tmp_path, [node("Relu", ["x"], ["y"])], shape=["n", "length", 4], rank=3)
     with pytest.raises(SpecError, match="length=N"):
         ag.load(path)
+    with pytest.raises(SpecError, match=r"(?s)input x: has no size.*1 to 16,777,216 elements"):
+        ag.load(path, {"length": 2**22})
     graph, _ = ag.load(path, {"length": 5})
     assert graph.nodes[0].type.shape[1:] == (5, 4)
 

@@ -1,4 +1,4 @@
-"""Malformed YAML, run folders, weights and updates: ``python -m tests.trust.fuzz``.
+"""Malformed YAML, run folders, weights, updates and ONNX files: ``python -m tests.trust.fuzz``.
 
 Cases are seeded mutations of valid ones, used as a person or a run would use them. Each must be
 refused with an error of archgraph or work; anything else is a fault: another exception, more than 5
@@ -25,6 +25,7 @@ from tests.language.fuzzing import Result, Stage
 from tests.trust import page
 from tests.trust.folders import broken_folder, use_folder
 from tests.trust.forks import Tell, forked
+from tests.trust.onnx_files import use_onnx, valid_file
 from tests.trust.updates import use_update, valid_update
 from tests.trust.weights import use_weights
 
@@ -32,7 +33,12 @@ MEMORY = 8 * 2**30  # of a whole process; that of a case is measured
 PATIENCE = 60.0  # seconds until a case counts as one that hangs, whatever it waits for
 
 Use = Callable[[random.Random, Path, Stage], None]
-USES: Mapping[str, Use] = {"run folders": use_folder, "weights": use_weights, "updates": use_update}
+USES: Mapping[str, Use] = {
+    "run folders": use_folder,
+    "weights": use_weights,
+    "updates": use_update,
+    "ONNX files": use_onnx,
+}
 KINDS = ("YAML", *USES)
 
 
@@ -63,6 +69,8 @@ def run(kind: str, seed: int, count: int) -> Iterator[Result]:
     """Results in order; a process that dies or hangs is replaced."""
     if kind == "YAML":
         fuzzing.sources()
+    elif kind == "ONNX files":
+        valid_file()
     else:
         broken_folder()
         valid_update()
