@@ -58,7 +58,7 @@ def graph_of(
             "is a family, not one model",
             where=str(file),
             expected=f"a model file; its own models are {names}",
-            hint="show and explain take one of them by --member, diff as FILE:NAME",
+            hint="show and explain take one of them by --member, diff and view as FILE:NAME",
         )
     if member not in models:
         raise SpecError("has no such model", where=str(file), **unknown(member, models))
@@ -66,8 +66,15 @@ def graph_of(
     return graph
 
 
-def shown_in(path: Path) -> Any:
-    """What a page shows of a file or folder: the family of a run, a family, or a model."""
+def shown_in(text: str) -> Any:
+    """What a page shows of a file or folder: the family of a run, a family, a model, one of those.
+
+    Args:
+        text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
+    """
+    path, member = _named(text)
+    if member is not None:
+        return _graph_in(path, member)
     if path.is_dir():
         from archgraph.display import read_run
         from archgraph.display.run_family import run_family

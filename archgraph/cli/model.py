@@ -217,9 +217,11 @@ def draw(
 @command()
 def view(
     files: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="FILE…", help="Models (YAML, ONNX), families, experiments or run folders."
+            metavar="FILE…",
+            help="Models (YAML, ONNX), families, experiments, run folders; FAMILY:NAME or RUN:NAME "
+            "for one of their models.",
         ),
     ],
     output: OutputFile = None,
@@ -235,7 +237,7 @@ def view(
     from archgraph.viewer import view as page
 
     shown = [shown_in(file) for file in files]
-    path = output or Path(f"{files[0].resolve().stem}.html")
+    path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
     page(shown, path, title=title)
     wrote(path)
 

@@ -183,6 +183,13 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert result.exit_code == 0 and "wrote model.html" in result.output
     assert call("view", "family.yaml", "model.yaml", "-o", "p.html", "--title", "a").exit_code == 0
     assert "<title>a</title>" in (here / "p.html").read_text()
+    sizes = []
+    for member in ("half", "whole"):
+        assert call("view", f"family.yaml:{member}", "model.yaml", "-o", "m.html").exit_code == 0
+        sizes.append((here / "m.html").read_text())
+    assert sizes[0] != sizes[1]
+    assert "wrote family.html" in call("view", "family.yaml:half", "family.yaml:whole").output
+    refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")
 
