@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.client import client_app
-from archgraph.engine.flower.server import Nodes
+from archgraph.engine.flower.server import ASKED, Nodes
 from archgraph.engine.local import Run, execute
 from archgraph.engine.turn import Working
 from archgraph.engine.world import prepare
@@ -45,7 +45,7 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         nodes = _Stoppable.of(grid, experiment)
-        nodes.ended = ended
+        nodes.ended, nodes.join = ended, ASKED  # all of them come, however slow the machine is
         runs.append(execute(experiment, elsewhere=nodes, **options))
 
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -27,6 +30,31 @@ def test_what_ends_the_simulation_is_said(write, tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "run_simulation", ends)
     with pytest.raises(RunError, match=r"ended.*; found OSError: no room for Ray;"):
         ag.run(write("heterofl", engine="flower"), progress=False, out=tmp_path / "run")
+
+
+def test_a_simulation_waits_for_nodes_that_come_late(write, monkeypatch):
+    """One at a time, while the clock says that minutes go by."""
+    from flwr.app import Context, RecordDict
+
+    from archgraph.engine.flower import server, simulation
+    from archgraph.engine.flower.process import ProcessGrid
+
+    class Late(ProcessGrid):
+        known = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.known += 1
+            return list(self.contexts)[: self.known]
+
+    def simulated(app: Any, client: Any, count: int, **options: object) -> None:
+        app(Late(client, count), Context(0, 0, {}, RecordDict(), {}))
+
+    clock = itertools.count(0.0, 30.0)
+    slow = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
+    monkeypatch.setattr(server, "time", slow)
+    monkeypatch.setattr(simulation, "run_simulation", simulated)
+    run = ag.run(write("heterofl", engine="flower", rounds=1), progress=False)
+    assert len(run.rounds[0]["clients"]) == 4
 
 
 SIMULATED = ("fedavg", "heterofl", "fedfa", "nefl", "fedadp", "fedin", "recipfl")
