@@ -116,7 +116,7 @@ class InclusiveFL(Strategy):
                     same, group = identity_of(graph, names), f"tier/{result.tier}"
                     own = {name: result.state[name] for name in names if name in result.state}
                     policy = NormPolicy(self.norm)
-                    local = policy.left_out(graph) | policy.kept(graph) | ag.frozen(graph)
+                    local = policy.left_out(graph) | ag.frozen(graph)
                     yield Contribution(
                         result.client,
                         group,

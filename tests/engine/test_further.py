@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import archgraph as ag
+from archgraph.display import page, read_run
+from archgraph.display.header import header
+from archgraph.display.run_tables import tiers
 from archgraph.engine import prepare
 from archgraph.engine.clients import read_clients
 from archgraph.engine.evaluate import Evaluator
@@ -101,7 +104,7 @@ def test_it_is_drawn_with_its_client_and_attacks_with_it(write):
     assert len(setup.malicious & {*WHOLES}) == 1
 
 
-def test_it_changes_the_server_and_is_not_tested(write, tmp_path):
+def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):
     options = {"strategy": {"heterofl": LOCAL}, "evaluate": {"trained": True}}
     run = ag.run(write(**options), out=tmp_path / "with", progress=False)
     without = ag.run(write(also=None, **options), progress=False)
@@ -119,6 +122,14 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path):
     ]
     [half] = [row for row in run.table().rows if row[0] == "half"]
     assert half[1] == "3"
+    log, drawn = read_run(tmp_path / "with"), []
+    assert dict(header(log))["clients"] == "5: 3 half, 2 whole"
+    table = tiers(log)
+    many = {row[0]: row[table.columns.index("clients")] for row in table.rows}
+    assert (many["half"], many["whole"], many["global"]) == ("3", "2", "5")
+    monkeypatch.setattr(page, "data_chart", drawn.append)
+    page.report(tmp_path / "with")
+    assert [[client.client for client in clients] for clients in drawn] == [[0, 1, 2, 3, 4]]
 
 
 def test_models_are_tested_on_the_clients_whose_own_they_are(write):
