@@ -6,6 +6,8 @@
 #        (docs/onnx-zoo.md): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
+# studies  runs what is missing of the papers' tables in size small, writes docs/results.md (seven hours
+#        on two cores in all, goes on where it stopped; needs data)
 # bench  timings as ratios against baselines measured in the same run
 # trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
 #        of one core); writes the figures into docs/trust.md
@@ -19,7 +21,7 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
-.PHONY: demo test lint docs zoo small bench trust clean
+.PHONY: demo test lint docs zoo small studies bench trust clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -52,6 +54,10 @@ small: $(VENV)/.installed-dev
 	| OMP_NUM_THREADS=1 xargs -P $(JOBS) -n 2 sh -c 'name=runs/$(SET)/$$(basename $$0 .yaml)-$$1; \
 	$(BIN)/archgraph run --python $$0 --set seed=$$1 --out $$name $$(test -e $$name && echo --resume)'
 	$(BIN)/archgraph compare runs/$(SET)/* $(if $(filter recipfl,$(SET)),--tiers --last 0.2)
+
+studies: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/archgraph study --python specs/studies specs/ablations --workers $(JOBS) \
+	  -o docs/results.md
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

@@ -67,16 +67,16 @@ class Studies:
         return Table(f"Not run in size {self.size}", ("study", "why"), rows)
 
     def markdown(self) -> str:
-        """A page: the summary, every table, and what is left."""
+        """A page: the summary, every table with a figure, and what is left."""
         parts = [
             "# Published tables, measured",
             "Each table of the papers that a file in `specs/studies/` describes, as measured in "
             f"size {self.size}, beside what is printed, with the claims judged. "
-            "{doc}`studies` explains files and verdicts. Written by `archgraph study specs/studies "
-            f"--size {self.size} -o docs/results.md`, which goes on where it stopped. All finished "
-            f"runs together took {self.seconds / 3600:.1f} hours of one process.",
+            "{doc}`studies` explains files and verdicts. Written by `make studies`, which goes on "
+            f"where it stopped. All finished runs together took {self.seconds / 3600:.1f} hours of "
+            "one process.",
             self.summary().markdown(),
-            *(study_markdown(result).rstrip() for result in self.results.values()),
+            *(study_markdown(result).rstrip() for result in self.results.values() if result.done),
         ]
         if self.others:
             parts += [f"## {self.left().title}", self.left().markdown()]

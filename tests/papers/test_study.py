@@ -338,5 +338,10 @@ def test_a_folder_of_studies_makes_one_page(
     assert text == both.markdown() and text.count("Both are alike.") == 2
     assert "| Somebody, Table 3 | Needs what nobody has. |" in text
     assert "## Somebody, Table 1" in text and "Both are alike." not in study_markdown(result)
+    (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
+    half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    assert half.summary().rows[0][:2] == ("Somebody, Table 1", "0 of 8")
+    assert "## Somebody, Table 1" not in half.markdown()
+    assert "## Somebody, Table 2" in half.markdown()
     nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
