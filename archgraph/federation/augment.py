@@ -20,7 +20,7 @@ def augmented(images: Tensor, options: AugmentOptions, generator: torch.Generato
     Example:
         >>> row = torch.tensor([[[[1.0, 2.0, 3.0]]]])
         >>> augmented(row, AugmentOptions(crop=1), torch.Generator().manual_seed(3)).tolist()
-        [[[[0.0, 0.0, 0.0]]]]
+        [[[[2.0, 3.0, 0.0]]]]
     """
     count, _, height, width = images.shape
     if options.crop:

@@ -112,7 +112,7 @@ def test_ablations_are_those_of_figure_7():
     assert options["(a)"] == {"step": "sequential"}
     assert options["(b)"] == {"aggregate": False}
     assert options["(c)"] == {"in_training": False}
-    assert len(PAPER) == 9
+    assert len(PAPER) == 10
 
 
 def test_an_experiment_can_begin(data_root):
