@@ -67,6 +67,7 @@ class Canvas {
     this.selected = "root";
     this.focused = "root";
     /** @type {any[]} */ this.marked = [];
+    /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
     this.svg.append(svg("defs", {}, [svg("marker", { id: `arrow${model.index}`, viewBox: "0 0 8 8", refX: 7, refY: 4,
       markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, [svg("path", { d: "M0 0L8 4L0 8z", class: "tip" })])]));
@@ -123,7 +124,7 @@ class Canvas {
   /** Draw what has changed. */
   draw() {
     this.layout(this.model.root);
-    /** @type {Item[]} */ this.drawn = [];
+    this.drawn = [];
     const g = this.element(this.model.root, 1);
     if (this.world.firstChild !== g) this.world.replaceChildren(g);
     this.paint(this.drawn);

@@ -15,6 +15,7 @@ class App {
     this.state = { by: "none", names: false };
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
+    /** @type {Record<string, () => void>} */ this.actions = {};
     /** @type {Map<any, Pair>} */ this.pairs = new Map();
     this.panel = new Panel($("panel"), this);
     this.quiet = true;
@@ -51,7 +52,6 @@ class App {
     $("graph").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
     $("beside").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
     $("by").addEventListener("change", () => this.tint($("by").value));
-    /** @type {Record<string, () => void>} */
     this.actions = { fit: () => this.panes.forEach((p) => p.fit()), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
       more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);

@@ -57,6 +57,10 @@ class Model {
       this.from[head - arrow[0]].push([head, arrow]);
     }
     /** @type {Set<number>} folds whose repetitions are all shown */ this.unfolded = new Set();
+    /** @type {number[][]} operators of each block */ this.blockOps = [];
+    /** @type {number[][]} boxes of each block */ this.blockBoxes = [];
+    /** @type {number[]} section of each block */ this.sectionOf = [];
+    /** @type {Map<number, number>} fold that begins at a block */ this.foldAt = new Map();
     this.range();
     /** @type {Map<string, Item>} */ this.items = new Map();
     this.root = this.plant();
@@ -68,8 +72,6 @@ class Model {
     const many = blocks.reduce((/** @type {number} */ sum, /** @type {any} */ b) => sum + b[2], 0);
     let start = operators.name.length - many;
     this.outside = start;
-    /** @type {number[][]} */ this.blockOps = [];
-    /** @type {number[][]} */ this.blockBoxes = [];
     for (const block of blocks) {
       const ops = Array.from({ length: block[2] }, (_, i) => start + i);
       start += block[2];
@@ -77,14 +79,12 @@ class Model {
       this.blockBoxes.push([...new Set(ops.map((o) => operators.box[o]))].filter((b) => b >= 0).sort((a, b) => a - b));
     }
     let first = 0;
-    /** @type {number[]} */ this.sectionOf = [];
     this.sectionStart = sections.map((/** @type {any} */ section, /** @type {number} */ i) => {
       const at = first;
       first += section[2];
       for (let b = at; b < first; b++) this.sectionOf[b] = i;
       return at;
     });
-    /** @type {Map<number, number>} */ this.foldAt = new Map();
     this.data.folds.forEach((/** @type {any} */ fold, /** @type {number} */ i) => this.foldAt.set(fold[0], i));
   }
 
