@@ -16,7 +16,7 @@ from archgraph.display import page, read_run
 from archgraph.display.header import header
 from archgraph.display.run_tables import tiers
 from archgraph.engine import prepare
-from archgraph.engine.clients import read_clients
+from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.evaluate import Evaluator
 from archgraph.federation import Outcome
 
@@ -122,7 +122,8 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):
     ]
     [half] = [row for row in run.table().rows if row[0] == "half"]
     assert half[1] == "3"
-    log, drawn = read_run(tmp_path / "with"), []
+    log = read_run(tmp_path / "with")
+    drawn: list[list[ClientFacts]] = []
     assert dict(header(log))["clients"] == "5: 3 half, 2 whole"
     table = tiers(log)
     many = {row[0]: row[table.columns.index("clients")] for row in table.rows}
