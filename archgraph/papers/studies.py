@@ -103,7 +103,7 @@ def studies(
 
     Raises:
         SpecError: If a file is not there or cannot be understood.
-        RunError: If none of them has the size.
+        RunError: If none of them has the size, or two have the same name.
         DataError: If the data of none of them are there; else those that lack data are listed.
     """
     found = {path: load_study(path) for path in files(paths)}
@@ -113,6 +113,14 @@ def studies(
             f"no study of this size, {size}",
             where=", ".join(map(str, found)),
             expected=" or ".join(sorted({name for spec in found.values() for name in spec.sizes})),
+        )
+    stems = [path.stem for path in having]
+    twice = [path for path in having if stems.count(path.stem) > 1]
+    if twice:
+        raise RunError(
+            "would be written into the same files",
+            where=" and ".join(map(str, twice)),
+            expected="studies of different names",
         )
     results: dict[Path, StudyResult] = {}
     lacking: dict[Path, str] = {}

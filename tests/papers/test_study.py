@@ -343,5 +343,9 @@ def test_a_folder_of_studies_makes_one_page(
     assert half.summary().rows[0][:2] == ("Somebody, Table 1", "0 of 8")
     assert "## Somebody, Table 1" not in half.markdown()
     assert "## Somebody, Table 2" in half.markdown()
+    (folder / "more").mkdir()
+    (folder / "more" / "a.yaml").write_text(told)
+    same = CliRunner().invoke(app, ["study", str(folder), "--out", str(place / "out")])
+    assert same.exit_code == 2 and "would be written into the same files" in same.output
     nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
