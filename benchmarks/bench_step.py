@@ -3,8 +3,9 @@
 ``step``: one step of SGD of torchvision's ResNet-18, on 16 images of 32 × 32. ``turn``: the local
 work of a round of FedFA on the digits as the engine runs it (parts of the model, data, isolation,
 checks, copies), against the same steps of the same networks written out with torch. The digits'
-networks are small: what surrounds a step weighs more than it would beside larger ones. All in
-processor time, so that other processes do not count.
+networks are small: what surrounds a step weighs more than it would beside larger ones. ``last``:
+the step of networks of ``specs/models`` as clients make it, with channels last in memory, against
+the same with channels first. All in processor time, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU 
 from archgraph.engine import turn
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
+from archgraph.federation import Model, module_of
 from benchmarks.bench_transfer import keep_freed_memory, seconds
 
-EXPERIMENT = Path(__file__).parents[1] / "specs" / "experiments" / "fedfa_digits.yaml"
+SPECS = Path(__file__).parents[1] / "specs"
+EXPERIMENT = SPECS / "experiments" / "fedfa_digits.yaml"
 BATCH = 16
+IMAGES = {
+    "small_vgg": (3, 32),
+    "small_resnet": (3, 32),
+    "small_mobilenet": (1, 28),
+    "recipfl_lenet5": (1, 28),
+}
 
 
 def step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
@@ -83,6 +92,19 @@ def turns(repeat: int) -> float:
     return min(a for a, _ in taken) / min(b for _, b in taken)
 
 
+def last(name: str, repeat: int) -> float:
+    """Seconds of a step as clients make it over those with channels first."""
+    channels, size = IMAGES[name]
+    graph = ag.load(str(SPECS / "models" / f"{name}.yaml"))
+    model = Model(graph, ag.initial_state(graph))
+    images, labels = torch.randn(32, channels, size, size), torch.randint(0, 10, (32,))
+    first = ag.build(graph, model.state).train()
+    ours, other = seconds(
+        step(module_of(model).train(), images, labels), step(first, images, labels), repeat=repeat
+    )
+    return ours / other
+
+
 def figures(repeat: int = 15) -> dict[str, float]:
     """Ratios, by name."""
     import torchvision
@@ -99,6 +121,7 @@ def figures(repeat: int = 15) -> dict[str, float]:
     return {
         "step of the built network / the network's own": other / own,
         "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
+        **{f"{name}: a client's step / channels first": last(name, repeat) for name in IMAGES},
     }
 
 

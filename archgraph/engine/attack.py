@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from archgraph.engine.isolation import seed_torch
 from archgraph.engine.returned import returned
 from archgraph.federation import ClientData, Examples, Outcome, Program, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
@@ -86,7 +87,7 @@ class Attack:
         honest = returned(Outcome, self.program(work.copied()), self.program)
         if self.intensity == 0:
             return honest
-        torch.manual_seed(second.initial_seed())
+        seed_torch(second.initial_seed(), torch.device(work.device))
         order = torch.randperm(
             work.data.examples, generator=seeded(self.seed, "labels", work.client)
         )
