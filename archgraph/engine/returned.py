@@ -127,8 +127,11 @@ def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 raise RejectedUpdate(
                     "no checkpoint can hold it", where=name, found=str(tensor.dtype)
                 ) from error
-    # Conjugates and negatives that are not computed yet would be written and viewed without them.
-    return {name: t.detach().resolve_conj().resolve_neg() for name, t in state.items()}
+    # Conjugates and negatives that are not computed yet would be written and viewed without them;
+    # what lies in memory as in a file has the same bits afterwards, whatever it went through.
+    return {
+        name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in state.items()
+    }
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
