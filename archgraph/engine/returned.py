@@ -129,9 +129,7 @@ def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 ) from error
     # Conjugates and negatives that are not computed yet would be written and viewed without them;
     # what lies in memory as in a file has the same bits afterwards, whatever it went through.
-    return {
-        name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in state.items()
-    }
+    return {name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
