@@ -39,10 +39,8 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     Images' channels lie last in memory: convolutions take that faster, and values are the same.
     """
     module: nn.Module = build(model.graph, model.state)
-    return module.to(
-        torch.device(model.device if isinstance(model, Work) else device),
-        memory_format=torch.channels_last,
-    )
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
+    return module.to(model.device if isinstance(model, Work) else device)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
