@@ -445,7 +445,7 @@ def test_the_latest_features_are_uploaded_and_they_are_the_models(lab, nets):
         assert {k: len(v) for k, v in extras.items()} == {"in/0": count, "out/0": count}
         torch.testing.assert_close(extras["in/0"], torch.cat(x)[-count:])
         torch.testing.assert_close(extras["out/0"], torch.cat(y)[-count:])
-        assert all(v.is_contiguous() and not v.requires_grad for v in extras.values())
+        assert not any(v.requires_grad for v in extras.values())
     none = InTraining(split.after, split.before, upload=0)
     assert none(lab.work_of(Task(0, graph, state, none), data, frozen)).extras == {}
 
