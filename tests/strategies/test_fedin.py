@@ -27,6 +27,7 @@ from archgraph.federation import (
     Client,
     Evaluated,
     LocalOptions,
+    Model,
     Result,
     ServerState,
     Task,
@@ -34,6 +35,7 @@ from archgraph.federation import (
     Train,
     World,
     configure,
+    module_of,
     reservoir,
     seeded,
 )
@@ -1147,7 +1149,7 @@ def test_modules_of_a_chain_share_tensors_and_compute_the_whole(lab, nets):
     x = torch.randn(5, *SHAPE)
     features, outputs = chain(x)
     assert isinstance(outputs, Tensor)
-    whole = ag.build(graph, state).train()
+    whole = module_of(Model(graph, state)).train()
     assert torch.equal(outputs, whole(x))
     assert features.keys() == {"in/0", "out/0"}
     assert not any(v.requires_grad for v in features.values())
