@@ -55,7 +55,7 @@ def imported(
     free = _free(given, where, sizes)
     examples = {name: _example(i, free, where) for name, i in zip(names, given, strict=True)}
     try:
-        traced = trace(module, **{"name": proto.graph.name, **examples})
+        traced = trace(module, train=False, **{"name": proto.graph.name, **examples})
     except TraceError as error:
         cause: BaseException | None = error
         while cause is not None:

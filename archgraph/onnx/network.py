@@ -18,6 +18,7 @@ import torch
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
+from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, tensor_of
 from archgraph.onnx.operators.row import Attributes, OnnxRow
@@ -112,6 +113,7 @@ class OnnxModule(OnnxPart):
                     value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
                 )
         self._fold(stored, asked)
+        self.steps = fuse(self.steps, self.results, self.known, stored, self.opset)
         self._place({name: value for name, value in stored.items() if name not in self.known})
         for step in self.steps:
             self._part(step.module)

@@ -161,11 +161,10 @@ def _group_norm(at: Attributes, x: Any, w: Any, b: Any) -> torch.Tensor:
     return F.group_norm(x, groups, w, b, at.get("epsilon", 1e-5))
 
 
-def _layer_norm(at: Attributes, x: Any, w: Any, b: Any = None) -> Any:
+def _layer_norm(at: Attributes, x: Any, w: Any = None, b: Any = None) -> Any:
     axis = at.get("axis", -1) % x.dim()
     shape = list(x.shape[axis:])
-    w = w.expand(shape) if list(w.shape) != shape else w
-    b = b.expand(shape) if b is not None and list(b.shape) != shape else b
+    w, b = (v.expand(shape) if v is not None and list(v.shape) != shape else v for v in (w, b))
     y = F.layer_norm(x, shape, w, b, at.get("epsilon", 1e-5))
     if at.outputs == 1:
         return y
@@ -174,7 +173,7 @@ def _layer_norm(at: Attributes, x: Any, w: Any, b: Any = None) -> Any:
     return y, x.mean(over, keepdim=True), torch.rsqrt(variance + at.get("epsilon", 1e-5))
 
 
-def _rms_norm(at: Attributes, x: Any, w: Any) -> Any:
+def _rms_norm(at: Attributes, x: Any, w: Any = None) -> Any:
     return F.rms_norm(x, list(x.shape[at.get("axis", -1) :]), w, at.get("epsilon", 1e-5))
 
 

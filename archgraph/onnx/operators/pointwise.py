@@ -108,6 +108,11 @@ def _gelu(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate=at.get("approximate", "none"))
 
 
+def _swish(at: Attributes, x: torch.Tensor) -> torch.Tensor:
+    alpha = at.get("alpha", 1.0)
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(x * alpha)
+
+
 def _hard_sigmoid(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     alpha, beta = at.get("alpha", 0.2), at.get("beta", 0.5)
     if math.isclose(alpha, 1 / 6, rel_tol=1e-4) and beta == 0.5:
@@ -173,7 +178,7 @@ POINTWISE: OnnxTable = {
     "LeakyRelu": OnnxRow(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
     "Selu": OnnxRow(_selu),
     "Shrink": OnnxRow(_shrink),
-    "Swish": OnnxRow(lambda at, x: x * torch.sigmoid(x * at.get("alpha", 1.0))),
+    "Swish": OnnxRow(_swish),
     "SwiGLU": OnnxRow(lambda at, a, b: a * torch.sigmoid(a * at.get("alpha", 1.0)) * b),
     "ThresholdedRelu": OnnxRow(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),
     "Dropout": OnnxRow(_dropout, known=(1, 2)),

@@ -1,0 +1,272 @@
+"""Norms, activations and attention that a file spells out become one operator each.
+
+A spelling is replaced only where it is exactly one of :data:`SPELLINGS` and no other node reads a
+value inside it; else it stays as it is. Norms are then seen as norms, and constants of a spelling
+(a scale of scores, the ones of a norm of groups) are no weights that training changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+
+from archgraph.onnx.operators import ROWS
+from archgraph.onnx.operators.known import FOLDS
+from archgraph.onnx.operators.spelt import SPELT
+from archgraph.onnx.patterns import (
+    Derived,
+    Found,
+    Pattern,
+    Reader,
+    Scalar,
+    Stored,
+    either,
+    operator,
+)
+
+if TYPE_CHECKING:
+    from archgraph.onnx.network import OnnxStep
+
+Add, Sub, Mul, Div, Pow = map(operator, ("Add", "Sub", "Mul", "Div", "Pow"))
+Sqrt, Reciprocal, Erf, Tanh, Sigmoid = map(
+    operator, ("Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid")
+)
+Clip, HardSigmoid, MatMul, Softmax = map(operator, ("Clip", "HardSigmoid", "MatMul", "Softmax"))
+Reshape, Transpose, Concat, Shape, Slice = map(
+    operator, ("Reshape", "Transpose", "Concat", "Shape", "Slice")
+)
+ReduceMean, InstanceNormalization = map(operator, ("ReduceMean", "InstanceNormalization"))
+
+Attributes: TypeAlias = "Callable[[Found, Reader], dict[str, Any] | None]"
+
+
+class Spelling(NamedTuple):
+    """One way to spell an operator out.
+
+    Attributes:
+        kind: The operator, of ``ROWS`` or ``SPELT``.
+        pattern: What its result is compared with.
+        inputs: Variables that are its inputs; those without a value of the file are left out.
+        attributes: Its attributes; None where the operator computes something else after all.
+        flat: Variables whose tensors become one-dimensional; no other node may read them.
+    """
+
+    kind: str
+    pattern: Pattern
+    inputs: tuple[str, ...] = ("x",)
+    attributes: Attributes = lambda found, reader: {}
+    flat: tuple[str, ...] = ()
+
+
+# -- norms ------------------------------------------------------------------------------------
+
+
+def _square(x: Pattern) -> Pattern:
+    return either(Pow(x, 2.0), Mul(x, x))
+
+
+def _divided(x: Pattern, by: Pattern) -> Pattern:
+    return either(Div(x, by), Mul(x, either(Reciprocal(by), Div(1.0, by))))
+
+
+def _mean(x: Pattern) -> Pattern:
+    return ReduceMean(x, (-1,))
+
+
+def _moved(x: Pattern) -> Pattern:
+    """Scaled by a weight and moved by a bias, if at all."""
+    return either(Add(Mul(x, Stored("w")), Stored("b")), Mul(x, Stored("w")), x)
+
+
+def _along_last(found: Found, reader: Reader) -> dict[str, Any] | None:
+    """The weights stand along the last axis."""
+    weights = [reader.stored[found.values[name]] for name in ("w", "b") if name in found.values]
+    if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
+        return None
+    return {"epsilon": found.values["eps"], "axis": -1}
+
+
+def _groups(found: Found, reader: Reader) -> dict[str, Any] | None:
+    """The norm of each group is that alone, and the weights stand along the second axis."""
+    shape, ones, zeros = (reader.numbers(found.values[n]) for n in ("shape", "ones", "zeros"))
+    w, b = (reader.stored[found.values[n]] for n in ("w", "b"))
+    plain = ones is not None and {*ones} == {1.0} and zeros == [0.0] * len(ones)
+    channels = 1 < w.dim() and w.shape == b.shape and w.shape[0] == w.numel()
+    if ones is None or not plain or shape != [0, len(ones), -1] or not channels:
+        return None
+    eps, trailing = found.values["eps"], w.dim() - 1
+    return {"num_groups": len(ones), "epsilon": eps, "trailing": trailing}
+
+
+_centred = Sub("x", _mean("x"))
+_layer_norm = _divided(_centred, Sqrt(Add(_mean(_square(_centred)), Scalar("eps"))))
+_rms_norm = _divided("x", Sqrt(Add(_mean(_square("x")), Scalar("eps"))))
+_grouped = InstanceNormalization(Reshape("x", "shape"), "ones", "zeros", epsilon="eps")
+_group_norm = Add(Mul(Reshape(_grouped, Shape("x"), allowzero="any"), Stored("w")), Stored("b"))
+
+# -- activations ------------------------------------------------------------------------------
+
+
+def _half(x: Pattern, gate: Pattern) -> Pattern:
+    """Half of a product, wherever the half stands."""
+    return either(Mul(Mul(x, gate), 0.5), Mul(Mul(x, 0.5), gate), Mul(x, Mul(gate, 0.5)))
+
+
+_erf = Erf(either(Div("x", math.sqrt(2)), Mul("x", math.sqrt(0.5))))
+_cube = either(Pow("x", 3.0), Mul(Mul("x", "x"), "x"))
+_tanh = Tanh(Mul(Add("x", Mul(_cube, 0.044715)), math.sqrt(2 / math.pi)))
+_clipped = Clip(Add("x", 3.0), 0.0, 6.0)
+_hard_swish = either(
+    Mul("x", HardSigmoid("x", alpha=1 / 6, beta=0.5)),
+    Div(Mul("x", _clipped), 6.0),
+    Mul("x", Div(_clipped, 6.0)),
+    Mul(Mul("x", _clipped), 1 / 6),
+)
+
+# -- attention --------------------------------------------------------------------------------
+
+
+def _scores(found: Found, reader: Reader) -> dict[str, Any] | None:
+    """The softmax runs over the last axis; what is multiplied by constants is, once."""
+    values, order = found.values, found.values.get("perm")
+    axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
+    if order is None and ("perm" in values or axis != -1):
+        return None
+    if order is not None and axis not in (-1, len(order) - 1):
+        return None
+    numbers = {name: values.get(name, 1.0) for name in ("times", "times of k", "over")}
+    first, second, over = (v if isinstance(v, float) else 1.0 for v in numbers.values())
+    if not over:
+        return None
+    if order is not None:
+        order = [*order[:-2], order[-1], order[-2]]
+        order = None if order == [*range(len(order))] else order
+    return {"scale": first * second / over, "perm": order}
+
+
+_keys = Shape("k")
+_size, _length = Slice(_keys, (-1,), (2**63 - 1,)), Slice(_keys, (-2,), (-1,))
+_turned = either(
+    Transpose("k", perm="perm"),
+    Reshape(  # so PyTorch's exporter writes it, for any rank
+        Transpose(Reshape("k", Concat((-1,), _length, _size, axis=0)), perm=[0, 2, 1]),
+        Concat(Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
+    ),
+)
+_times, _times_of_k, _over = map(Derived, ("times", "times of k", "over"))
+_products = either(
+    MatMul(Mul("q", _times), Mul(_turned, _times_of_k)),
+    MatMul(Mul("q", _times), _turned),
+    MatMul(Div("q", _over), _turned),
+    Mul(MatMul("q", _turned), _times),
+    Div(MatMul("q", _turned), _over),
+    MatMul("q", _turned),
+)
+_attention = MatMul(Softmax(either(_products, Add(_products, "mask")), axis="axis"), "v")
+
+SPELLINGS = (
+    Spelling("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
+    Spelling(
+        "RMSNormalization", either(Mul(_rms_norm, Stored("w")), _rms_norm), ("x", "w"), _along_last
+    ),
+    Spelling("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
+    Spelling("Gelu", _half("x", Add(_erf, 1.0))),
+    Spelling(
+        "Gelu",
+        _half("x", Add(_tanh, 1.0)),
+        attributes=lambda found, reader: {"approximate": "tanh"},
+    ),
+    Spelling("Swish", Mul("x", Sigmoid("x"))),
+    Spelling("HardSwish", _hard_swish),
+    Spelling(
+        "spelt Attention",
+        _attention,
+        ("q", "k", "v", "mask", "times", "times of k", "over"),
+        _scores,
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+
+
+def fuse(
+    steps: Sequence[OnnxStep],
+    results: Collection[str],
+    known: Mapping[str, Any],
+    stored: dict[str, torch.Tensor],
+    opset: int,
+) -> list[OnnxStep]:
+    """Steps with one in place of each that is spelt out.
+
+    Args:
+        steps: All, in order.
+        results: Names of the file's results.
+        known: Constants.
+        stored: Tensors; those that nothing reads any more are removed.
+        opset: The file's.
+    """
+    made = {name: step for step in steps for name in step.outputs}
+    reader = Reader(made, known, stored, _derived(steps, known), opset)
+    reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
+    gone: set[str] = set()  # first results of steps
+    fused: dict[str, OnnxStep] = {}
+    for step in reversed(steps):
+        if step.outputs[0] in gone:
+            continue
+        found, new = _spelt(step, reader, reads)
+        if new is not None:
+            inside = {*found.steps} - {step.outputs[0], *reader.derived}
+            gone |= inside
+            fused[step.outputs[0]] = new
+    left = [fused.get(s.outputs[0], s) for s in steps if s.outputs[0] not in gone]
+    still = {name for step in left for name in step.inputs} | {*results}
+    for name in reads.keys() - still:
+        stored.pop(name, None)
+    return left
+
+
+def _spelt(
+    step: OnnxStep, reader: Reader, reads: Mapping[str, int]
+) -> tuple[Found, OnnxStep | None]:
+    """What a step is the last of, and the step in place of it all."""
+    for spelling in SPELLINGS:
+        for found in reader.matches(spelling.pattern, step.outputs[0], Found()):
+            at = spelling.attributes(found, reader) if _alone(step, found, reader, reads) else None
+            if at is None or any(reads[found.values[name]] > 1 for name in spelling.flat):
+                continue
+            for name in spelling.flat:
+                reader.stored[found.values[name]] = reader.stored[found.values[name]].flatten()
+            values = [found.values.get(name) for name in spelling.inputs]
+            new = dataclasses.replace(
+                step,
+                kind=spelling.kind,
+                row=(ROWS | SPELT)[spelling.kind],
+                attributes=at,
+                inputs=tuple(v if isinstance(v, str) else "" for v in values),
+            )
+            return found, new
+    return Found(), None
+
+
+def _alone(step: OnnxStep, found: Found, reader: Reader, reads: Mapping[str, int]) -> bool:
+    """Whether nothing else reads what is computed inside, but for what follows from shapes."""
+    inside = Counter(name for s in found.steps.values() for name in s.inputs)
+    return all(
+        reads[name] == inside[name]
+        for name in found.steps
+        if name != step.outputs[0] and name not in reader.derived
+    )
+
+
+def _derived(steps: Sequence[OnnxStep], known: Mapping[str, Any]) -> set[str]:
+    """What follows from shapes and constants, as the nodes are computed."""
+    names = {"", *known}
+    for step in steps:
+        if step.kind in ("Shape", "Size") or (step.kind in FOLDS and names.issuperset(step.inputs)):
+            names.update(step.outputs)
+    return names

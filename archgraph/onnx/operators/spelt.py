@@ -1,0 +1,55 @@
+"""Rows of operators that a file spells out, with all that the spelling says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
+
+
+def _group_norm(at: Attributes, x: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
+    """A norm of groups; in the file, axes of size 1 stand behind that of its weights."""
+    groups, eps, trailing = at.need("num_groups"), at.need("epsilon"), at.need("trailing")
+    if x.dim() == 2 + trailing and w.shape[0] == x.shape[1]:
+        return F.group_norm(x, groups, w, b, eps)
+    w, b = (v.reshape(-1, *[1] * trailing) for v in (w, b))
+    return F.group_norm(x, groups, eps=eps) * w + b
+
+
+def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any) -> torch.Tensor:
+    """Attention of any rank; its scores are multiplied by numbers, or divided by them."""
+    if order := at.get("perm"):
+        k = k.permute(order)
+    first, second, over = (1.0 if n is None else float(np.ravel(n)[0]) for n in numbers)
+    scale = at.need("scale") * first * second / over
+    if _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    scores = (q * scale) @ k.transpose(-2, -1)
+    return torch.softmax(scores if mask is None else scores + mask, -1) @ v
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all axes but the last two are equal; the size of a batch is not asked for."""
+    return a.dim() == b.dim() and all(
+        type(m) is type(n) and (not isinstance(m, int) or m == n)
+        for m, n in zip(a.shape[:-2], b.shape[:-2], strict=True)
+    )
+
+
+def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether a mask is one of scores, and does not repeat them."""
+    scores = (*q.shape[:-1], k.shape[-2])[-mask.dim() :]
+    return mask.dim() <= q.dim() and all(
+        isinstance(m, int) and m in (1, n) if isinstance(n, int) else True
+        for m, n in zip(mask.shape, scores, strict=True)
+    )
+
+
+SPELT: OnnxTable = {
+    "spelt GroupNormalization": OnnxRow(_group_norm),
+    "spelt Attention": OnnxRow(_attention, known=(4, 5, 6)),
+}
