@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -218,11 +218,12 @@ def fuse(
     for step in reversed(steps):
         if step.outputs[0] in gone:
             continue
-        found, new = _spelt(step, reader, reads)
-        if new is not None:
-            inside = {*found.steps} - {step.outputs[0], *reader.derived}
-            gone |= inside
-            fused[step.outputs[0]] = new
+        for spelling, found, at in _spelt(step, reader, reads):
+            gone |= {*found.steps} - {step.outputs[0], *reader.derived}
+            fused[step.outputs[0]] = _replaced(step, spelling, found, at)
+            for name in spelling.flat:
+                stored[found.values[name]] = stored[found.values[name]].flatten()
+            break
     left = [fused.get(s.outputs[0], s) for s in steps if s.outputs[0] not in gone]
     still = {name for step in left for name in step.inputs} | {*results}
     for name in reads.keys() - still:
@@ -232,25 +233,20 @@ def fuse(
 
 def _spelt(
     step: OnnxStep, reader: Reader, reads: Mapping[str, int]
-) -> tuple[Found, OnnxStep | None]:
-    """What a step is the last of, and the step in place of it all."""
+) -> Iterator[tuple[Spelling, Found, Mapping[str, Any]]]:
+    """Spellings of which a step is the last, what they match, and the operator's attributes."""
     for spelling in SPELLINGS:
         for found in reader.matches(spelling.pattern, step.outputs[0], Found()):
             at = spelling.attributes(found, reader) if _alone(step, found, reader, reads) else None
-            if at is None or any(reads[found.values[name]] > 1 for name in spelling.flat):
-                continue
-            for name in spelling.flat:
-                reader.stored[found.values[name]] = reader.stored[found.values[name]].flatten()
-            values = [found.values.get(name) for name in spelling.inputs]
-            new = dataclasses.replace(
-                step,
-                kind=spelling.kind,
-                row=(ROWS | SPELT)[spelling.kind],
-                attributes=at,
-                inputs=tuple(v if isinstance(v, str) else "" for v in values),
-            )
-            return found, new
-    return Found(), None
+            if at is not None and all(reads[found.values[n]] == 1 for n in spelling.flat):
+                yield spelling, found, at
+
+
+def _replaced(step: OnnxStep, spelling: Spelling, found: Found, at: Mapping[str, Any]) -> OnnxStep:
+    values = [found.values.get(name) for name in spelling.inputs]
+    inputs = tuple(v if isinstance(v, str) else "" for v in values)
+    row = (ROWS | SPELT)[spelling.kind]
+    return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=at, inputs=inputs)
 
 
 def _alone(step: OnnxStep, found: Found, reader: Reader, reads: Mapping[str, int]) -> bool:
