@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
 
 SHAPES = {
-    "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "qw": (8, 8),
+    "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5), "qw": (8, 8),
     "kw": (8, 8), "vw": (8, 8), "cw": (8, 3, 1, 1), "gw": (8, 1, 1), "gb": (8, 1, 1),
     "dw": (2, 8, 1, 1),
 }  # fmt: skip
@@ -25,7 +25,7 @@ CONSTANTS = {
     "one": 1.0, "two": 2.0, "three": 3.0, "six": 6.0, "half": 0.5, "nearly": 0.51, "root": 2**0.5,
     "eps": 1e-5, "cubic": 0.044715, "slope": (2 / np.pi) ** 0.5, "scale": [0.7],
     "ones": [1.0] * 4, "others": [1.0, 1.0, 1.0, 1.1], "zeros": [0.0] * 4, "none": 0.0,
-    "parts": [0, 4, -1], "heads": [0, 5, 2, 4], "whole": [0, 5, 8], "first": [0], "end": [1],
+    "parts": [0, 4, -1], "heads": [0, 5, 2, 4], "whole": [0, 5, 8], "third": [3], "fourth": [4], "first": [0], "end": [1],
 }  # fmt: skip
 
 CENTRED = "m = ReduceMean<axes = [{axis}]>(h) d = Sub(h, m) p = Pow(d, two)"
@@ -43,7 +43,7 @@ JOIN = " o2 = Transpose<perm = [0, 2, 1, 3]>(o1) z = Reshape(o2, whole)"
 SOFTMAX = " a1 = Softmax<axis = {axis}>(s1) o1 = MatMul(a1, v3)" + JOIN
 GROUPS = (
     "r1 = Reshape(h, parts) r2 = InstanceNormalization({ones}, zeros) s = Shape(h) "
-    "r3 = Reshape(r2, s) r4 = Mul(r3, gw) z = Add(r4, gb)"
+    "r3 = Reshape(r2, s) r4 = Mul(r3, gw) r5 = Add(r4, gb) z = Reshape(r5, s)"
 )
 
 SPELT = {
@@ -72,8 +72,13 @@ SPELT = {
     ),
     "attention as PyTorch writes it": (
         "scaled_dot_product_attention",
-        HEADS + "x1 = Mul(q3, scale) x2 = Mul(k3, scale) s0 = MatMul(x1, x2) s1 = Add(s0, column)"
+        HEADS + "x1 = Mul(q3, scale) x2 = Mul(k3, scale) s0 = MatMul(x1, x2) s1 = Add(s0, mask)"
         + SOFTMAX.format(axis=3),
+    ),
+    "attention with a scale of a shape": (
+        "scaled_dot_product_attention",
+        HEADS + "d1 = Shape(q2) d2 = Slice(d1, third, fourth) d3 = Cast<to = 1>(d2) d = Sqrt(d3) "
+        "s0 = MatMul(q3, k3) s1 = Div(s0, d)" + SOFTMAX.format(axis=-1),
     ),
     "group norm": ("group_norm", GROUPS.format(ones="r1, ones")),
 }  # fmt: skip
