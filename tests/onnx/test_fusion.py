@@ -17,15 +17,15 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
 
 SHAPES = {
-    "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5), "qw": (8, 8),
-    "kw": (8, 8), "vw": (8, 8), "cw": (8, 3, 1, 1), "gw": (8, 1, 1), "gb": (8, 1, 1),
+    "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5),
+    "qw": (8, 8), "kw": (8, 8), "vw": (8, 8), "cw": (8, 3, 1, 1), "gw": (8, 1, 1), "gb": (8, 1, 1),
     "dw": (2, 8, 1, 1),
 }  # fmt: skip
 CONSTANTS = {
     "one": 1.0, "two": 2.0, "three": 3.0, "six": 6.0, "half": 0.5, "nearly": 0.51, "root": 2**0.5,
     "eps": 1e-5, "cubic": 0.044715, "slope": (2 / np.pi) ** 0.5, "scale": [0.7],
     "ones": [1.0] * 4, "others": [1.0, 1.0, 1.0, 1.1], "zeros": [0.0] * 4, "none": 0.0,
-    "parts": [0, 4, -1], "heads": [0, 5, 2, 4], "whole": [0, 5, 8], "third": [3], "fourth": [4], "first": [0], "end": [1],
+    "parts": [0, 4, -1], "heads": [0, 5, 2, 4], "whole": [0, 5, 8], "third": [3], "fourth": [4],
 }  # fmt: skip
 
 CENTRED = "m = ReduceMean<axes = [{axis}]>(h) d = Sub(h, m) p = Pow(d, two)"
