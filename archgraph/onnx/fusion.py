@@ -19,12 +19,12 @@ from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
 from archgraph.onnx.operators.spelt import SPELT
 from archgraph.onnx.patterns import (
-    Derived,
+    DerivedVariable,
     Found,
     Pattern,
-    Reader,
-    Scalar,
-    Stored,
+    OnnxReader,
+    NumberVariable,
+    TensorVariable,
     either,
     operator,
 )
@@ -42,10 +42,10 @@ Reshape, Transpose, Concat, Shape, Slice = map(
 )
 ReduceMean, InstanceNormalization = map(operator, ("ReduceMean", "InstanceNormalization"))
 
-Attributes: TypeAlias = "Callable[[Found, Reader], dict[str, Any] | None]"
+AttributesOf: TypeAlias = "Callable[[Found, OnnxReader], dict[str, Any] | None]"
 
 
-class Spelling(NamedTuple):
+class SpeltForm(NamedTuple):
     """One way to spell an operator out.
 
     Attributes:
@@ -59,7 +59,7 @@ class Spelling(NamedTuple):
     kind: str
     pattern: Pattern
     inputs: tuple[str, ...] = ("x",)
-    attributes: Attributes = lambda found, reader: {}
+    attributes: AttributesOf = lambda found, reader: {}
     flat: tuple[str, ...] = ()
 
 
@@ -80,10 +80,12 @@ def _mean(x: Pattern) -> Pattern:
 
 def _moved(x: Pattern) -> Pattern:
     """Scaled by a weight and moved by a bias, if at all."""
-    return either(Add(Mul(x, Stored("w")), Stored("b")), Mul(x, Stored("w")), x)
+    return either(
+        Add(Mul(x, TensorVariable("w")), TensorVariable("b")), Mul(x, TensorVariable("w")), x
+    )
 
 
-def _along_last(found: Found, reader: Reader) -> dict[str, Any] | None:
+def _along_last(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
     """The weights stand along the last axis."""
     weights = [reader.stored[found.values[name]] for name in ("w", "b") if name in found.values]
     if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
@@ -91,7 +93,7 @@ def _along_last(found: Found, reader: Reader) -> dict[str, Any] | None:
     return {"epsilon": found.values["eps"], "axis": -1}
 
 
-def _groups(found: Found, reader: Reader) -> dict[str, Any] | None:
+def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
     """The norm of each group is that alone, and the weights stand along the second axis."""
     shape, ones, zeros = (reader.numbers(found.values[n]) for n in ("shape", "ones", "zeros"))
     w, b = (reader.stored[found.values[n]] for n in ("w", "b"))
@@ -104,10 +106,12 @@ def _groups(found: Found, reader: Reader) -> dict[str, Any] | None:
 
 
 _centred = Sub("x", _mean("x"))
-_layer_norm = _divided(_centred, Sqrt(Add(_mean(_square(_centred)), Scalar("eps"))))
-_rms_norm = _divided("x", Sqrt(Add(_mean(_square("x")), Scalar("eps"))))
+_layer_norm = _divided(_centred, Sqrt(Add(_mean(_square(_centred)), NumberVariable("eps"))))
+_rms_norm = _divided("x", Sqrt(Add(_mean(_square("x")), NumberVariable("eps"))))
 _grouped = InstanceNormalization(Reshape("x", "shape"), "ones", "zeros", epsilon="eps")
-_group_norm = Add(Mul(Reshape(_grouped, Shape("x"), allowzero="any"), Stored("w")), Stored("b"))
+_group_norm = Add(
+    Mul(Reshape(_grouped, Shape("x"), allowzero="any"), TensorVariable("w")), TensorVariable("b")
+)
 
 # -- activations ------------------------------------------------------------------------------
 
@@ -131,7 +135,7 @@ _hard_swish = either(
 # -- attention --------------------------------------------------------------------------------
 
 
-def _scores(found: Found, reader: Reader) -> dict[str, Any] | None:
+def _scores(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
     """The softmax runs over the last axis; what is multiplied by constants is, once."""
     values, order = found.values, found.values.get("perm")
     axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
@@ -158,7 +162,7 @@ _turned = either(
         Concat(Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
     ),
 )
-_times, _times_of_k, _over = map(Derived, ("times", "times of k", "over"))
+_times, _times_of_k, _over = map(DerivedVariable, ("times", "times of k", "over"))
 _products = either(
     MatMul(Mul("q", _times), Mul(_turned, _times_of_k)),
     MatMul(Mul("q", _times), _turned),
@@ -170,20 +174,23 @@ _products = either(
 _attention = MatMul(Softmax(either(_products, Add(_products, "mask")), axis="axis"), "v")
 
 SPELLINGS = (
-    Spelling("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
-    Spelling(
-        "RMSNormalization", either(Mul(_rms_norm, Stored("w")), _rms_norm), ("x", "w"), _along_last
+    SpeltForm("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
+    SpeltForm(
+        "RMSNormalization",
+        either(Mul(_rms_norm, TensorVariable("w")), _rms_norm),
+        ("x", "w"),
+        _along_last,
     ),
-    Spelling("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
-    Spelling("Gelu", _half("x", Add(_erf, 1.0))),
-    Spelling(
+    SpeltForm("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
+    SpeltForm("Gelu", _half("x", Add(_erf, 1.0))),
+    SpeltForm(
         "Gelu",
         _half("x", Add(_tanh, 1.0)),
         attributes=lambda found, reader: {"approximate": "tanh"},
     ),
-    Spelling("Swish", Mul("x", Sigmoid("x"))),
-    Spelling("HardSwish", _hard_swish),
-    Spelling(
+    SpeltForm("Swish", Mul("x", Sigmoid("x"))),
+    SpeltForm("HardSwish", _hard_swish),
+    SpeltForm(
         "spelt Attention",
         _attention,
         ("q", "k", "v", "mask", "times", "times of k", "over"),
@@ -211,7 +218,7 @@ def fuse(
         opset: The file's.
     """
     made = {name: step for step in steps for name in step.outputs}
-    reader = Reader(made, known, stored, _derived(steps, known), opset)
+    reader = OnnxReader(made, known, stored, _derived(steps, known), opset)
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
     gone: set[str] = set()  # first results of steps
     fused: dict[str, OnnxStep] = {}
@@ -232,8 +239,8 @@ def fuse(
 
 
 def _spelt(
-    step: OnnxStep, reader: Reader, reads: Mapping[str, int]
-) -> Iterator[tuple[Spelling, Found, Mapping[str, Any]]]:
+    step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
+) -> Iterator[tuple[SpeltForm, Found, Mapping[str, Any]]]:
     """Spellings of which a step is the last, what they match, and the operator's attributes."""
     for spelling in SPELLINGS:
         for found in reader.matches(spelling.pattern, step.outputs[0], Found()):
@@ -242,14 +249,14 @@ def _spelt(
                 yield spelling, found, at
 
 
-def _replaced(step: OnnxStep, spelling: Spelling, found: Found, at: Mapping[str, Any]) -> OnnxStep:
+def _replaced(step: OnnxStep, spelling: SpeltForm, found: Found, at: Mapping[str, Any]) -> OnnxStep:
     values = [found.values.get(name) for name in spelling.inputs]
     inputs = tuple(v if isinstance(v, str) else "" for v in values)
     row = (ROWS | SPELT)[spelling.kind]
     return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=at, inputs=inputs)
 
 
-def _alone(step: OnnxStep, found: Found, reader: Reader, reads: Mapping[str, int]) -> bool:
+def _alone(step: OnnxStep, found: Found, reader: OnnxReader, reads: Mapping[str, int]) -> bool:
     """Whether nothing else reads what is computed inside, but for what follows from shapes."""
     inside = Counter(name for s in found.steps.values() for name in s.inputs)
     return all(

@@ -35,21 +35,21 @@ DEFAULTS: Mapping[tuple[str, str], Any] = {
 
 
 @dataclass(frozen=True)
-class Scalar:
+class NumberVariable:
     """A variable for a constant of one number; it stands for the number."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedVariable:
     """A variable for what follows from shapes and constants: a number, or a value's name."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorVariable:
     """A variable for a tensor of the file."""
 
     name: str
@@ -78,7 +78,7 @@ class Applied:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-Pattern: TypeAlias = "str | float | tuple[int, ...] | Scalar | Derived | Stored | Either | Applied"
+Pattern: TypeAlias = "str | float | tuple[int, ...] | NumberVariable | DerivedVariable | TensorVariable | Either | Applied"
 
 
 def operator(kind: str) -> Callable[..., Applied]:
@@ -111,7 +111,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Reader:
+class OnnxReader:
     """What is known of a file's values where patterns are matched.
 
     Attributes:
@@ -139,14 +139,14 @@ class Reader:
         match pattern:
             case str():
                 yield from found.bound(pattern, operand)
-            case Scalar(name):
+            case NumberVariable(name):
                 number = self.number(operand)
                 yield from () if number is None else found.bound(name, number)
-            case Derived(name):
+            case DerivedVariable(name):
                 number = self.number(operand)
                 if number is not None or operand in self.derived:
                     yield from found.bound(name, operand if number is None else number)
-            case Stored(name):
+            case TensorVariable(name):
                 yield from found.bound(name, operand) if operand in self.stored else ()
             case Either(ways):
                 for way in ways:
