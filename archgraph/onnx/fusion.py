@@ -21,9 +21,9 @@ from archgraph.onnx.operators.spelt import SPELT
 from archgraph.onnx.patterns import (
     DerivedVariable,
     Found,
-    Pattern,
-    OnnxReader,
     NumberVariable,
+    OnnxReader,
+    Pattern,
     TensorVariable,
     either,
     operator,

@@ -78,7 +78,8 @@ class Applied:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-Pattern: TypeAlias = "str | float | tuple[int, ...] | NumberVariable | DerivedVariable | TensorVariable | Either | Applied"
+VariableOf: TypeAlias = NumberVariable | DerivedVariable | TensorVariable
+Pattern: TypeAlias = "str | float | tuple[int, ...] | VariableOf | Either | Applied"
 
 
 def operator(kind: str) -> Callable[..., Applied]:
