@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -102,28 +103,38 @@ def legend(figure: Figure, panel: Axes) -> None:
     if names:
         figure.legend(
             lines,
-            names,
+            ["\n".join(textwrap.wrap(name, BESIDE)) for name in names],
             loc="outside lower left",
-            ncols=3 if sum(map(len, names)) <= BESIDE or len(names) > 6 else 2,
+            ncols=_columns(names),
             frameon=False,
             fontsize=9,
             labelcolor=colours.INK,
         )
 
 
+def _columns(names: Sequence[str]) -> int:
+    """How many names of a legend stand side by side without leaving the figure."""
+    if max(map(len, names)) > BESIDE // 2:
+        return 1
+    return 3 if sum(map(len, names)) <= BESIDE or len(names) > 6 else 2
+
+
 def data_chart(clients: Sequence[ClientFacts]) -> Figure | None:
-    """Examples of each client, and how they are spread over the classes; None without clients.
+    """Examples of each client, and their share of each class; None without clients.
+
+    Shares, because a client with few examples may be as one-sided as one with many.
 
     Example:
         >>> from archgraph.engine.clients import ClientFacts
         >>> one = ClientFacts(client=0, tier="small", examples=3, classes=[1, 2])
         >>> [axes.get_title(loc="left") for axes in data_chart([one]).axes]
-        ['training examples', 'by class']
+        ['training examples', 'share of each class']
     """
     if not clients:
         return None
     classes = max(len(client.classes) for client in clients)
-    height = min(0.9 + 0.24 * len(clients), 11.0)
+    each = 0.24 if len(clients) <= NAMED else 0.05
+    height = min(0.9 + each * len(clients), 11.0)
     figure, axes = panels(
         WIDTH, 2 if classes else 1, ratios=(1.0, 1.4) if classes else None, height=height
     )
@@ -147,7 +158,10 @@ def _by_class(panel: Axes, clients: Sequence[ClientFacts], classes: int) -> None
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.ticker import MaxNLocator
 
-    counts = [[*c.classes, *[0] * (classes - len(c.classes))] for c in clients]
+    shares = [
+        [many / max(sum(c.classes), 1) for many in (*c.classes, *[0] * (classes - len(c.classes)))]
+        for c in clients
+    ]
     # From transparent on: it stands on a light page as well as on a dark one.
     hue = colours.SERIES[0]
     shades = LinearSegmentedColormap.from_list("examples", [f"{hue}00", f"{hue}ff"])
@@ -155,16 +169,16 @@ def _by_class(panel: Axes, clients: Sequence[ClientFacts], classes: int) -> None
     panel.pcolormesh(
         [i - 0.5 for i in range(classes + 1)],
         [i - 0.5 for i in range(len(clients) + 1)],
-        counts,
+        shares,
         cmap=shades,
         vmin=0,
         edgecolor=colours.BLOCK,
-        linewidth=0.3,
+        linewidth=0.3 if len(clients) <= NAMED else 0,
     )
     panel.set_ylim(len(clients) - 0.4, -0.6)
     panel.set_yticks([])
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
-    panel.set_title("by class", loc="left", fontsize=10, color=colours.INK)
+    panel.set_title("share of each class", loc="left", fontsize=10, color=colours.INK)
 
 
 def _name(client: ClientFacts) -> str:

@@ -46,6 +46,8 @@ def report(
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
+    Of several runs, too: their clients' data, communication, attacks, and each architecture once.
+
     Args:
         folder: The run folder, or several of them, or folders that hold some: then runs that
             differ in the seed only are one curve with a band.
@@ -63,7 +65,7 @@ def report(
     if len(folders) > 1:
         from archgraph.display.runs_page import runs_page
 
-        text = runs_page(comparison(folders, unfinished=True, tiers=True))
+        text = runs_page(comparison(folders, unfinished=True, tiers=True), viewer)
     else:
         log = read_run(folders[0])
         text = page(log, viewer(log) if viewer else "")
@@ -197,14 +199,7 @@ def image(data: bytes, kind: str, name: str) -> str:
 
 def _architectures(log: Log, viewer: str) -> Iterator[str]:
     """The architectures, then the pictures in the run folder."""
-    if viewer:
-        # It runs its own script and reaches nothing of this page.
-        yield (
-            '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" '
-            f'srcdoc="{html.escape(viewer)}"></iframe>'
-        )
-    else:
-        yield from _drawings(log)
+    yield from [viewer_frame(viewer)] if viewer else drawings(log)
     for kind, subtype in (("png", "png"), ("svg", "svg+xml")):
         for path in sorted((*log.folder.glob(f"*.{kind}"), *log.folder.glob(f"pictures/*.{kind}"))):
             name = html.escape(path.stem)
@@ -212,7 +207,15 @@ def _architectures(log: Log, viewer: str) -> Iterator[str]:
             yield f"<details><summary>{name}</summary>{shown}</details>"
 
 
-def _drawings(log: Log) -> Iterator[str]:
+def viewer_frame(viewer: str) -> str:
+    """The viewer inside the page: it runs its own script and reaches nothing of this page."""
+    return (
+        '<iframe class="viewer" title="Architectures" sandbox="allow-scripts" '
+        f'srcdoc="{html.escape(viewer)}"></iframe>'
+    )
+
+
+def drawings(log: Log) -> Iterator[str]:
     """Every architecture as a picture."""
     from archgraph.display.picture import draw, render
 

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,11 +102,7 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
     what = judge(everything)
     worst = min if better(everything, what) else max
     timed = any(seconds(lines) for lines in runs.values())
-    spent = {
-        axis: {name: _cumulated(many, read) for name, many in groups.items()}
-        for axis, read in COSTS.items()
-    }
-    costs = {axis: known for axis, known in spent.items() if all(known.values())}
+    costs = by_cost(groups)
     number_of = 2 + len(costs) + timed
     figure, axes = panels(2.5 + 3.5 * number_of, number_of, title)
     for number, (name, many) in enumerate(groups.items()):
@@ -122,9 +119,6 @@ def spread(groups: Mapping[str, Sequence[Sequence[RoundLine]]], *, title: str = 
         scale(panel, what, f"average submodel over {axis}", axis=axis)
     if timed:
         time_panel(axes[-1], runs)
-        if sum(map(len, runs)) > BESIDE:
-            for text in axes[-1].get_xticklabels():
-                text.set(rotation=25, horizontalalignment="right")
     return figure
 
 
@@ -214,6 +208,20 @@ def reduced(
         if values and None not in values:
             values_by_round[int(line["round"])] = reduce(v for v in values if v is not None)
     return values_by_round
+
+
+def by_cost(
+    groups: Mapping[str, Sequence[Sequence[RoundLine]]],
+) -> dict[str, dict[str, dict[int, float]]]:
+    """What every group had spent until each round, by what curves are drawn over beside rounds.
+
+    A cost that some round does not say is left out.
+    """
+    spent = {
+        axis: {name: _cumulated(many, read) for name, many in groups.items()}
+        for axis, read in COSTS.items()
+    }
+    return {axis: known for axis, known in spent.items() if all(known.values())}
 
 
 def _cumulated(
@@ -346,7 +354,13 @@ def time_panel(panel: Axes, runs: Mapping[str, Sequence[RoundLine]]) -> None:
             continue
         panel.bar(range(len(names)), values, bottom=left, width=0.55, color=fill, label=label)
         left = [a + b for a, b in zip(left, values, strict=True)]
-    panel.set_xticks(range(len(names)), names if len(names) > 1 else [""])
+    few = len(names) <= 4
+    told = ["\n".join(textwrap.wrap(name, BESIDE // len(names))) if few else name for name in names]
+    panel.set_xticks(range(len(names)), told if len(names) > 1 else [""])
+    if not few:
+        panel.tick_params(axis="x", labelrotation=25)
+        for text in panel.get_xticklabels():
+            text.set_horizontalalignment("right")
     panel.set_xlim(-0.8, len(names) - 0.2)
     panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)

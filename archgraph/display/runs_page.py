@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import html
+import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from archgraph.display.charts import HEIGHT, WIDTH, legend
-from archgraph.display.comparison import Comparison, RunGroup
+from archgraph.display import colours
+from archgraph.display.charts import HEIGHT, WIDTH, data_chart, legend
+from archgraph.display.comparison import NOTHING, Comparison, RunGroup
+from archgraph.display.group_tables import (
+    attack_sheet,
+    data_sheet,
+    differences_csv,
+    each_run,
+    participants,
+    sent_sheet,
+    shared_sheet,
+)
 from archgraph.display.header import header
-from archgraph.display.page import chart, facts, folded, html_page, section
-from archgraph.display.plots import band, panels, reduced, scale, time_panel
-from archgraph.display.run_tables import setting_sheet
+from archgraph.display.page import chart, drawings, facts, folded, html_page, section, viewer_frame
+from archgraph.display.plots import band, by_cost, panels, reduced, scale, time_panel
+from archgraph.display.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.display.runs import Log, RoundLine, better, judge, models, seconds, series
 from archgraph.display.sheets import Sheet, SheetColumn, download
 from archgraph.fields import GLOBAL
@@ -28,28 +40,50 @@ Reduce = Callable[[Iterable[float]], float]
 FEW = 4
 # Tiers that have a panel of their own.
 TIERS = 8
+# Facts that are worth reading in the head even where runs differ in them.
+CHOSEN = frozenset({"strategy", "data", "clients", "parameters", "MACs of an example"})
 
 
-def runs_page(compared: Comparison) -> str:
-    """The page of several runs as HTML text."""
+def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) -> str:
+    """The page of several runs as HTML text.
+
+    Args:
+        compared: The runs.
+        viewer: Makes the page that shows a run's architectures, to stand inside this one; None:
+            they are drawn.
+    """
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
     first, *rest = compared.tables()
     figures = "".join(chart(figure, name) for name, figure in runs_charts(compared))
+    data = "".join(chart(figure, name) for name, figure in data_charts(compared))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        facts(_facts(groups)),
+        facts(_facts(compared)),
         "<h2>Runs</h2>",
         f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
-        *(part for table in rest for part in section(table.title, _wide(table.html()))),
+        *(part for table in rest for part in section(table.title, _different(compared, table))),
         "<h2>Over the rounds</h2>",
         f'<div class="charts">{figures}</div>',
         f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
+        *section(
+            "Clients and their data",
+            data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
+        ),
+        *section("Communication and computation", sent_sheet(compared).html()),
+        *section("Attack", folded(attack_sheet(compared), "attacked run")),
+        *section("Architectures", "".join(_architectures(compared, viewer))),
+        *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
-        *(_run(group, log) for group in groups for log in group.runs),
+        *(_run(*each) for each in each_run(compared)),
     ]
     return html_page(title, body)
+
+
+def _different(compared: Comparison, table: Table) -> str:
+    link = download("differences", differences_csv(compared))
+    return f"{_wide(table.html())}<p>{link}</p>"
 
 
 def _upright(table: Table) -> Table:
@@ -69,23 +103,51 @@ def _wide(inside: str) -> str:
     return f'<div class="wide">{inside}</div>'
 
 
-def _facts(groups: tuple[RunGroup, ...]) -> Iterator[tuple[str, str]]:
-    """Facts that all runs share, then what there is of the others."""
-    logs = [log for group in groups for log in group.runs]
-    yield "runs", f"{len(logs)} in {plural(len(groups), 'group')}"
-    seeds = dict.fromkeys(str(seed) for group in groups for seed in group.seeds)
-    yield "seeds", ", ".join(seeds)
+def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
+    """Facts of all runs; where few of them differ, what there is."""
+    logs = [log for _, _, log in each_run(compared)]
+    yield "runs", f"{len(logs)} in {plural(len(compared.groups), 'group')}"
+    yield "seeds", ", ".join(dict.fromkeys(str(seed) for _, seed, _ in each_run(compared)))
+    spent = sum(value for log in logs for value in seconds(log.rounds).values())
+    if spent:
+        yield "time of all", f"{spent:.1f} s"
     of = [dict(header(log)) for log in logs]
-    for key, text in of[0].items():
-        if all(one.get(key) == text for one in of) and key != "seed":
-            yield key, text
+    for key in dict.fromkeys(key for one in of for key in one):
+        texts = list(dict.fromkeys(one.get(key, NOTHING) for one in of))
+        # Time and bytes of each run stand in the table; figures of many seeds say nothing here.
+        if key != "seed" and (len(texts) == 1 or (key in CHOSEN and len(texts) <= FEW)):
+            yield key, " · ".join(texts)
 
 
-def _run(group: RunGroup, log: Log) -> str:
+def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) -> Iterator[str]:
+    """The models of each family once, however many runs have it; the first one is open."""
+    users: dict[tuple[tuple[str, bytes], ...], tuple[Log, list[str]]] = {}
+    for group, _, log in each_run(compared):
+        paths = sorted(log.folder.glob("models/*.yaml"))
+        if paths:
+            family = tuple((path.name, path.read_bytes()) for path in paths)
+            users.setdefault(family, (log, []))[1].append(group.label)
+    for number, (log, labels) in enumerate(users.values()):
+        text = viewer(log) if viewer else ""
+        name = html.escape(", ".join(dict.fromkeys(labels)))
+        inside = viewer_frame(text) if text else "".join(drawings(log))
+        opened = "" if number else " open"
+        yield f"<details{opened}><summary>{name}</summary>{inside}</details>"
+
+
+def _run(group: RunGroup, seed: int, log: Log) -> str:
     """One of the runs, folded."""
-    name = f"{group.label}, seed {group.seeds[group.runs.index(log)]}: {log.folder}"
-    inside = facts(header(log)) + folded(setting_sheet(log), "setting")
-    return f"<details><summary>{html.escape(name)}</summary>{inside}</details>"
+    name = f"{group.label}, seed {seed}: {log.folder}"
+    sheets = {
+        "model": model_sheet(log),
+        "client": client_sheet(log),
+        "update": lost_sheet(log),
+        "setting": setting_sheet(log),
+    }
+    # Files of several runs in one folder need names of their own.
+    named = {noun: replace(s, name=f"{s.name}_{log.folder.name}") for noun, s in sheets.items()}
+    inside = [facts(header(log)), *(folded(sheet, noun) for noun, sheet in named.items())]
+    return f"<details><summary>{html.escape(name)}</summary>{''.join(inside)}</details>"
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
@@ -114,14 +176,34 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
         scale(panel, what, title, None if what == "accuracy" else more)
         legend(figure, panel)
         yield f"{title} over the rounds", figure
-    timed = {
-        group.label: [line for log in group.runs for line in log.rounds]
-        for group in compared.groups
-    }
+    runs = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
+    for axis, spent in by_cost(runs).items():
+        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        for number, (name, many) in enumerate(runs.items()):
+            means = [reduced(rounds, what, statistics.fmean) for rounds in many]
+            band(panel, means, name, number, spent[name])
+        scale(panel, what, f"average submodel: {what}", None if what == "accuracy" else more, axis)
+        legend(figure, panel)
+        yield f"average submodel: {what} over {axis}", figure
+    timed = {name: [line for rounds in many for line in rounds] for name, many in runs.items()}
     if any(seconds(rounds) for rounds in timed.values()):
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
         time_panel(panel, timed)
         yield "seconds per round", figure
+
+
+def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
+    """The data of each client, once for runs whose clients have the same; of the first few."""
+    users: dict[str, tuple[Log, list[str]]] = {}
+    for group, seed, log in each_run(compared):
+        clients = json.dumps([one.model_dump() for one in participants(log)])
+        users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
+    for log, labels in list(users.values())[:FEW]:
+        more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
+        figure = data_chart(participants(log))
+        if figure is not None:
+            figure.suptitle(labels[0] + more, fontsize=9, color=colours.INK)
+            yield f"data of each client: {labels[0]}{more}", figure
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:

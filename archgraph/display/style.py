@@ -27,7 +27,8 @@ dd {{ margin: 0; }}
 table {{ border-collapse: collapse; margin: .6rem 0; }}
 th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid {colours.BLOCK}; overflow-wrap: normal; }}
-.wide td, .wide th {{ white-space: nowrap; }}
+.wide td {{ white-space: nowrap; }}
+.wide td:first-child {{ white-space: normal; min-width: 8.5rem; }}
 th {{ font-weight: 600; color: {colours.QUIET}; }}
 td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 .wide td:last-child:not(.number) {{ white-space: normal; min-width: 14rem; }}
@@ -49,6 +50,7 @@ pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size
 @media (max-width: 40rem) {{
   body {{ margin: 1.2rem auto; padding: 0 1rem; }}
   th, td {{ padding-right: .7rem; }}
+  .wide td:first-child {{ min-width: 7rem; }}
 }}
 @media print {{ body {{ margin: 0; max-width: none; }} }}
 """
