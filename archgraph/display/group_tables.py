@@ -68,8 +68,8 @@ def sent_sheet(compared: Comparison) -> Sheet:
         # A tier that no client of a run was drawn from has neither tasks nor bytes there.
         nothing = (0, 0, 0, 0)
         for name in _last(dict.fromkeys(name for of in of_runs for name in of), "all"):
-            columns = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
-            rows.append((group.label, name, *map(_mean, columns)))
+            values = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
+            rows.append((group.label, name, *map(_mean, values)))
     strong = frozenset(i for i, row in enumerate(rows) if row[1] == "all")
     columns = (
         SheetColumn("experiment", "experiment"),

@@ -176,8 +176,8 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
         scale(panel, what, title, None if what == "accuracy" else more)
         legend(figure, panel)
         yield f"{title} over the rounds", figure
-    runs = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
-    for axis, spent in by_cost(runs).items():
+    rounds_of = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
+    for axis, spent in by_cost(rounds_of).items():
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
         for number, (name, many) in enumerate(runs.items()):
             means = [reduced(rounds, what, statistics.fmean) for rounds in many]
@@ -185,7 +185,7 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
         scale(panel, what, f"average submodel: {what}", None if what == "accuracy" else more, axis)
         legend(figure, panel)
         yield f"average submodel: {what} over {axis}", figure
-    timed = {name: [line for rounds in many for line in rounds] for name, many in runs.items()}
+    timed = {name: [line for rounds in many for line in rounds] for name, many in rounds_of.items()}
     if any(seconds(rounds) for rounds in timed.values()):
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
         time_panel(panel, timed)
