@@ -179,9 +179,9 @@ def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
     rounds_of = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
     for axis, spent in by_cost(rounds_of).items():
         figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
-        for number, (name, many) in enumerate(runs.items()):
+        for number, (label, many) in enumerate(rounds_of.items()):
             means = [reduced(rounds, what, statistics.fmean) for rounds in many]
-            band(panel, means, name, number, spent[name])
+            band(panel, means, label, number, spent[label])
         scale(panel, what, f"average submodel: {what}", None if what == "accuracy" else more, axis)
         legend(figure, panel)
         yield f"average submodel: {what} over {axis}", figure

@@ -190,6 +190,19 @@ def test_data_is_drawn_once_for_runs_that_have_the_same(attacked: list[ag.engine
     assert mesh == pytest.approx(counts / counts.sum(axis=1, keepdims=True))
 
 
+def test_curves_are_drawn_over_bytes_and_macs_too(attacked: list[ag.engine.Run]):
+    drawn = dict(runs_charts(comparison(folders(attacked))))
+    costs = {
+        "megabytes, both ways": lambda line: sum(traffic(line).values()) / 1e6,
+        "GMACs of training": lambda line: line["macs"]["round"] / 1e9,
+    }
+    for axis, read in costs.items():
+        clean = drawn[f"average submodel: accuracy over {axis}"].axes[0].get_lines()[1]
+        spent = np.cumsum([read(line) for line in attacked[2].rounds])
+        assert clean.get_label() == "clean"
+        assert np.asarray(clean.get_xdata()) == pytest.approx(spent)
+
+
 def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
     name = "RecipFL, Figure 6, RecipFL without knowledge transfer, MNIST"
     places = [
