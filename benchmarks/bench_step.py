@@ -5,7 +5,8 @@ work of a round of FedFA on the digits as the engine runs it (parts of the model
 checks, copies), against the same steps of the same networks written out with torch. The digits'
 networks are small: what surrounds a step weighs more than it would beside larger ones. ``last``:
 the step of networks of ``specs/models`` as clients make it, with channels last in memory, against
-the same with channels first. All in processor time, so that other processes do not count.
+the same with channels first; ``compiled``: the same step with a compiled network. All in processor
+time, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from archgraph.engine import turn
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.federation import Model, module_of
+from archgraph.federation.training import compiling
 from benchmarks.bench_transfer import keep_freed_memory, seconds
 
 SPECS = Path(__file__).parents[1] / "specs"
@@ -105,6 +107,19 @@ def last(name: str, repeat: int) -> float:
     return ours / other
 
 
+def compiled(name: str, repeat: int) -> float:
+    """Seconds of a client's step with a compiled network over those without."""
+    channels, size = IMAGES[name]
+    graph = ag.load(str(SPECS / "models" / f"{name}.yaml"))
+    model = Model(graph, ag.initial_state(graph))
+    images, labels = torch.randn(32, channels, size, size), torch.randint(0, 10, (32,))
+    plain = module_of(model).train()
+    with compiling(on=True):
+        run = step(module_of(model).train(), images, labels)
+        ours, other = seconds(run, step(plain, images, labels), repeat=repeat)
+    return ours / other
+
+
 def figures(repeat: int = 15) -> dict[str, float]:
     """Ratios, by name."""
     import torchvision
@@ -122,6 +137,7 @@ def figures(repeat: int = 15) -> dict[str, float]:
         "step of the built network / the network's own": other / own,
         "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
         **{f"{name}: a client's step / channels first": last(name, repeat) for name in IMAGES},
+        **{f"{name}: a client's step, compiled / not": compiled(name, repeat) for name in IMAGES},
     }
 
 

@@ -275,7 +275,7 @@ class Evaluator:
         work = self.experiment.work(client, round, model.graph, state, generator, keep=keep)
         whole = work.local.model_copy(update={"fraction": 1.0})
         work = dataclasses.replace(work, local=whole)
-        return performed(model.program, work, self.experiment.world.device).state
+        return performed(model.program, work, self.experiment.engine).state
 
 
 @dataclass(frozen=True, eq=False)

@@ -244,10 +244,11 @@ class Loop:
 
     @functools.cached_property
     def _testers(self) -> Workers:
-        """Where models are tested; a device other than the processor's is left to one process."""
-        if torch.device(self.experiment.world.device).type != "cpu":
+        """Where models are tested; devices and what is compiled are left to one process."""
+        engine = self.experiment.engine
+        if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
-        return Workers(self.experiment.engine.workers or torch.get_num_threads())
+        return Workers(engine.workers or torch.get_num_threads())
 
     @functools.cached_property
     def _validator(self) -> Evaluator | None:

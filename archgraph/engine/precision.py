@@ -1,4 +1,4 @@
-"""Local training whose products are computed in bfloat16, while weights and what leaves are not."""
+"""How a program computes: products in bfloat16, while weights are not; compiled networks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from archgraph.engine.returned import outcome_of
 from archgraph.federation import Outcome, Program, State, Work
+from archgraph.federation.training import compiling
+from archgraph.language.experiment import EngineSpec
 
 
-def performed(program: Program, work: Work, device: str) -> Outcome:
-    """What a program makes of its work, in the precision that ``local.precision`` asks for.
+def performed(program: Program, work: Work, engine: EngineSpec) -> Outcome:
+    """What a program makes of its work, as ``local.precision`` and ``engine.compile`` ask for.
 
     Weights, gradients of weights, losses and statistics stay as they are: PyTorch's autocast
     converts what goes into products of matrices and convolutions. Converted weights are not cached,
@@ -21,12 +23,13 @@ def performed(program: Program, work: Work, device: str) -> Outcome:
     Args:
         program: What the client does.
         work: What it is given.
-        device: Where it computes.
+        engine: Where it computes.
     """
-    if work.local.precision is None:
-        return outcome_of(program, program(work))
-    with torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False):
-        outcome = outcome_of(program, program(work))
+    with compiling(bool(engine.compile)):
+        if work.local.precision is None:
+            return outcome_of(program, program(work))
+        with torch.autocast(torch.device(engine.device).type, torch.bfloat16, cache_enabled=False):
+            outcome = outcome_of(program, program(work))
     return dataclasses.replace(outcome, extras=_wide(outcome.extras), keep=_wide(outcome.keep))
 
 

@@ -346,7 +346,7 @@ class Turn:
                 values=task.values,
                 progress=tell,
             )
-            outcome = performed(program, work, device)
+            outcome = performed(program, work, setup.engine)
         return _copied(task, outcome)
 
     def _check(self, task: Task, outcome: Outcome, result: Result) -> None:

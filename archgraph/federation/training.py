@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +35,36 @@ def optimiser(
     )
 
 
+# Whether modules for clients' work are compiled: a mode, as autocast is, that no program asks for.
+_COMPILED: ContextVar[bool] = ContextVar("compiled", default=False)
+# Of one code: all networks share some, in two modes and for several sizes of batches.
+_VARIANTS = 10_000
+
+
+@contextlib.contextmanager
+def compiling(on: bool) -> Iterator[None]:
+    """Let :func:`module_of` give modules that PyTorch compiles when they are first called.
+
+    What is compiled is kept in the process, for all modules of a graph.
+    """
+    if not on:
+        yield
+        return
+    import torch._dynamo  # takes seconds
+    import torch._inductor.config
+
+    mode = _COMPILED.set(True)
+    limits = {"recompile_limit": _VARIANTS, "accumulated_recompile_limit": _VARIANTS}
+    try:
+        with (
+            torch._dynamo.config.patch(**limits),
+            torch._inductor.config.patch(fallback_random=True),  # dropout draws as it else does
+        ):
+            yield
+    finally:
+        _COMPILED.reset(mode)
+
+
 def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     """The model as a module with a copy of its state; on the work's device, or the given one.
 
@@ -40,6 +72,8 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     """
     module: nn.Module = build(model.graph, model.state)
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
+    if _COMPILED.get():
+        module.compile()
     return module.to(model.device if isinstance(model, Work) else device)
 
 

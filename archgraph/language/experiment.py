@@ -99,6 +99,25 @@ class EngineSpec(Base):
         description="megabytes that the process of a client may need for itself; a client that "
         "needs more is left out; any",
     )
+    compile: bool | None = Field(
+        default=None,
+        description="whether clients' networks are compiled (torch.compile), which takes seconds "
+        "for each and needs a compiler of C++; all clients then share one process; left out: no",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _compiles_in_one_process(self) -> EngineSpec:
+        apart = {"kind": self.kind == "flower", "workers": (self.workers or 1) > 1}
+        apart |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
+        for key, given in apart.items():
+            if self.compile and given:
+                raise Mistake(
+                    "asks for processes, each of which would compile anew",
+                    place=(key,),
+                    found=getattr(self, key),
+                    hint="leave it out, or leave out engine.compile",
+                )
+        return self
 
 
 def _short_engine(value: Any) -> Any:
