@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +55,13 @@ def compiling(on: bool) -> Iterator[None]:
     import torch._inductor.config
 
     mode = _COMPILED.set(True)
-    limits = {"recompile_limit": _VARIANTS, "accumulated_recompile_limit": _VARIANTS}
+    limits: dict[str, Any] = {
+        "recompile_limit": _VARIANTS,
+        "accumulated_recompile_limit": _VARIANTS,
+    }
     try:
         with (
-            torch._dynamo.config.patch(**limits),
+            torch._dynamo.config.patch(limits),
             torch._inductor.config.patch(fallback_random=True),  # dropout draws as it else does
         ):
             yield
