@@ -19,6 +19,7 @@ from archgraph.language import FamilySpec, load_model
 from archgraph.language.consent import allowed
 from archgraph.language.document import Document
 from archgraph.language.family import MemberSpec, Rewrites
+from archgraph.language.heads import heads
 from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
 from archgraph.language.yaml import read_document
@@ -112,7 +113,7 @@ def rewritten(
         value = getattr(rewrites, row.name)
         if value not in (None, False, (), {}):
             with inside(row.name):
-                done = done >> row.apply(done.graph, value, verify=verify)
+                done = done >> row.apply(done.graph, heads(value, done.graph), verify=verify)
     return done
 
 

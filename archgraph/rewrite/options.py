@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from archgraph.fields import Base, Count, Mistake, Natural
+from archgraph.plain import Json
 
 
 def _number(
@@ -153,4 +154,11 @@ Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
 NumberBySection = dict[str, Count]
+StepList = Annotated[
+    tuple[Json, ...],
+    Field(min_length=1),
+    # Steps belong to the language of models, which reads them once the section's result is known.
+    WithJsonSchema({"type": "array", "items": {"title": "Step"}, "minItems": 1}),
+]
+HeadBySection = dict[str, Count | StepList]
 NamesOrAll = bool | BlockNames

@@ -125,8 +125,8 @@ ROWS: tuple[RewriteRow, ...] = (
         "8", "same function",
     ),
     RewriteRow(
-        "add_exits", "exits", "NumberBySection",
-        "Add classifiers behind sections or blocks, each with its number of classes.",
+        "add_exits", "exits", "HeadBySection",
+        "Add classifiers behind sections or blocks, each by its number of classes or its steps.",
         "{layer1: 10}", "main output unchanged",
     ),
     # Last, so that what was added can be named.
