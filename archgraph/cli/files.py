@@ -92,7 +92,7 @@ def init(
 ) -> None:
     """Write the shipped specs into a folder.
 
-    Models, families and experiments to start from, with a short README.
+    Models, families, experiments and studies to start from, with a short README.
     """
     from archgraph.demo.start import start
 

@@ -133,7 +133,8 @@ def export(
     """Write a model with its weights as an ONNX file.
 
     The batch size stays free and weights keep their names, so that every command takes the file as
-    a model again. A model without weights is written as a run would start with it.
+    a model again. The weights are those of --state, of the run (RUN:MODEL) or the ONNX file; a model
+    file alone (YAML) has none and is written with the weights that a run of seed 0 starts from.
     """
     import archgraph
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from archgraph.errors import RunError
 
-# Folders and files of `archgraph/specs` that are copied: every model, every family, the
-# experiments that run on embedded data and the small ones of the papers' comparisons.
-COPIED = ("models/*.yaml", "families/*.yaml", "experiments/*.yaml", "experiments/small/*.yaml")
+# Files of `archgraph/specs` that are copied: all that the commands of the pages name.
+COPIED = (
+    *(f"{folder}/*.yaml" for folder in ("models", "families", "experiments", "experiments/small")),
+    *(f"{folder}/*.yaml" for folder in ("studies", "ablations", "papers")),
+)
 
 
 def start(folder: str | os.PathLike[str]) -> Path:
-    """Write the shipped models, families and experiments into a new folder, to start from.
+    """Write the shipped models, families, experiments and studies into a new folder, to start from.
 
     Args:
         folder: Where to write. It must not exist yet, or be empty.
@@ -30,7 +32,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
         >>> import tempfile
         >>> place = start(Path(tempfile.mkdtemp()) / "mine")
         >>> sorted(path.name for path in place.iterdir())
-        ['README.md', 'experiments', 'families', 'models']
+        ['README.md', 'ablations', 'experiments', 'families', 'models', 'papers', 'studies']
     """
     place = Path(folder)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):

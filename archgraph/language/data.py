@@ -174,9 +174,13 @@ class PythonData(DataSpec):
 class TargetSpec(Base):
     """What a target is: a class, yes or no for several labels, or numbers."""
 
-    classes: str | None = Field(default=None, description="the column of the class")
+    classes: str | None = Field(
+        default=None, description="the column of the class", examples=["diagnosis"]
+    )
     labels: tuple[str, ...] | None = Field(
-        default=None, description="columns of 0 and 1, one for each label"
+        default=None,
+        description="columns of 0 and 1, one for each label",
+        examples=[["fever", "cough"]],
     )
     values: str | tuple[str, ...] | None = Field(
         default=None, description="the column, or columns, of numbers to be predicted"

@@ -39,6 +39,7 @@ class AttackSpec(Base):
         default=None,
         description="tiers: each kind of client has its share of them, so that seeds differ less; "
         "left out: from all clients, as in the paper",
+        examples=["tiers"],
     )
 
 
@@ -58,6 +59,7 @@ class EvaluateSpec(Base):
         default=None,
         description="true: each client's model, too, as it is after local training and before "
         "aggregation (FedFA, §5.2)",
+        examples=[True],
     )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
@@ -90,14 +92,18 @@ class EngineSpec(Base):
         description="processes of one thread each that train clients side by side; 1: none, all "
         "in one process; left out: as many as PyTorch has threads, where clients train for 0.1 s "
         "or longer",
+        examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="seconds after which a client of a round is left out; any"
+        default=None,
+        description="seconds after which a client of a round is left out; any",
+        examples=[60.0],
     )
     memory: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         description="megabytes that the process of a client may need for itself; a client that "
         "needs more is left out; any",
+        examples=[2000.0],
     )
     compile: bool | None = Field(
         default=None,
@@ -231,11 +237,13 @@ class ExperimentSpec(FromFile):
         description="by tier, further tiers whose models its clients train beside their own, e.g. "
         "{strong: [weak]} (RecipFL, §5.1): each is an update with the weight of the client's own; "
         "a client is tested on its own model only",
+        examples=[{"strong": ["weak"]}],
     )
     spare: Count | None = Field(
         default=None,
         description="clients drawn beside `sample`: the next of them trains when one fails, "
         "exceeds a limit of `engine` or is refused; none",
+        examples=[2],
     )
     patience: Count = Field(
         default=5, description="end after so many rounds in a row without an accepted update"
@@ -244,6 +252,7 @@ class ExperimentSpec(FromFile):
         default=None,
         description="how many times the round's median the change of a client's weights may be; "
         "larger ones are refused. The updates of a round wait on disk until all are there",
+        examples=[3.0],
     )
     aggregate: Aggregate | None = Field(
         default=None, description="what limits the part of single clients in the mean"
@@ -263,6 +272,7 @@ class ExperimentSpec(FromFile):
         default=(),
         description="where every round is reported beside metrics.jsonl: console, csv, "
         "tensorboard, wandb, mlflow; with options, e.g. {wandb: {project: mine}}",
+        examples=[["tensorboard"]],
     )
     seed: Natural = Field(default=0, description="every random number follows from it")
     out: str | None = Field(default=None, description="run folder; default: runs/NAME")

@@ -47,7 +47,7 @@ from archgraph.language.experiment import (
     installed_strategy,
 )
 from archgraph.language.family import FamilySpec, MemberSpec, Rewrites
-from archgraph.language.local import LocalOptions
+from archgraph.language.local import AugmentOptions, LocalOptions
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import (
     AuthoredModel,
@@ -98,6 +98,7 @@ MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
         "validation": ValidationSpec,
         "weights": WeightsSpec,
         "local": LocalOptions,
+        "augment": AugmentOptions,
         "aggregate": AggregateSpec,
         "privacy": PrivacySpec,
         "attack": AttackSpec,
@@ -264,7 +265,11 @@ def topic(name: str) -> Topic:
         mapping, option = keys[same[0]]
         alone = dataclasses.replace(option, sentence="")
         value = option.example or option.default.removesuffix("required")
-        example = _part(mapping.example, key) or (f"{key}: {value}" if value else mapping.example)
+        inner = re.search(r"mapping `([^`]*)`", option.type)
+        own = f"{key}: {value}" if value else mapping.example
+        if inner and not value:
+            own = f"{key}:\n{textwrap.indent(topics()[inner[1]].example, '  ')}"
+        example = _part(mapping.example, key) or own
         return Topic(key, mapping.name, option.sentence, (alone,), example=example)
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))

@@ -71,6 +71,7 @@ class LocalOptions(Base):
         default=None,
         description="bf16: products of matrices and convolutions are computed in bfloat16, tests "
         "and weights are not; left out: in the weights' own type",
+        examples=["bf16"],
     )
 
     @pydantic.model_validator(mode="after")

@@ -26,6 +26,7 @@ class TaskSpec(Base):
         default=None,
         description="a loss of your own instead of the task's, `python:package.module:function`: "
         "of predictions and targets of a batch, their mean loss or one for each example",
+        examples=["python:mine.losses:focal"],
     )
     metrics: tuple[NamedChoice, ...] = Field(
         default=(),
@@ -36,6 +37,7 @@ class TaskSpec(Base):
         default=None,
         description="which output of the model is meant, by key or position; left out: the only "
         "one, or the one called logits",
+        examples=["logits"],
     )
 
     standardise: bool = Field(

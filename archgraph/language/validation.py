@@ -21,6 +21,7 @@ class ValidationSpec(Base):
     server: Part | None = Field(
         default=None,
         description="share of all training examples that the server holds out, from any client",
+        examples=[0.1],
     )
     keep: Literal["last", "best"] = Field(
         default="last",
@@ -31,7 +32,9 @@ class ValidationSpec(Base):
         description="tests in a row without a better figure that end the run; left out: none do",
     )
     metric: str | None = Field(
-        default=None, description="the figure that selects; left out: the task's first metric"
+        default=None,
+        description="the figure that selects; left out: the task's first metric",
+        examples=["loss"],
     )
     of: Literal["global", "worst", "local"] = Field(
         default="global",

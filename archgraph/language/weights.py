@@ -24,7 +24,11 @@ class WeightsSpec(Base):
         description="how its SHA-256 begins, which is compared; such a file need not be there for "
         "a check",
     )
-    published: str = Field(default="", description="where its authors offer it, for errors")
+    published: str = Field(
+        default="",
+        description="where its authors offer it, for errors",
+        examples=["https://example.org/resnet18.pth"],
+    )
     rename: dict[_Text, _Text] = Field(
         default={},
         description="tensors of the file by their names, or how these begin up to a point, and "
@@ -36,7 +40,9 @@ class WeightsSpec(Base):
         "patterns with * and ?",
     )
     unused: tuple[_Text, ...] = Field(
-        default=(), description="tensors of the file that the model has not: patterns with * and ?"
+        default=(),
+        description="tensors of the file that the model has not: patterns with * and ?",
+        examples=[["fc.*"]],
     )
 
     @pydantic.field_validator("rename")

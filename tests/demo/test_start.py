@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from archgraph.demo.start import start
 from archgraph.errors import RunError
 from archgraph.language import load_experiment
+from archgraph.language.study import load_study
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 
@@ -28,6 +30,21 @@ def test_files_are_copies_of_the_shipped_ones(place):
 def test_every_experiment_finds_its_family(place):
     for file in place.glob("experiments/**/*.yaml"):
         assert load_experiment(file).family is not None, file
+
+
+def test_commands_of_the_pages_find_their_files(place):
+    """Those that name a file in specs, as the README promises after `archgraph init specs`."""
+    pages = (SPECS.parent / "README.md", *SPECS.parent.glob("docs/*.md"))
+    named = {
+        name
+        for page in pages
+        for line in page.read_text().splitlines()
+        if line.startswith("$ archgraph ")
+        for name in re.findall(r"specs/([\w/.-]+)", line)
+    }
+    assert {"papers", "studies/recipfl_table3.yaml"} <= named
+    assert not [name for name in named if not (place / name).exists()]
+    assert load_study(place / "studies/recipfl_table3.yaml").claims
 
 
 def test_the_readme_names_files_that_were_written(place):

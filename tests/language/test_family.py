@@ -11,7 +11,8 @@ from torchvision.ops import MLP
 import archgraph as ag
 from archgraph.errors import ArchGraphError, RewriteError, SpecError
 from archgraph.federation.family import Family, resolve
-from archgraph.language import load, load_family
+from archgraph.language import load, load_family, load_model
+from archgraph.language.yaml import parse_document
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
 from archgraph.rewrite.train_only import train_only
@@ -99,9 +100,32 @@ def test_rewrites_follow_one_another(family) -> None:
     assert_transfers(found)
 
 
+def exits_of_steps(graph):
+    """The network with an exit behind stage1 that another file holds, written out."""
+    text = """{archgraph: 1, inputs: {features: [8, 4, 4]}, sections: [
+      {name: head, steps: [conv: {out: 3, stride: 2}, batch_norm, relu, flatten, linear: 5]}]}"""
+    document = parse_document(text, "head.yaml")
+    return ag.add_exits(graph, {"stage1": load_model(document)[0], "stage2": 5})
+
+
+def test_exits_by_their_steps_say_where_a_mistake_is(family) -> None:
+    steps = "stage1: [flatten, linear: many]"
+    with pytest.raises(SpecError, match=r"family.yaml:\d+: change.add_exits: steps behind stage1: "):
+        family("{name: a}", f"change: {{add_exits: {{{steps}}}}}")
+    with pytest.raises(SpecError, match=r"change.add_exits.stage1: .*an integer or a list"):
+        family("{name: a}", "change: {add_exits: {stage1: flatten}}")
+    with pytest.raises(ArchGraphError, match="no such section or block"):
+        family("{name: a}", "change: {add_exits: {stage7: [flatten, linear: 5]}}")
+
+
 @pytest.mark.parametrize(
     ("key", "make"),
     [
+        (
+            "add_exits: {stage1: [conv: {out: 3, stride: 2}, batch_norm, relu, flatten, linear: 5],"
+            " stage2: 5}",
+            exits_of_steps,
+        ),
         ("graft: {stage2: 4}", lambda g: ag.graft(g, {"stage2": 4})),
         ("deepen: {stage1: 3}", lambda g: ag.deepen(g, {"stage1": 3})),
         ("narrow: 0.5", lambda g: ag.narrow(g, 0.5)),

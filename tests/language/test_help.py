@@ -56,6 +56,21 @@ def test_the_example_of_a_step_is_a_model(name: str) -> None:
     pytest.fail("\n".join(tried))
 
 
+EXPERIMENT_KEYS = [
+    f"{mapping}.{option.name}"
+    for mapping in explained.MAPPINGS["experiment files"]
+    for option in TOPICS[mapping].options
+    # Kinds of data and rules of aggregation are topics themselves.
+    if f"{mapping}.{option.name}" not in TOPICS and mapping != "aggregate"
+]
+
+
+@pytest.mark.parametrize("name", EXPERIMENT_KEYS)
+def test_the_example_of_a_key_sets_it(name: str) -> None:
+    topic = explained.topic(name)
+    assert list(plain(topic.example)) == [topic.name]
+
+
 MAPPINGS = [(name, m) for group in explained.MAPPINGS.values() for name, m in group.items()]
 
 
