@@ -133,8 +133,9 @@ def export(
     """Write a model with its weights as an ONNX file.
 
     The batch size stays free and weights keep their names, so that every command takes the file as
-    a model again. The weights are those of --state, of the run (RUN:MODEL) or the ONNX file; a model
-    file alone (YAML) has none and is written with the weights that a run of seed 0 starts from.
+    a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX file, or of
+    a model written in Python; any other model file has none and is written with the weights that a
+    run with seed 0 starts from.
     """
     import archgraph
 

@@ -110,7 +110,8 @@ def exits_of_steps(graph):
 
 def test_exits_by_their_steps_say_where_a_mistake_is(family) -> None:
     steps = "stage1: [flatten, linear: many]"
-    with pytest.raises(SpecError, match=r"family.yaml:\d+: change.add_exits: steps behind stage1: "):
+    place = r"family.yaml:\d+: change.add_exits: steps behind stage1: "
+    with pytest.raises(SpecError, match=place):
         family("{name: a}", f"change: {{add_exits: {{{steps}}}}}")
     with pytest.raises(SpecError, match=r"change.add_exits.stage1: .*an integer or a list"):
         family("{name: a}", "change: {add_exits: {stage1: flatten}}")

@@ -24,7 +24,8 @@ FAMILIES = Path(__file__).parents[2] / "specs/families"
 def test_an_exit_ends_in_the_layers_of_the_small_model(exits: str, small: str) -> None:
     sizes = []
     for name in (exits, small):
-        kinds = {kind.name: kind for kind in resolve(load_family(FAMILIES / f"{name}.yaml")).clients}
+        family = resolve(load_family(FAMILIES / f"{name}.yaml"))
+        kinds = {kind.name: kind for kind in family.clients}
         spent = ag.cost(kinds["weak"].graph)
         sizes.append((spent.parameters, spent.macs, kinds["weak"].count, kinds["strong"].count))
     assert sizes[0] == sizes[1]
