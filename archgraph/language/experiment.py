@@ -109,6 +109,7 @@ class EngineSpec(Base):
         default=None,
         description="whether clients' networks are compiled (torch.compile), which takes seconds "
         "for each and needs a compiler of C++; all clients then share one process; left out: no",
+        examples=[True],
     )
 
     @pydantic.model_validator(mode="after")
