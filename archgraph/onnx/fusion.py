@@ -1,4 +1,4 @@
-"""Norms, activations and attention that a file spells out become one operator each.
+"""Linear layers, norms, activations and attention that a file spells out become one operator.
 
 A spelling is replaced only where it is exactly one of :data:`SPELLINGS` and no other node reads a
 value inside it; else it stays as it is. Norms are then seen as norms, and constants of a spelling
@@ -41,6 +41,7 @@ Reshape, Transpose, Concat, Shape, Slice = map(
     operator, ("Reshape", "Transpose", "Concat", "Shape", "Slice")
 )
 ReduceMean, InstanceNormalization = map(operator, ("ReduceMean", "InstanceNormalization"))
+IsNaN, Where = map(operator, ("IsNaN", "Where"))
 
 AttributesOf: TypeAlias = "Callable[[Found, OnnxReader], dict[str, Any] | None]"
 
@@ -63,7 +64,7 @@ class SpeltForm(NamedTuple):
     flat: tuple[str, ...] = ()
 
 
-# -- norms ------------------------------------------------------------------------------------
+# -- layers and norms -------------------------------------------------------------------------
 
 
 def _square(x: Pattern) -> Pattern:
@@ -105,6 +106,13 @@ def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
     return {"num_groups": len(ones), "epsilon": eps, "trailing": trailing}
 
 
+def _matrix(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
+    """The bias stands along the last axis."""
+    return {} if "b" not in found.values or reader.stored[found.values["b"]].dim() == 1 else None
+
+
+_product = MatMul("x", Transpose(TensorVariable("w"), perm=[1, 0]))
+_linear = either(Add(_product, TensorVariable("b")), _product)
 _centred = Sub("x", _mean("x"))
 _layer_norm = _divided(_centred, Sqrt(Add(_mean(_square(_centred)), NumberVariable("eps"))))
 _rms_norm = _divided("x", Sqrt(Add(_mean(_square("x")), NumberVariable("eps"))))
@@ -171,7 +179,8 @@ _products = either(
     Div(MatMul("q", _turned), _over),
     MatMul("q", _turned),
 )
-_attention = MatMul(Softmax(either(_products, Add(_products, "mask")), axis="axis"), "v")
+_shares = Softmax(either(_products, Add(_products, "mask")), axis="axis")
+_attention = MatMul(either(_shares, Where(IsNaN(_shares), 0.0, _shares)), "v")
 
 SPELLINGS = (
     SpeltForm("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
@@ -182,6 +191,7 @@ SPELLINGS = (
         _along_last,
     ),
     SpeltForm("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
+    SpeltForm("spelt Linear", _linear, ("x", "w", "b"), _matrix),
     SpeltForm("Gelu", _half("x", Add(_erf, 1.0))),
     SpeltForm(
         "Gelu",
@@ -266,10 +276,13 @@ def _alone(step: OnnxStep, found: Found, reader: OnnxReader, reads: Mapping[str,
     )
 
 
-def _derived(steps: Sequence[OnnxStep], known: Mapping[str, Any]) -> set[str]:
+def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Any]) -> set[str]:
     """What follows from shapes and constants, as the nodes are computed."""
-    names = {"", *known}
+    names = {"", *constants}
     for step in steps:
-        if step.kind in ("Shape", "Size") or (step.kind in FOLDS and names.issuperset(step.inputs)):
+        types = step.row.types if step.row else ()
+        numbers = [name for i, name in enumerate(step.inputs) if i not in types]
+        known = step.kind in FOLDS and names.issuperset(numbers)
+        if known or step.kind in ("Shape", "Size"):
             names.update(step.outputs)
     return names

@@ -37,8 +37,7 @@ REFUSED = {
         "control flow, which a graph does not have": "If Loop Scan",
         "a quantised operator": "QLinearConv QLinearMatMul QuantizeLinear DequantizeLinear "
         "ConvInteger MatMulInteger DynamicQuantizeLinear",
-        "an operator on sequences": "SequenceAt SequenceConstruct SequenceEmpty SequenceErase "
-        "SequenceInsert SequenceLength SequenceMap SplitToSequence ConcatFromSequence "
+        "an operator on sequences that are mapped, or on values that may be missing": "SequenceMap "
         "Optional OptionalGetElement OptionalHasElement",
         "an operator on text or files": "StringConcat StringNormalizer StringSplit RegexFullMatch "
         "TfIdfVectorizer ImageDecoder",
@@ -203,8 +202,13 @@ class OnnxModule(OnnxPart):
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
             env |= dict(zip(step.outputs, results, strict=False))
-        made = {name: _tensor(env[name]) for name in self.results}
+        made = {name: self._result(name, env[name]) for name in self.results}
         return next(iter(made.values())) if len(made) == 1 else made
+
+    def _result(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            raise SpecError("is a sequence", where=f"{self.where}: {name}", expected="a tensor")
+        return tensor_of(value) if isinstance(value, np.ndarray) else value
 
     def _results(self, step: OnnxStep, given: list[Any]) -> tuple[Any, ...]:
         outputs = max((i + 1 for i, name in enumerate(step.outputs) if name), default=0)
@@ -245,10 +249,6 @@ class OnnxModule(OnnxPart):
         return results if isinstance(results, tuple) else (results,)
 
     inputs: tuple[str, ...] = ()
-
-
-def _tensor(value: Any) -> Any:
-    return tensor_of(value) if isinstance(value, np.ndarray) else value
 
 
 def _path(name: str) -> str:

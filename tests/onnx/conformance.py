@@ -143,7 +143,7 @@ def outside(case: Case) -> str:
     for item in (*main.input, *main.output):
         kind = item.type.WhichOneof("value")
         if kind != "tensor_type":
-            return REFUSED["SequenceAt"]
+            return "sequences or values that may be missing, as inputs or results"
         if item.type.tensor_type.elem_type not in DTYPES:
             return "types that PyTorch does not compute with (text, 8-bit floats, 2 and 4 bits)"
     for node in main.node:

@@ -47,6 +47,10 @@ GROUPS = (
 )
 
 SPELT = {
+    "linear layer": (
+        "linear",
+        "l1 = Transpose<perm = [1, 0]>(qw) l2 = MatMul(h, l1) z = Add(b, l2)",
+    ),
     "layer norm": ("layer_norm", NORM + " z1 = Mul(t, w) z = Add(b, z1)"),
     "layer norm, plain": (
         "layer_norm",
@@ -74,6 +78,13 @@ SPELT = {
         "scaled_dot_product_attention",
         HEADS + "x1 = Mul(q3, scale) x2 = Mul(k3, scale) s0 = MatMul(x1, x2) s1 = Add(s0, mask)"
         + SOFTMAX.format(axis=3),
+    ),
+    "attention as PyTorch writes it unoptimised": (
+        "scaled_dot_product_attention",
+        HEADS + "f = CastLike(half, q3) f1 = Sqrt(f) f2 = Sqrt(f) x1 = Mul(q3, f1) "
+        "x2 = Mul(k3, f2) s0 = MatMul(x1, x2) s1 = Add(s0, mask)"
+        + SOFTMAX.format(axis=-1).replace("MatMul(a1", "MatMul(a3")
+        .replace("o1", "a2 = IsNaN(a1) a3 = Where(a2, none, a1) o1", 1),
     ),
     "attention with a scale of a shape": (
         "scaled_dot_product_attention",

@@ -84,7 +84,7 @@ def gap(path: Path, graph: Any, state: Mapping[str, torch.Tensor], batch: int) -
 
 
 def test_rows_equal_the_published_cases():
-    found = outcomes(["node"], each=4)
+    found = outcomes(["simple", "node"], each=4)
     assert [o.name for o in found if o.word == "different"] == []
     covered = {kind for o in found if o.word == "equal" for kind in o.kinds}
     assert {*ROWS} - covered <= ELSEWHERE
@@ -186,6 +186,24 @@ def test_what_follows_from_constants_is_computed_once_and_bounded(tmp_path: Path
     assert [value.tolist() for value in state.values()] == [[[0.5] * 5] * 3]
     with pytest.raises(SpecError, match=r"ConstantOfShape: is too large"):
         ag.load(file(2**20, 2**20))
+
+
+def test_sequences_of_known_length_are_tensors(tmp_path: Path):
+    stored = [onnx.helper.make_tensor(n, 7, [], [v]) for n, v in {"i": 1, "j": -1}.items()]
+    nodes = [
+        node("SplitToSequence", ["x"], ["s"], axis=1, keepdims=0),
+        node("SequenceAt", ["s", "i"], ["a"]),
+        node("SequenceErase", ["s", "i"], ["t"]),
+        node("SequenceInsert", ["t", "a", "j"], ["u"]),
+        node("ConcatFromSequence", ["u"], ["y"], axis=1, new_axis=1),
+    ]
+    equal(written(tmp_path, nodes, stored=stored), (2, 3, 4, 4))
+    nodes[1] = node("SequenceAt", ["s", "n"], ["y"])
+    stored = [onnx.helper.make_tensor("n", 7, [], [3])]
+    with pytest.raises(
+        SpecError, match="SequenceAt: is beyond a sequence; found 3; expected from -3 to 2"
+    ):
+        ag.load(written(tmp_path, nodes[:2], rank=3, stored=stored))
 
 
 def test_sizes_that_a_file_leaves_open_are_given(tmp_path: Path):

@@ -3,6 +3,7 @@
 from archgraph.onnx.operators.attention import ATTENTION
 from archgraph.onnx.operators.images import IMAGES
 from archgraph.onnx.operators.layers import LAYERS
+from archgraph.onnx.operators.lists import LISTS
 from archgraph.onnx.operators.losses import LOSSES
 from archgraph.onnx.operators.pointwise import POINTWISE
 from archgraph.onnx.operators.recurrent import RECURRENT
@@ -20,5 +21,6 @@ ROWS: OnnxTable = {
     **ATTENTION,
     **RECURRENT,
     **SEQUENCES,
+    **LISTS,
     **LOSSES,
 }

@@ -50,6 +50,7 @@ def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
 
 
 SPELT: OnnxTable = {
+    "spelt Linear": OnnxRow(lambda at, x, w, b: F.linear(x, w, b)),
     "spelt GroupNormalization": OnnxRow(_group_norm),
     "spelt Attention": OnnxRow(_attention, known=(4, 5, 6)),
 }
