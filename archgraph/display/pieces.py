@@ -19,7 +19,7 @@ class Pieces:
     """A graph's operators, put into boxes.
 
     Attributes:
-        boxes: Inputs and operators of each box, in topological order of the first.
+        boxes: Inputs and operators of each box, in topological order of the last.
         feeds: What each operator that is shown takes values from.
         owner: Number of the block that holds an operator.
         host: The operator that is shown for each: itself, or the one that a counter belongs to.
@@ -62,7 +62,8 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
         boxes = found.folded(whole=detail == "section")
     boxes += [[name] for name in shown if graph.node[name].op == "input"]
     order = {node.name: i for i, node in enumerate(graph.nodes)}
-    boxes.sort(key=lambda box: order[box[0]])
+    # Only the last of a box has users outside it, so what feeds a box stands before it.
+    boxes.sort(key=lambda box: order[box[-1]])
     return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, shown), training, masks)
 
 

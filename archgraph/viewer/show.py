@@ -38,7 +38,8 @@ def view(
 
     Args:
         shown: A graph, a family, several of them, or graphs by name. Further graphs correspond to
-            the first: through the transfer of a rewrite of it, else by alignment.
+            the first: through the transfer of a rewrite of it, else by alignment. The second of
+            several graphs of one name is numbered.
         path: Where to write the page; None: nowhere.
         title: Heading; None: the first graph's name.
 
@@ -61,12 +62,23 @@ def view(
     parts = [part for one in _listed(shown) for part in _parts(*one)]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
-    graphs = [part.data() for part in parts]
+    graphs = _apart([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
     text = document(heading, {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)})
     if path is not None:
         write(path, text)
     return text
+
+
+def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Graphs whose names are unlike: the second of a name is numbered, and so on."""
+    seen: dict[str, int] = {}
+    for one in graphs:
+        name = one["name"]
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            one["name"] = f"{name} ({seen[name]})"
+    return graphs
 
 
 def _listed(shown: Any) -> list[tuple[str | None, Shown]]:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archgraph.capture.trace import trace
 from archgraph.display.dot import dot
+from archgraph.display.labels import lines_of
 from archgraph.display.picture import draw, render
+from archgraph.display.pieces import pieces
 from archgraph.display.rows import rows
 from archgraph.display.scene import Scene, scene
 from archgraph.errors import RunError
@@ -150,3 +154,29 @@ def test_a_label_that_graphviz_cannot_read_is_an_error(residual: Net):
     graph, _ = residual((1,), (8,))
     notes = [("clients", "number"), ("", "3")]
     assert render(draw(graph, notes=notes))
+
+
+class Attending(torch.nn.Module):
+    """Queries, keys and values by layers of their own, as BERT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [
+            layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads)
+        return self.out(mixed.transpose(1, 2).flatten(2)) + x
+
+
+def test_what_feeds_attention_stands_before_it():
+    graph = trace(Attending(), torch.zeros(1, 5, 8)).graph
+    found = pieces(graph, [("all", [("all", [n.name for n in graph.nodes])])], "block")
+    place = {name: i for i, box in enumerate(found.boxes) for name in box}
+    for name, before in found.feeds.items():
+        assert all(place[used] <= place[name] for used in before)
+    words = [lines_of(graph, box)[0].text for box in found.boxes]
+    assert words[1:5] == [*["linear → 8"] * 3, "attention, 2 heads of 4"]

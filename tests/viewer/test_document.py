@@ -18,6 +18,7 @@ from archgraph.relate.correspond import correspond
 from archgraph.rewrite.take import take
 from archgraph.viewer import view
 from archgraph.viewer.document import unpack
+from benchmarks import bench_view
 from benchmarks.bench_view import made
 
 
@@ -152,6 +153,17 @@ def test_graphs_may_be_named_and_nothing_is_refused(net, tmp_path):
     assert len(unpack(view([net, net]))["graphs"]) == 2
     with pytest.raises(GraphError, match="nothing to show"):
         view([])
+
+
+def test_graphs_of_one_name_are_told_apart(net):
+    text = view([net, take(net, 0.5), net])
+    assert [g["name"] for g in unpack(text)["graphs"]] == ["net", "net (2)", "net (3)"]
+
+
+def test_the_comparison_with_another_viewer_says_what_it_lacks(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    bench_view.compared([tmp_path / "net.onnx"])
+    assert capsys.readouterr().out == "skipped: netron is not installed\n"
 
 
 def test_pairs_of_operators_are_those_of_the_correspondence(family):
