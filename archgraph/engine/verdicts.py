@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,9 @@ from archgraph.language.consent import allowed, named, needs_consent
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
+    from archgraph.federation import State
     from archgraph.federation.family import Family
+    from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec, FamilySpec
     from archgraph.language.document import Document
 
@@ -156,7 +159,7 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
             if name not in checked:
                 family = cell.experiment.document_of(("family",)).data["family"]
                 place = path.parent / family if isinstance(family, str) else path / name
-                calm = address(cell.experiment.model_copy(update={"attack": None}))
+                calm = address(_start(cell.experiment))
                 try:
                     note = _experiment(cell.experiment, place.resolve(), made, calm in checked)
                 except ArchGraphError as error:
@@ -169,6 +172,20 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
     return f"{text}; Python model {UNSEEN}" if unseen else text
 
 
+def _start(spec: ExperimentSpec) -> ExperimentSpec:
+    """An experiment as far as a strategy's first state and its models' tests depend on it.
+
+    Strategies do not hear of attacks; in its first state none of ours asks who has which examples,
+    how many clients a round or how many rounds a run has. A bound on privacy does.
+    """
+    if spec.privacy is not None:
+        return spec.model_copy(update={"attack": None})
+    data = spec.data.model_copy(update={"partition": None})
+    return spec.model_copy(
+        update={"attack": None, "data": data, "sample": 1.0, "rounds": 1, "seed": 0}
+    )
+
+
 def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bool = False) -> str:
     """What an experiment holds, its family resolved once for each place of one.
 
@@ -176,8 +193,7 @@ def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bo
         spec: The experiment.
         place: Of its family.
         made: The families so far.
-        begins: Whether one that differs in the attack alone is known to begin: strategies do not
-            hear of attacks.
+        begins: Whether one that starts alike is known to begin: then it needs no weights.
     """
     import torch
 
@@ -208,11 +224,30 @@ def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bo
     if not closed and imagined is not None and resolved is not None:
         from archgraph.engine.world import begun, prepare
 
-        prepared = prepare(spec, imagined=imagined, family=resolved)
+        prepared = prepare(
+            spec, imagined=imagined, family=_shapes(resolved) if begins else resolved
+        )
         if not begins:
             begun(prepared)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
     return "; ".join((text, *(f"{name} {UNSEEN}" for name in closed)))
+
+
+def _shapes(family: Family) -> Family:
+    """A family whose first weights are shapes without numbers."""
+    import torch
+
+    def state(graph: ArchGraph) -> State:
+        kept = (p for p in graph.params if p.role != "constant")
+        return {p.name: torch.empty(p.shape, device="meta") for p in kept}
+
+    if family.has_global:
+        return dataclasses.replace(family, state=state(family.graph))
+    members = (
+        member if member.own else dataclasses.replace(member, source=state(member.graph), own=True)
+        for member in family.clients
+    )
+    return dataclasses.replace(family, clients=tuple(members))
 
 
 def _family(spec: FamilySpec, place: Path, made: Resolutions) -> tuple[str, Family | None]:

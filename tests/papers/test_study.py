@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 import archgraph as ag
 from archgraph.cli import app
 from archgraph.errors import RunError
+from archgraph.language.privacy import PrivacySpec
+from archgraph.language.study import cells, load_study
 from archgraph.papers.checked import checked
 from archgraph.papers.studies import studies
 from archgraph.papers.study import StudyResult
@@ -306,6 +308,39 @@ def test_check_looks_at_equal_cells_of_all_studies_once(
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(text.replace("{standalone: {}}", "{fedin: {}}"))
     assert not any(verdict.good for verdict in checked([tmp_path]))
+
+
+def test_check_begins_cells_once_that_start_alike(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever else is wrong with one of them is found: here, how its data is shared out."""
+    from archgraph.engine import verdicts, world
+
+    begin, states = world.begun, []
+
+    def counted(experiment: Any) -> Any:
+        states.append(type(experiment.strategy).__name__)
+        return begin(experiment)
+
+    monkeypatch.setattr(world, "begun", counted)
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    columns = "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}"
+    other = "{data: {partition: {scheme: classes, per_client: 2}}, rounds: 9, sample: 1, seed: 5}"
+    assert columns in text
+    file = tmp_path / "study.yaml"
+    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {other}}}"))
+    assert all(verdict.good for verdict in checked([file]))
+    assert states == ["HeteroFL", "Standalone"]
+    wrong = other.replace("per_client: 2", "per_client: 11")
+    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {wrong}}}"))
+    (verdict,) = checked([file])
+    assert "HeteroFL, attacked: " in str(verdict.error)
+    assert "data.partition" in str(verdict.error)
+    # How many clients a round has decides how much noise privacy needs.
+    spec = cells(load_study(place / "table1.yaml"), "small")[0].experiment
+    assert spec is not None
+    private = spec.model_copy(update={"privacy": PrivacySpec(clip=1.0, noise=1.0, delta=1e-3)})
+    assert verdicts._start(private) == private and verdicts._start(spec) != spec
 
 
 def test_a_folder_of_studies_makes_one_page(
