@@ -57,7 +57,7 @@ class StudyFinding:
 
     Attributes:
         claim: What is claimed, in words.
-        where: The column (or row).
+        where: The column; of columns that are compared, the row and the rest of their names.
         figure: By which figure.
         paired: Differences by seed; None: a cell is missing.
     """
@@ -144,13 +144,18 @@ class StudyResult:
     ) -> StudyFinding:
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
         common = [seed for seed in ours if seed in theirs]
-        rows = claim.better in self.spec.rows
-        other = second[0] if rows else next(o for o in claim.others if o in second[1])
+        if claim.better in self.spec.rows:
+            other, where = second[0], first[1]
+        else:
+            columns = self.spec.combined()
+            other = next(name for name in claim.others if name in columns[second[1]])
+            same = (part for part in columns[first[1]] if part not in ("", claim.better))
+            where = "; ".join((first[0], *same))
         more = self.spec.read[figure].better == "more"
         statistic = paired([ours[s] for s in common], [theirs[s] for s in common], more=more)
         return StudyFinding(
             f"{claim.better} better than {other}",
-            first[1] if rows else first[0],
+            where,
             figure,
             statistic if common else None,
         )

@@ -148,6 +148,25 @@ def test_a_cell_that_waits_for_a_strategy_is_listed(result: StudyResult, place: 
     assert list(table.rows) == waiting
 
 
+def test_a_claim_of_columns_names_the_other_one_and_what_they_share(
+    result: StudyResult, place: Path
+):
+    attack = "attack: {fraction: 0.5, intensity: 20}"
+    names = f'[{{clean: {{}}, "0 %": {{}}, "20 %": {{{attack}}}}}, {{IID: {{}}, again: {{}}}}]'
+    text = STUDY.replace(f"{{clean: {{}}, attacked: {{{attack}}}}}", names)
+    text = text.replace('"last two": {measure: average_accuracy, last: 2}', "")
+    text = text[: text.index("published:")] + text[text.index("claims:") :]
+    claim = '{better: clean, than: ["0 %", "20 %"], where: HeteroFL}'
+    text = text.replace("{better: HeteroFL, than: Standalone, by: average}", claim)
+    found = read(place, text).findings
+    assert [(one.claim, one.where) for one in found] == [
+        (f"clean better than {other}", f"HeteroFL; {part}")
+        for other in ("0 %", "20 %")
+        for part in ("IID", "again")
+    ]
+    assert [one.verdict == "does not hold" for one in found[:2]] == [True, True]  # the same runs
+
+
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
     clean = result.findings[0].paired
     ours, theirs = (result.values(row, "clean", "average") for row in ("HeteroFL", "Standalone"))
