@@ -19,19 +19,41 @@ from archgraph.onnx.operators import ROWS
 from tests.language.fuzzing import MUTATIONS, Stage
 
 NUMBERS = (0, -1, 1, 2, 3, 7, 2**20, 2**30, 2**40, 2**62, -(2**62))
-WEIGHTS = {"w": (4, 3, 3, 3), "b": (4,), "s": (4,), "m": (4,), "c": (4,), "v": (4,), "f": (4, 5)}
+WEIGHTS = {
+    "w": (4, 3, 3, 3),
+    "b": (4,),
+    "s": (4,),
+    "m": (4,),
+    "c": (4,),
+    "v": (4,),
+    "f": (4, 5),
+    "gain": (5,),
+    "shift": (5,),
+}
 
 
 @functools.cache
 def valid_file() -> bytes:
-    """A convolution, a norm, shape arithmetic, a product, a constant; it is read once."""
+    """A convolution, norms (one is spelt out), shape arithmetic, a product, a sequence.
+
+    It is read once.
+    """
     rng = np.random.default_rng(0)
     stored = [
         numpy_helper.from_array(rng.random(shape, np.float32), name)
         for name, shape in WEIGHTS.items()
     ]
     stored += [
-        numpy_helper.from_array(np.array(v), n) for n, v in {"to": [0, -1], "size": [1, 5]}.items()
+        numpy_helper.from_array(np.array(v), n)
+        for n, v in {
+            "to": [0, -1],
+            "size": [1, 5],
+            "split": [2, 3],
+            "first": 0,
+            "second": -1,
+            "two": np.float32(2),
+            "eps": np.float32(1e-5),
+        }.items()
     ]
     node = helper.make_node
     fill = helper.make_tensor("fill", 1, [1], [0.5])
@@ -44,7 +66,20 @@ def valid_file() -> bytes:
         node("Gemm", ["i", "f"], ["j"]),
         node("ConstantOfShape", ["size"], ["k"], value=fill),
         node("Add", ["j", "k"], ["l"]),
-        node("Softmax", ["l"], ["y"], axis=1),
+        node("ReduceMean", ["l"], ["mean"], axes=[-1]),
+        node("Sub", ["l", "mean"], ["o"]),
+        node("Pow", ["o", "two"], ["p"]),
+        node("ReduceMean", ["p"], ["q"], axes=[-1]),
+        node("Add", ["q", "eps"], ["r"]),
+        node("Sqrt", ["r"], ["root"]),
+        node("Div", ["o", "root"], ["t"]),
+        node("Mul", ["t", "gain"], ["u"]),
+        node("Add", ["u", "shift"], ["normal"]),
+        node("SplitToSequence", ["normal", "split"], ["parts"], axis=1),
+        node("SequenceAt", ["parts", "first"], ["h"]),
+        node("SequenceAt", ["parts", "second"], ["z"]),
+        node("Concat", ["z", "h"], ["whole"], axis=1),
+        node("Softmax", ["whole"], ["y"], axis=1),
     ]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
