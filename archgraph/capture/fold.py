@@ -117,7 +117,15 @@ class _Folding:
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if (autocast := calls.region(node).autocast) is not None:
                 stack.enter_context(torch.autocast(*autocast))
-            made = target(*args, **kwargs)
+            try:
+                made = target(*args, **kwargs)
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:  # fakes let it pass
+                raise TraceError(
+                    "cannot be computed",
+                    where=str(node),
+                    found=str(error).partition("\n")[0],
+                    expected="a constant",
+                ) from error
         if table.base(op_name(target)).startswith("empty"):
             made.zero_()  # whatever memory holds is not part of an architecture
         return made

@@ -171,6 +171,13 @@ def test_what_is_refused_is_named(nodes, words, tmp_path: Path):
         ag.load(written(tmp_path, nodes))
 
 
+def test_a_constant_that_cannot_be_computed_is_refused(tmp_path: Path):
+    stored = [onnx.helper.make_tensor("to", 7, [2], [0, -1])]
+    nodes = [node("Softmax", ["to"], ["s"], axis=1), node("Mul", ["x", "s"], ["y"])]
+    with pytest.raises(SpecError, match=r"cannot be captured.*Dimension out of range"):
+        ag.load(written(tmp_path, nodes, shape=["n", 2], rank=2, stored=stored))
+
+
 def test_what_follows_from_constants_is_computed_once_and_bounded(tmp_path: Path):
     def file(*sizes: int) -> Path:
         stored = [onnx.helper.make_tensor("sizes", 7, [len(sizes)], sizes)]
