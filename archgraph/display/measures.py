@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +58,13 @@ def figures_of(tests: Sequence[Test]) -> dict[str, bool]:
 
 
 def tested(figures: Mapping[str, bool]) -> tuple[Measure, ...]:
-    """Columns of figures: of the worst tier, of all on average, of the global model, of clients."""
-    return tuple(
-        [measure for name, more in figures.items() for measure in _of_all(name, more)]
-        + [measure for name, more in figures.items() for measure in _of_clients(name, more)]
-    )
+    """Columns of figures: of the worst tier, of all on average, of the global model, of clients.
+
+    The first three on test data, and on validation examples where a run has some.
+    """
+    of_all = [measure for name, more in figures.items() for measure in _of_all(name, more)]
+    of_clients = [measure for name, more in figures.items() for measure in _of_clients(name, more)]
+    return (*of_all, *of_clients, *map(_on_validation, of_all))
 
 
 def _of_all(name: str, more: bool) -> tuple[Measure, ...]:
@@ -71,6 +74,18 @@ def _of_all(name: str, more: bool) -> tuple[Measure, ...]:
         "global": _averaged(lambda test: test["models"].get(GLOBAL, {}).get(name)),
     }
     return tuple(_column(f"{of}_{name}", of, name, read) for of, read in reads.items())
+
+
+def _on_validation(measure: Measure) -> Measure:
+    """The same figure on validation examples, after the rounds whose tests count."""
+
+    def read(rounds: Sequence[RoundLine], tests: Sequence[Test]) -> float | None:
+        tested = [line for line in rounds if line.get("evaluation") in tests]
+        held = [line["validation"] for line in tested if "validation" in line]
+        return measure.read(rounds, held) if len(held) == len(tests) else None
+
+    key, title = f"validation_{measure.key}", f"validation {measure.title}"
+    return dataclasses.replace(measure, key=key, title=title, read=read)
 
 
 def _of_clients(name: str, more: bool) -> tuple[Measure, ...]:

@@ -35,6 +35,7 @@ def made(
     every: int = 2,
     text: bool = False,
     matched: bool = False,
+    held: bool = False,
     settings: dict[str, Any] | None = None,
 ) -> Path:
     """A run folder whose last test found these accuracies (or perplexities)."""
@@ -68,6 +69,9 @@ def made(
                 for key, value in values.items()
             }
             line["evaluation"] = {"models": models, "local": {"accuracy": 0.25}}
+            if held:
+                half = {k: {"accuracy": v * number / rounds / 2} for k, v in values.items()}
+                line["validation"] = {"models": half}
         lines.append(json.dumps(line) + "\n")
     (place / "metrics.jsonl").write_text("".join(lines))
     return place
@@ -93,6 +97,27 @@ def test_seeds_of_one_experiment_are_one_row(tmp_path: Path):
     assert cells["worst %"] == "40.00 ± 10.00"
     assert cells["local %"] == "25.00 ± 0.00"
     assert "worst perplexity" not in cells
+
+
+def test_figures_on_validation_examples_stand_beside_those_on_test_data(tmp_path: Path):
+    made(tmp_path / "run", accuracies(0.4, 0.8, 0.9), held=True)
+    figures = comparison([tmp_path / "run"]).groups[0].figures
+    # The last test is after round 4 of 4: all of each value, half of it on validation examples.
+    assert figures["global_accuracy"].values == (0.9,)
+    assert figures["validation_global_accuracy"].values == (0.45,)
+    assert figures["validation_worst_accuracy"].values == (0.2,)
+    (half,) = comparison([tmp_path / "run"], last=0.99).groups
+    # After rounds 2 and 4: the mean of a half and of the whole value.
+    assert half.figures["validation_global_accuracy"].mean == pytest.approx(0.3375, abs=1e-12)
+
+
+def test_without_validation_examples_there_is_no_such_column(tmp_path: Path):
+    made(tmp_path / "with", accuracies(0.4, 0.8, 0.9), held=True)
+    made(tmp_path / "without", accuracies(0.4, 0.8, 0.9), settings={"local": {"lr": 0.2}})
+    with_, without = comparison([tmp_path / "with", tmp_path / "without"]).groups
+    assert "validation_global_accuracy" in with_.figures
+    assert not [key for key in without.figures if key.startswith("validation")]
+    assert "validation global %" not in comparison([tmp_path / "without"]).tables()[0].columns
 
 
 def test_of_perplexities_the_largest_is_the_worst(tmp_path: Path):
