@@ -44,6 +44,8 @@ class Limits:
     steps: int = 2**12
     example_elements: int = 2**26  # elements of an example input that a model is captured with
     onnx_example_elements: int = 2**24  # the same, of an ONNX file
+    onnx_result_elements: int = 2**25  # elements of a result, two examples through an ONNX file
+    onnx_live_elements: int = 2**27  # the same, of all results that are there at once
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
     folded_elements: int = 2**27  # elements of what an ONNX file computes from constants
 

@@ -115,9 +115,42 @@ def trace(
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
     with uncollected(), _explaining_tuples(args):
-        traced, notes = _traced_uncached(model, args, kwargs, train, name or type(model).__name__)
-    texts = dict.fromkeys((*traced.notes, *unlike, *_said(notes, strict)))
+        way = _Way(train, name or type(model).__name__)
+        traced, notes = _traced_uncached(model, args, kwargs, way)
+    return _noted(traced, (*unlike, *_said(notes, strict)))
+
+
+def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: str) -> Traced:
+    """Capture a module of this package in eval mode, without running it.
+
+    Its code is known to compute the same at every call, so no call has to show that.
+
+    Args:
+        model: The module.
+        kwargs: Example inputs by name.
+        name: Label of the graph.
+
+    Raises:
+        TraceError: If it cannot be captured.
+    """
+    _ready(model, (), kwargs)
+    with uncollected():
+        traced, notes = _traced(model, (), kwargs, _Way(False, name, own=True))
+    return _noted(traced, _said(notes, strict=True))
+
+
+def _noted(traced: Traced, more: Iterable[str]) -> Traced:
+    texts = dict.fromkeys((*traced.notes, *more))
     return dataclasses.replace(traced, graph=traced.graph.replace(notes=tuple(texts)))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How to capture: whether train mode, too; under which name; whether the code is our own."""
+
+    train: bool
+    name: str
+    own: bool = False
 
 
 @contextlib.contextmanager
@@ -172,29 +205,27 @@ class Leaves:
 
 
 def _traced_uncached(
-    model: torch.nn.Module, args: Any, kwargs: Any, *how: Any
+    model: torch.nn.Module, args: Any, kwargs: Any, way: _Way
 ) -> tuple[Traced, list[Note]]:
     """A capture; where results are of a type that no graph holds, one without what is cached."""
     try:
-        return _traced(model, args, kwargs, *how)
+        return _traced(model, args, kwargs, way)
     except UnknownType:
         with uncached(model) as switches:
             if not switches:
                 raise
-            traced, notes = _traced(model, args, kwargs, *how)
+            traced, notes = _traced(model, args, kwargs, way)
             return traced, [*switches, *notes]
 
 
-def _traced(
-    model: torch.nn.Module, args: Any, kwargs: Any, train: bool, name: str
-) -> tuple[Traced, list[Note]]:
+def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[Traced, list[Note]]:
     modes = {m: m.training for m in model.modules()}
     leaves = Leaves.of(model)
     args, kwargs = on_device_of(model, (args, kwargs))
     try:
         model.eval()
-        draft = _one_mode(model, args, kwargs, leaves)
-        if train:
+        draft = _one_mode(model, args, kwargs, leaves, own=way.own)
+        if way.train:
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves)
         else:
@@ -203,7 +234,7 @@ def _traced(
         for module, mode in modes.items():
             module.training = mode
     tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    graph, lost = _graph(draft, tensors, leaves, name)
+    graph, lost = _graph(draft, tensors, leaves, way.name)
     notes = [*draft.notes, *_unread_statistics(draft, graph)]
     if any(t.is_meta for t in tensors.values()):
         text = "the model is on the meta device: its state has shapes and no values"
@@ -246,7 +277,9 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         ) from None
 
 
-def _one_mode(model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves) -> OneMode:
+def _one_mode(
+    model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves, *, own: bool = False
+) -> OneMode:
     """The canonical capture of a model in the mode that it is in."""
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
@@ -254,7 +287,7 @@ def _one_mode(model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves) ->
     spelt = spell(unstack(functional(cast(fold(tape, leaves.owner)), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike = [*shared(model, constants, spelt.updates)]
-    assigned = assignments(model, captured)
+    assigned = [] if own else assignments(model, captured)
     return named(
         model, captured, dataclasses.replace(spelt, notes=(*spelt.notes, *unlike, *assigned))
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Ref
-from archgraph.graph.values import Batch, TensorType, walk
+from archgraph.graph.values import Batch, TensorType, size_at, walk
+from archgraph.limits import LIMITS
 from archgraph.module.build import build
 from archgraph.onnx.session import tolerance
 from archgraph.rewrite.laws import outputs, random_inputs
@@ -44,6 +46,7 @@ def check_batches(
     """
     if not any(_axes(graph.node[name].type) for name in _inputs(graph)):
         return
+    _check_size(graph, where)
     built = build(graph, state).eval()
     both = random_inputs(graph, 2)
     try:
@@ -67,6 +70,31 @@ def check_batches(
             found="two examples give something else than each of them alone",
             hint="export it with an open batch, and without sizes of a batch in reshapes",
         )
+
+
+def _check_size(graph: ArchGraph, where: str) -> None:
+    """Refuse a graph whose results for two examples take too much memory at once."""
+    last = {
+        ref.name: at
+        for at, args in enumerate([*(node.args for node in graph.nodes), graph.outputs])
+        for ref in walk(args)
+        if isinstance(ref, Ref)
+    }
+    live: dict[str, int] = {}
+    for at, node in enumerate(graph.nodes):
+        live[node.name] = sum(prod(size_at(s, 2) for s in t.shape) for t in node.types)
+        asked = (live[node.name], LIMITS.onnx_result_elements, "elements")
+        asked_live = (sum(live.values()), LIMITS.onnx_live_elements, "elements at once")
+        for found, most, of in (asked, asked_live):
+            if found > most:
+                raise SpecError(
+                    "has results that are too large for a comparison of two examples",
+                    where=f"{where}: {node.name}",
+                    found=f"{found:,} {of}",
+                    expected=f"at most {most:,}",
+                    hint="export the network for smaller inputs",
+                )
+        live = {name: size for name, size in live.items() if last.get(name, 0) > at}
 
 
 def _inputs(graph: ArchGraph) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from archgraph.capture.trace import trace
+from archgraph.capture.trace import trace_own
 from archgraph.errors import SpecError, TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.limits import LIMITS
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import onnx
 
 EXAMPLES = 2  # the batch of a capture
-TAKEN = ("name", "train", "strict")  # what trace calls its own arguments
 
 
 def imported(
@@ -55,7 +54,7 @@ def imported(
     free = _free(given, where, sizes)
     examples = {name: _example(i, free, where) for name, i in zip(names, given, strict=True)}
     try:
-        traced = trace(module, train=False, **{"name": proto.graph.name, **examples})
+        traced = trace_own(module, examples, proto.graph.name or "OnnxModule")
     except TraceError as error:
         cause: BaseException | None = error
         while cause is not None:
@@ -75,7 +74,7 @@ def _names(names: list[str]) -> list[str]:
     for name in names:
         word = re.sub(r"\W", "_", name) or "_"
         word = f"_{word}" if word[0].isdigit() or keyword.iskeyword(word) else word
-        while word in made or word in TAKEN:
+        while word in made:
             word += "_"
         made.append(word)
     return made

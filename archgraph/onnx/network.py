@@ -196,12 +196,16 @@ class OnnxModule(OnnxPart):
             **dict(zip(self.inputs, inputs.values(), strict=True)),
         }
         env |= {name: self._leaf(path) for name, path in self.leaves.items()}
-        for step in self.steps:
+        last = {name: at for at, step in enumerate(self.steps) for name in step.inputs if name}
+        for at, step in enumerate(self.steps):
             try:
                 results = self._results(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
             env |= dict(zip(step.outputs, results, strict=False))
+            for name in {*step.inputs}:  # what nobody reads again needs no memory
+                if last.get(name) == at and name not in self.results:
+                    del env[name]
         made = {name: self._result(name, env[name]) for name in self.results}
         return next(iter(made.values())) if len(made) == 1 else made
 
