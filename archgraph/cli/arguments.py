@@ -74,7 +74,11 @@ def shown_in(text: str) -> Any:
     """
     path, member = _named(text)
     if member is not None:
-        return _graph_in(path, member)
+        from archgraph.states import Rewritten
+
+        graph, family = _graph_in(path, member), None if path.is_dir() else family_of(path)
+        known = family is not None and family.has_global
+        return Rewritten(graph, _from_global(family, member)) if known else graph
     if path.is_dir():
         from archgraph.display import read_run
         from archgraph.display.run_family import run_family

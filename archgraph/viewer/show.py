@@ -13,6 +13,7 @@ from archgraph.errors import GraphError
 from archgraph.federation.family import Family
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.relate.correspond import Way
 from archgraph.states import Rewritten, Transfer, signature
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.document import document
@@ -38,8 +39,8 @@ def view(
 
     Args:
         shown: A graph, a family, several of them, or graphs by name. Further graphs correspond to
-            the first: through the transfer of a rewrite of it, else by alignment. The second of
-            several graphs of one name is numbered.
+            the first: through the transfer of a rewrite of it, or the transfers of two rewrites of
+            one graph, else by alignment. The second of several graphs of one name is numbered.
         path: Where to write the page; None: nowhere.
         title: Heading; None: the first graph's name.
 
@@ -98,7 +99,7 @@ class _Part:
     Attributes:
         name: What it is called; empty: as its graph.
         found: Its parts.
-        way: Map from the states of the first graph of the page; None: it is aligned with it.
+        way: Map from the states of the graph that it was made of; None: there is none.
         family: The family whose global graph it is.
     """
 
@@ -126,11 +127,18 @@ def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Any]:
-    """How every further graph corresponds to the first: by its transfer, if it starts there."""
+    """How every further graph corresponds to the first."""
     first, *others = parts
-    source = signature(first.found.graph)
-    ways = (one.way if one.way and one.way.source == source else None for one in others)
     return {
-        f"0 {i}": paired(first.found, one.found, way)
-        for i, (one, way) in enumerate(zip(others, ways, strict=True), 1)
+        f"0 {i}": paired(first.found, one.found, _way(first, one))
+        for i, one in enumerate(others, 1)
     }
+
+
+def _way(first: _Part, other: _Part) -> Way | None:
+    """The transfer from one to the other, or both their transfers from one graph; None: neither."""
+    if other.way and other.way.source == signature(first.found.graph):
+        return other.way
+    if first.way and other.way and other.way.source and first.way.source == other.way.source:
+        return first.way, other.way
+    return None

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import archgraph
 from archgraph.cli.app import Command, Training
 from archgraph.tables import Table, count, head_length, shortened
+from archgraph.viewer.document import unpack
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
 
 
@@ -189,6 +190,7 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         sizes.append((here / "m.html").read_text())
     assert sizes[0] != sizes[1]
     assert "wrote family.html" in call("view", "family.yaml:half", "family.yaml:whole").output
+    assert unpack((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")

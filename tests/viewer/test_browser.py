@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from archgraph.analysis.cost import cost
+from archgraph.rewrite.take import take
 
 
 def items(page):
@@ -259,8 +260,100 @@ def test_what_the_other_lacks_is_marked_and_listed(opened, family):
     assert "missing in the other" in text(page)
 
 
-def test_two_graphs_stand_side_by_side_at_once(opened, net):
-    page = opened([net, net])
-    assert page.locator(".pane").count() == 2
+def test_graphs_of_the_command_line_stand_side_by_side_at_once(opened, net):
+    page = opened([net, net, net])
+    assert page.locator(".pane").count() == 3
     assert "The same architecture: found by aligning" in text(page)
     assert page.locator("[data-mark]").count() == 0
+
+
+def shown(page):
+    """What each pane shows, what it marks, and where the picture stands."""
+    return page.evaluate(
+        """() => archgraph.app.panes.map(p => [p.model.data.name,
+          [...p.svg.querySelectorAll("g.item")].map(g => [g.dataset.id, g.dataset.mark || ""]),
+          p.selected])"""
+    )
+
+
+def test_every_client_beside_the_global_model(opened, family):
+    page = opened(family)
+    for graph in ("2", "3"):
+        page.select_option("#beside", graph)
+    assert page.locator(".which").all_inner_texts() == ["pets\n×", "narrow\n×", "short\n×"]
+    # As many rows as `archgraph diff` has for the one and for the other, what both have once.
+    heads = page.locator("#differences th").all_inner_texts()
+    assert heads == ["part", "pets", "narrow", "short"]
+    rows = page.evaluate("archgraph.app.comparison.rows")
+    pairs = page.evaluate("archgraph.data.pairs")
+    told = {(d[1], d[2] or d[3]) for i in (2, 3) for d in pairs[f"0 {i}"]["differences"]}
+    assert {(row["level"], row["part"]) for row in rows} == told and len(rows) == len(told)
+    sizes = {row["part"]: [s and s["text"] for s in row["shares"]] for row in rows}
+    assert sizes["stem.out"] == [8, 4, 8] and sizes["layers.2"][2] is None
+    page.locator("#differences button", has_text="layers.2").first.click()
+    assert page.locator("g.selected").count() == 2 and "missing in short" in text(page)
+    assert "nothing" in text(page) and "layers.0–2 (narrower)" in text(page)
+    page.wait_for_timeout(250)
+    again = opened(family, hash=page.evaluate("location.hash"))
+    assert shown(again) == shown(page)
+    # Without the global model two clients are compared with each other.
+    again.click("button[aria-label='Remove pets']")
+    again.keyboard.press("Escape")
+    heads = again.locator("#differences th").all_inner_texts()
+    assert heads == ["part", "narrow", "short"]
+    kinds = set(again.locator("#differences td:last-child small").all_inner_texts())
+    assert kinds == {"wider", "missing"} or kinds == {"wider"}
+    again.select_option("#graph", "3")
+    names = again.locator(".which").all_inner_texts()
+    assert names == ["short\n×", "narrow\n×"]
+
+
+def test_panes_open_fold_and_move_in_step(opened, net):
+    page = opened([net, take(net, 0.5), net])
+    page.click("#less")
+
+    def places():
+        return page.locator("g.world").evaluate_all(
+            "all => all.map(g => g.getAttribute('transform'))"
+        )
+
+    for pane in (2, 0):
+        before = [len(one[1]) for one in shown(page)]
+        host = page.locator(".pane").nth(pane)
+        host.locator("g.item.section", has_text="×3").locator(":scope > .toggle").click()
+        assert all(a != len(b[1]) for a, b in zip(before, shown(page), strict=True))
+    page.locator(".pane").nth(1).locator("g.item:has(> text.times)").click(
+        position={"x": 40, "y": 5}
+    )
+    page.click("text=Show all 3")
+    lines = page.locator("g.item.block > text.strong").all_text_contents()
+    assert lines.count("layers.2") == 3
+    page.click("#fit")
+    was = places()
+    page.mouse.move(60, 700)
+    page.mouse.wheel(0, 40)
+    assert all(a != b for a, b in zip(was, places(), strict=True))
+
+
+def test_panes_are_swiped_on_a_telephone(opened, net):
+    page = opened([net, net, net], width=390)
+    boxes = [page.locator(".pane").nth(i).bounding_box() for i in range(3)]
+    assert all(box["width"] > 300 and box["height"] > 200 for box in boxes)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("(p => p.scrollWidth > p.clientWidth)(document.querySelector('#panes'))")
+
+
+def test_what_is_selected_stays_in_sight_when_the_panel_grows(opened, net):
+    page = opened(net, width=390)
+    area = page.locator(".area")
+    room = area.bounding_box()
+    low = page.evaluate(
+        """low => [...document.querySelectorAll("g.item")]
+          .map(g => [g.getBoundingClientRect().top, g.dataset.id])
+          .filter(([top]) => top + 10 < low).sort(([a], [b]) => b - a)[0][1]""",
+        room["y"] + room["height"],
+    )
+    item(page, low).click(position={"x": 20, "y": 5})
+    now, box = area.bounding_box(), page.locator("g.selected > .frame").last.bounding_box()
+    assert now["height"] < room["height"]
+    assert now["y"] <= box["y"] < now["y"] + now["height"] - 10

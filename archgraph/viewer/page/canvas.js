@@ -64,6 +64,7 @@ class Canvas {
     this.host = host;
     /** @type {Set<string>} */ this.open = new Set(["root"]);
     this.at = { x: 0, y: 0, k: 1 };
+    this.fitted = false; // all of it is shown, and nobody has moved it since
     this.selected = "root";
     this.focused = "root";
     /** @type {any[]} */ this.marked = [];
@@ -237,19 +238,20 @@ class Canvas {
       const colour = this.app.colour(this, item);
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
-      this.badge(item.view.g, frame, this.app.mark(this, item));
+      this.badge(item.view.g, frame, item);
     }
   }
 
   /** A word and a border where an item differs from its counterpart. */
-  badge(/** @type {any} */ g, /** @type {any} */ frame, /** @type {string} */ mark) {
+  badge(/** @type {any} */ g, /** @type {any} */ frame, /** @type {Item} */ item) {
+    const mark = this.app.comparison ? this.app.comparison.mark(this, item) : "";
     const old = g.querySelector(":scope > text.badge");
     if (old) old.remove();
     if (mark) g.dataset.mark = mark;
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
     const badge = svg("text", { x: 4, y: Number(frame.getAttribute("height")) + 12, class: "badge" });
-    badge.textContent = MARKS[mark];
+    badge.textContent = this.app.comparison.said(this, item);
     g.append(badge);
   }
 
@@ -286,7 +288,8 @@ class Canvas {
     this.stale(item);
     this.draw();
     const after = this.place(item);
-    if (before && after) this.move(before.x - after.x, before.y - after.y);
+    // Each pane keeps the part in its place.
+    if (before && after) this.move(before.x - after.x, before.y - after.y, false);
   }
 
   /** Upper middle of an item on the screen as drawn; null: it is not. */
@@ -333,13 +336,14 @@ class Canvas {
     this.draw();
   }
 
-  move(/** @type {number} */ dx, /** @type {number} */ dy) {
-    this.go({ ...this.at, x: this.at.x + dx, y: this.at.y + dy });
+  move(/** @type {number} */ dx, /** @type {number} */ dy, told = true) {
+    this.go({ ...this.at, x: this.at.x + dx, y: this.at.y + dy }, told);
   }
 
   go(/** @type {{x: number, y: number, k: number}} */ at, told = true) {
     const before = this.at;
     this.at = at;
+    this.fitted = false;
     this.world.setAttribute("transform", `translate(${at.x},${at.y}) scale(${at.k})`);
     if (told) this.app.moved(this, before);
   }
@@ -356,11 +360,12 @@ class Canvas {
     const { clientWidth, clientHeight } = this.host;
     const k = this.scale();
     const least = whole ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
-    this.go({ x: (clientWidth - w * least) / 2, y: Math.max(8, (clientHeight - h * least) / 2), k: least });
+    this.go({ x: (clientWidth - w * least) / 2, y: Math.max(8, (clientHeight - h * least) / 2), k: least }, false);
+    this.fitted = true;
   }
 
   /** Move so that an item can be seen. */
-  show(/** @type {Item} */ item) {
+  show(/** @type {Item} */ item, told = true) {
     const g = this.find(item.id);
     if (!g || item.kind === "graph") return;
     const box = g.querySelector("rect.frame:not(.behind)").getBoundingClientRect();
@@ -369,12 +374,12 @@ class Canvas {
     if (!inside) {
       const tall = box.height > host.height;
       this.move((host.left + host.right - box.left - box.right) / 2,
-        tall ? host.top + 20 - box.top : (host.top + host.bottom - box.top - box.bottom) / 2);
+        tall ? host.top + 20 - box.top : (host.top + host.bottom - box.top - box.bottom) / 2, told);
     }
   }
 
   /** Open whatever holds an item. */
-  reveal(/** @type {Item} */ item) {
+  reveal(/** @type {Item} */ item, told = true) {
     let changed = false;
     for (let at = item.parent; at && at.kind !== "graph"; at = at.parent) {
       if (!this.open.has(at.id)) {
@@ -386,7 +391,7 @@ class Canvas {
       this.stale(item);
       this.draw();
     }
-    this.show(item);
+    this.show(item, told);
   }
 
   listen() {

@@ -2,6 +2,8 @@
 
 // Results of a search that are listed.
 const LISTED = 30;
+// Graphs that stand side by side at once.
+const SEVERAL = 4;
 /** @type {Record<string, string>} */
 const OVERLAYS = { none: "nothing", clients: "share of clients", weights: "share of weights",
   parameters: "parameters", macs: "MACs", bytes: "bytes of results" };
@@ -16,7 +18,7 @@ class App {
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
     /** @type {Record<string, () => void>} */ this.actions = {};
-    /** @type {Map<any, Pair>} */ this.pairs = new Map();
+    /** @type {Comparison|null} of the panes; null: there is one only */ this.comparison = null;
     this.panel = new Panel($("panel"), this);
     this.quiet = true;
     $("title").textContent = data.title;
@@ -29,8 +31,8 @@ class App {
     let touched = false;
     for (const act of ["pointerdown", "keydown", "wheel"]) window.addEventListener(act, () => (touched = true), { capture: true, once: true, passive: true });
     window.addEventListener("resize", () => {
-      if (touched) this.panes.forEach((pane) => pane.go(pane.at, false));
-      else this.restore();
+      if (!touched) this.restore();
+      else for (const pane of this.panes) if (pane.fitted) pane.fit(false);
     });
   }
 
@@ -43,16 +45,20 @@ class App {
   tools() {
     const graphs = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => h("option", { value: i }, g.name));
     $("graph").append(...graphs);
-    $("beside").append(h("option", { value: "" }, "nothing"), ...graphs.map((/** @type {any} */ o) => o.cloneNode(true)));
     const fed = this.data.graphs.some((/** @type {any} */ g) => g.feeding);
     for (const [key, name] of Object.entries(OVERLAYS)) {
       if (fed || !["clients", "weights"].includes(key)) $("by").append(h("option", { value: key }, name));
     }
     for (const id of ["graph", "beside"]) $(id).closest("label").hidden = this.data.graphs.length < 2;
-    $("graph").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
-    $("beside").addEventListener("change", () => this.arrange([Number($("graph").value), ...this.besides()]));
+    const shown = () => this.panes.map((pane) => pane.model.index);
+    // A graph that stands beside the first one takes its place; another one replaces it.
+    $("graph").addEventListener("change", () => {
+      const [chosen, row] = [Number($("graph").value), shown()];
+      this.arrange([chosen, ...(row.includes(chosen) ? row : row.slice(1)).filter((i) => i !== chosen)]);
+    });
+    $("beside").addEventListener("change", () => this.arrange([...shown(), Number($("beside").value)]));
     $("by").addEventListener("change", () => this.tint($("by").value));
-    this.actions = { fit: () => this.panes.forEach((p) => p.fit()), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
+    this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
       more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
     /** @type {Record<string, string>} */
@@ -70,26 +76,23 @@ class App {
     this.seek();
   }
 
-  /** @returns {number[]} */
-  besides() {
-    return $("beside").value === "" ? [] : [Number($("beside").value)];
-  }
-
-  /** Show these graphs, one pane each. */
+  /** Show these graphs, one pane each; all are compared with the first one. */
   arrange(/** @type {number[]} */ wanted) {
     const held = $("panes");
     held.replaceChildren();
     this.panes = wanted.map((i) => {
-      const host = h("section", { class: "pane", "aria-label": this.data.graphs[i].name });
-      if (wanted.length > 1) host.append(h("h2", { class: "which" }, this.data.graphs[i].name));
+      const { name } = this.data.graphs[i];
       const area = h("div", { class: "area" });
-      host.append(area);
-      held.append(host);
+      const without = h("button", { "aria-label": `Remove ${name}`, onclick: () => this.arrange(wanted.filter((one) => one !== i)) }, "×");
+      held.append(h("section", { class: "pane", "aria-label": name }, wanted.length > 1 ? h("h2", { class: "which" }, name, without) : null, area));
       return new Canvas(this.model(i), area, this);
     });
+    this.comparison = wanted.length > 1 ? new Comparison(this.data.pairs, this.panes) : null;
     $("graph").value = String(wanted[0]);
-    $("beside").value = wanted.length > 1 ? String(wanted[1]) : "";
+    const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
+    $("beside").replaceChildren(h("option", { value: "" }, "add a graph"), ...others);
     this.panes.forEach((pane) => pane.settle());
+    this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
     this.legend();
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
@@ -109,51 +112,6 @@ class App {
     const whole = canvas.model.sum(canvas.model.root, by);
     const part = whole ? canvas.model.sum(item, by) / whole : 0;
     return blend(this.data.amount, part ? 1 + Math.max(-3, Math.log10(part)) / 3 : 0);
-  }
-
-  /** The correspondence of the panes, and which side each pane is; null: there is none. */
-  pair() {
-    if (this.panes.length < 2) return null;
-    const [i, j] = this.panes.map((pane) => pane.model.index);
-    for (const [a, b] of [[i, j], [j, i]]) {
-      const data = this.data.pairs[`${a} ${b}`];
-      if (!data) continue;
-      let pair = this.pairs.get(data);
-      if (!pair) this.pairs.set(data, (pair = new Pair(data)));
-      return { pair, first: a === i ? 0 : 1 };
-    }
-    return null;
-  }
-
-  /** @returns {0|1} */
-  side(/** @type {Canvas} */ canvas, /** @type {number} */ first) {
-    return canvas === this.panes[first] ? 0 : 1;
-  }
-
-  /** How an item differs from its counterpart. */
-  mark(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    const found = this.pair();
-    return found && item.kind !== "graph" ? found.pair.of(this.side(canvas, found.first), canvas.model.every(item)) : "";
-  }
-
-  /** The pane beside, and the item in it that corresponds. @returns {[Canvas, Item]|null} */
-  across(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    const found = this.pair();
-    const other = this.panes.find((pane) => pane !== canvas);
-    if (!found || !other) return null;
-    const one = counterpart(found.pair, this.side(canvas, found.first), canvas.model, item, other.model);
-    return one ? [other, one] : null;
-  }
-
-  /** What the panel says about the graph beside. @returns {any[]} */
-  compared(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    const found = this.pair();
-    if (!found) return [];
-    if (item.kind === "graph") return [differences(this, found.pair, found.first ? [...this.panes].reverse() : this.panes)];
-    const mark = this.mark(canvas, item);
-    const across = this.across(canvas, item);
-    const there = across ? h("button", { class: "link", onclick: () => this.visit(across[0], across[1]) }, across[1].name) : "nothing";
-    return [h("section", {}, h("h3", {}, "Side by side"), facts([["corresponds to", there], ["differs", mark ? MARKS[mark] : "no"]]))];
   }
 
   tint(/** @type {string} */ by) {
@@ -176,30 +134,48 @@ class App {
       h("span", { class: "ticks" }, marks.map((text) => h("span", {}, text))));
   }
 
-  select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    canvas.selected = item.id;
-    canvas.focused = item.id;
-    const across = this.across(canvas, item);
-    for (const pane of this.panes) if (pane !== canvas) pane.selected = "";
-    if (across && item.kind !== "graph") {
-      across[0].reveal(across[1]);
-      across[0].selected = across[1].id;
+  /** Items of the other panes that correspond to one. */
+  across(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    return this.comparison ? this.comparison.across(canvas, item) : [];
+  }
+
+  /** Open and close in the other panes what is open and closed in this one. */
+  step(/** @type {Canvas} */ canvas) {
+    const row = canvas.visible().filter((item) => item.make);
+    for (const item of row.sort((a, b) => Number(canvas.opened(a)) - Number(canvas.opened(b)))) {
+      for (const [pane, one] of this.across(canvas, item)) {
+        if (!canvas.opened(item)) pane.open.delete(one.id);
+        else for (let at = /** @type {Item|null} */ (one); at; at = at.parent) pane.open.add(at.id);
+      }
     }
-    this.panes.forEach((pane) => pane.mark());
+    for (const pane of this.panes) if (pane !== canvas) pane.fresh();
+  }
+
+  select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    const room = canvas.host.clientHeight;
+    canvas.focused = item.id;
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
     this.crumbs(canvas, item);
+    const less = room !== canvas.host.clientHeight; // on a telephone the panel takes some
+    const partners = new Map(this.across(canvas, item)).set(canvas, item);
+    for (const pane of this.panes) {
+      const one = item.kind === "graph" && pane !== canvas ? undefined : partners.get(pane);
+      pane.selected = one ? one.id : "";
+      if (less && pane.fitted) pane.fit(false);
+      if (one && (less || pane !== canvas)) pane.reveal(one, false);
+      pane.mark();
+    }
     this.write();
   }
 
   toggle(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     if (!item.make) return;
     canvas.toggle(item);
-    const across = this.across(canvas, item);
-    if (across) {
-      for (let at = across[1].parent; at; at = at.parent) across[0].open.add(at.id);
-      across[0].stale(across[1]);
-      across[0].toggle(across[1], canvas.open.has(item.id));
+    for (const [pane, one] of this.across(canvas, item)) {
+      for (let at = one.parent; at; at = at.parent) pane.open.add(at.id);
+      pane.stale(one);
+      pane.toggle(one, canvas.opened(item));
     }
     canvas.focused = item.id;
     canvas.mark();
@@ -209,15 +185,17 @@ class App {
     this.write();
   }
 
-  /** Show every repetition of a fold, or the fold again. */
+  /** Show every repetition of a fold. */
   unfold(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    const { model } = canvas;
-    model.unfolded.add(item.fold);
-    const first = model.data.folds[item.fold][0];
-    model.again();
-    canvas.open.add(`s${model.sectionOf[first]}`);
-    canvas.fresh();
-    this.visit(canvas, /** @type {Item} */ (model.find(`b${first}`)));
+    for (const [pane, { fold }] of [.../** @type {Array<[Canvas, Item]>} */ ([[canvas, item]]), ...this.across(canvas, item)]) {
+      if (fold < 0) continue;
+      const { model } = pane;
+      model.unfolded.add(fold);
+      model.again();
+      pane.open.add(`s${model.sectionOf[model.data.folds[fold][0]]}`);
+      pane.fresh();
+    }
+    this.visit(canvas, /** @type {Item} */ (canvas.model.find(`b${canvas.model.data.folds[item.fold][0]}`)));
   }
 
   /** Open the way to an item, select it and bring it into sight. */
@@ -254,6 +232,11 @@ class App {
     }
     pane.fresh();
     pane.fit(false);
+    this.write();
+  }
+
+  fit() {
+    this.panes.forEach((pane) => pane.fit());
     this.write();
   }
 
@@ -360,19 +343,24 @@ class App {
     this.quiet = true;
     const told = new URLSearchParams(location.hash.slice(1));
     const many = this.data.graphs.length;
-    const graphs = (told.get("g") || (many === 2 && this.data.pairs["0 1"] && !this.data.graphs[0].feeding ? "0.1" : "0")).split(".").map(Number).filter((i) => Number.isInteger(i) && i >= 0 && i < many);
+    const all = this.data.graphs.map((/** @type {any} */ _, /** @type {number} */ i) => i);
+    const row = [...new Set((told.get("g") || "").split(".").filter(Boolean).map(Number))].filter((i) => all.includes(i));
+    const graphs = row.length ? row : many <= SEVERAL && !this.data.graphs[0].feeding ? all : [0];
     this.state.by = Object.hasOwn(OVERLAYS, told.get("by") || "") ? String(told.get("by"))
       : this.data.graphs[0].feeding ? "weights" : "none";
     this.state.names = told.get("names") === "1";
     $("by").value = this.state.by;
     $("names").setAttribute("aria-pressed", String(this.state.names));
-    this.arrange(graphs.length ? graphs : [0]);
+    this.arrange(graphs);
     const pane = this.panes[0];
     if (told.has("open") || told.has("all")) {
-      for (const fold of (told.get("all") || "").split(".").filter(Boolean)) pane.model.unfolded.add(Number(fold));
-      if (told.get("all")) pane.model.again();
+      for (const fold of (told.get("all") || "").split(".").filter(Boolean)) {
+        const item = pane.model.find(`f${fold}`);
+        if (item) this.unfold(pane, item);
+      }
       pane.open = new Set(["root", ...(told.get("open") || "").split(".").filter(Boolean)]);
       pane.fresh();
+      this.step(pane);
     }
     const item = pane.model.find(told.get("at") || "root");
     if (item) this.select(pane, item);

@@ -56,8 +56,8 @@ class Panel {
   }
 
   /** A button that leads to an item. */
-  to(/** @type {Canvas} */ canvas, /** @type {Item|null} */ item, /** @type {string} */ text) {
-    return item ? h("button", { class: "link", onclick: () => this.app.visit(canvas, item) }, text) : text;
+  to(/** @type {Canvas} */ canvas, /** @type {() => Item} */ find, /** @type {string} */ text) {
+    return h("button", { class: "link", onclick: () => this.app.visit(canvas, find()) }, text);
   }
 
   whole(/** @type {Canvas} */ canvas) {
@@ -70,7 +70,7 @@ class Panel {
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
         ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`]]),
-      ...this.app.compared(canvas, canvas.model.root),
+      this.app.comparison && this.app.comparison.table(this.app),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
       this.slider(data),
@@ -86,10 +86,8 @@ class Panel {
     const rows = model.data.blocks.map((/** @type {any} */ block, /** @type {number} */ i) => ({ i, block, row: feeding.rows[feeding.blocks[i]] }))
       .filter((/** @type {any} */ one) => one.row)
       .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[0] * a.row[1] - b.row[0] * b.row[1]).slice(0, 5);
-    const name = (/** @type {number} */ i, /** @type {string} */ text) =>
-      h("button", { class: "link", onclick: () => this.app.visit(canvas, model.holder(model.blockOps[i][0], "block")) }, text);
     return table("Fed least", ["block", "clients", "weights"], rows.map((/** @type {any} */ one) =>
-      [name(one.i, one.block[0]), `${one.row[0]} of ${total}`, percent(one.row[1])]));
+      [this.to(canvas, () => model.holder(model.blockOps[one.i][0], "block"), one.block[0]), `${one.row[0]} of ${total}`, percent(one.row[1])]));
   }
 
   /** What a share of every free axis would cost. */
@@ -129,7 +127,7 @@ class Panel {
       this.axes(canvas, item),
       this.shapes(canvas, item),
       this.leaves(canvas, item),
-      ...this.app.compared(canvas, item),
+      this.app.comparison && this.app.comparison.beside(this.app, canvas, item),
     ];
   }
 
