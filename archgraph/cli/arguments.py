@@ -179,6 +179,36 @@ def numbers(texts: Iterable[str]) -> dict[str, int]:
     return values
 
 
+def numbers_by_name(file: Path) -> dict[str, list[float]]:
+    """Numbers by name: a JSON object, or lines of CSV, of which the first may be a heading."""
+    import csv
+    import json
+
+    text = file.read_text(encoding="utf-8")
+    try:
+        if file.suffix == ".json":
+            rows = json.loads(text).items()
+            return {k: [float(n) for n in (v if isinstance(v, list) else [v])] for k, v in rows}
+        lines = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
+        start = 1 if lines and not any(map(_numeric, lines[0][1])) else 0
+        return {name: [float(n) for n in numbers] for name, numbers in lines[start:]}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SpecError(
+            "does not hold numbers by name",
+            where=str(file),
+            found=error,
+            expected='{"NAME": 0.5, …} in a .json file, else lines NAME,0.5',
+        ) from error
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
     """`key=value` with values as YAML writes them: numbers, true, [1, 2], text."""
     return {key: value_of(value) for key, value in by_key(texts or ()).items()}

@@ -16,6 +16,7 @@ from archgraph.cli.arguments import (
     by_key,
     family_of,
     graph_of,
+    numbers_by_name,
     settings_of,
     shown_in,
     two_graphs,
@@ -226,19 +227,28 @@ def view(
     ],
     output: OutputFile = None,
     title: Annotated[str | None, typer.Option(help="Heading; default: the first name.")] = None,
+    importance: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Numbers that colour leaves, axes and operators: a JSON object, or lines of CSV, "
+            "a name and its number or one for each position.",
+        ),
+    ] = None,
 ) -> None:
     """Write a page that shows architectures in a browser.
 
     One HTML file that opens from disk and loads nothing. Sections, blocks and operators open on a
     click; each part tells its shapes, parameters and MACs, and why an axis is pinned. Of a family
-    or a run also which clients have which positions. Without --output the page is called after the
-    first file.
+    or a run also which clients have which positions. Several models stand side by side. Without
+    --output the page is called after the first file.
     """
     from archgraph.viewer import view as page
 
     shown = [shown_in(file) for file in files]
+    given = None if importance is None else numbers_by_name(importance)
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(shown, path, title=title)
+    page(shown, path, title=title, importance=given)
     wrote(path)
 
 

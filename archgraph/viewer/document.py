@@ -21,7 +21,7 @@ from archgraph.display import colours
 
 FOLDER = Path(__file__).parent / "page"
 # In the order in which they build on one another.
-SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "compare.js", "main.js")
+SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "compare.js", "overlays.js", "main.js")
 
 
 @cache

@@ -14,6 +14,7 @@ from archgraph.layout.layouts import AxisRef
 from archgraph.states.widths import widths
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import Distinct
+from archgraph.viewer.overlays import by_part
 
 
 def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
@@ -32,18 +33,13 @@ def feeding(family: Family, found: Anatomy) -> dict[str, Any]:
             return -1
         return rows.add((reach.clients, reach.weights, shares))
 
-    def leaves_of(nodes: Iterable[str]) -> list[str]:
-        return [leaf for name in nodes for leaf in graph.node[name].leaves()]
+    def of(nodes: Iterable[str]) -> int:
+        return row(leaf for name in nodes for leaf in graph.node[name].leaves())
 
-    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in found.sections]
     taken = [_taken(member) for member in family.clients]
     return {
         "clients": [[member.name, member.count] for member in family.clients],
-        "whole": row(graph.param),
-        "sections": [row(leaves_of(nodes)) for nodes in sections],
-        "blocks": [row(leaves_of(nodes)) for _, nodes in found.blocks],
-        "boxes": [row(box.leaves) for box in found.scene.boxes],
-        "operators": [row(leaves_of([name])) for name in found.operators],
+        **by_part(found, of),
         "leaves": [row([param.name]) for param in graph.params],
         "positions": [texts.add(tuple(one.get(p.name, "") for one in taken)) for p in graph.params],
         "axes": [texts.add(one) for one in _axes(family)],

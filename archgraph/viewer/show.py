@@ -11,14 +11,19 @@ from archgraph.display import colours
 from archgraph.display.cover import coverage
 from archgraph.errors import GraphError
 from archgraph.federation.family import Family
+from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.hints import unknown
 from archgraph.relate.correspond import Way
-from archgraph.states import Rewritten, Transfer, signature
+from archgraph.states import Rewritten, State, Transfer, signature
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
+from archgraph.viewer.overlays import Given, Overlay
+from archgraph.viewer.overlays import importance as given
 from archgraph.viewer.pairs import paired
+from archgraph.viewer.similar import similarity
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
@@ -30,6 +35,8 @@ def view(
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
+    importance: Mapping[str, Given] | None = None,
+    states: Mapping[str, State] | None = None,
 ) -> str:
     """One HTML file that shows architectures in a browser; it loads nothing and sends nothing.
 
@@ -43,12 +50,18 @@ def view(
             one graph, else by alignment. The second of several graphs of one name is numbered.
         path: Where to write the page; None: nowhere.
         title: Heading; None: the first graph's name.
+        importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
+            one, or one for each position. A part has the mean of all that it uses.
+        states: Weights by the name of a graph on the page, `global` for that of a family and
+            `NAME/CLIENT` for a client's own version: colours show how alike the weights of each
+            part are to those of the first graph, as the cosine of what the transfer matches.
 
     Returns:
         The page as HTML text.
 
     Raises:
-        GraphError: If there is nothing to show.
+        GraphError: If there is nothing to show, or importance or weights are not of what is shown.
+        RejectedUpdate: If weights do not fit their graph.
         RunError: If the file cannot be written.
 
     Example:
@@ -65,7 +78,15 @@ def view(
         raise GraphError("nothing to show", expected="a graph or a family")
     graphs = _apart([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
-    text = document(heading, {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)})
+    told: dict[str, Overlay] = {}
+    found = [part.found for part in parts]
+    if importance is not None:
+        told["importance"] = given(found, importance)
+    if states is not None:
+        ways = [_way(parts[0], part) for part in parts[1:]]
+        told["similarity"] = similarity(found, ways, _versions(parts, graphs, states))
+    data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
+    text = document(heading, data | {"overlays": _overlays(graphs, told)})
     if path is not None:
         write(path, text)
     return text
@@ -80,6 +101,31 @@ def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if seen[name] > 1:
             one["name"] = f"{name} ({seen[name]})"
     return graphs
+
+
+def _versions(
+    parts: Sequence[_Part], graphs: Sequence[Mapping[str, Any]], states: Mapping[str, State]
+) -> list[list[State]]:
+    """The weights of each graph: one state, or one of each client."""
+    names = [
+        {g["name"]} | ({GLOBAL} if p.family else set()) for p, g in zip(parts, graphs, strict=True)
+    ]
+    known = [name for several in names for name in sorted(several)]
+    for key in states:
+        if not {key, key.rpartition("/")[0]} & set(known):
+            raise GraphError("no such graph", where="states", **unknown(key, known))
+    return [
+        [state for key, state in states.items() if {key, key.rpartition("/")[0]} & several]
+        for several in names
+    ]
+
+
+def _overlays(graphs: list[dict[str, Any]], told: Mapping[str, Overlay]) -> dict[str, Any]:
+    """Names, colours and ends of the overlays; their figures stand with the graphs."""
+    for i, graph in enumerate(graphs):
+        own = {key: one.figures[i] for key, one in told.items() if one.figures[i] is not None}
+        graph.update({"figures": own} if own else {})
+    return {key: [one.name, one.colours, one.low, one.high] for key, one in told.items()}
 
 
 def _listed(shown: Any) -> list[tuple[str | None, Shown]]:

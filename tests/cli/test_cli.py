@@ -191,6 +191,14 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert sizes[0] != sizes[1]
     assert "wrote family.html" in call("view", "family.yaml:half", "family.yaml:whole").output
     assert unpack((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
+    leaf = "head.linear.weight"
+    for name, content in (("i.csv", f"name,score\n{leaf},0.5\n"), ("i.json", f'{{"{leaf}": 0.5}}')):
+        (here / name).write_text(content)
+        assert call("view", "model.yaml", "--importance", name).exit_code == 0
+        graph = unpack((here / "model.html").read_text())["graphs"][0]
+        assert graph["figures"]["importance"]["whole"] == 0.5
+    (here / "i.json").write_text("[1]")
+    refused(call("view", "model.yaml", "--importance", "i.json"), "i.json: does not hold numbers")
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")

@@ -84,9 +84,11 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     noise: list[str] = []
     contexts = []
 
-    def open_page(shown: Any, *, hash: str = "", width: int = 1400, dark: bool = False) -> Any:
+    def open_page(
+        shown: Any, *, hash: str = "", width: int = 1400, dark: bool = False, **options: Any
+    ) -> Any:
         path = tmp_path / "page.html"
-        view(shown, path)
+        view(shown, path, **options)
         scheme = "dark" if dark else "light"
         context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
         contexts.append(context)

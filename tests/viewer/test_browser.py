@@ -357,3 +357,17 @@ def test_what_is_selected_stays_in_sight_when_the_panel_grows(opened, net):
     now, box = area.bounding_box(), page.locator("g.selected > .frame").last.bounding_box()
     assert now["height"] < room["height"]
     assert now["y"] <= box["y"] < now["y"] + now["height"] - 10
+
+
+def test_importance_colours_what_it_was_given_of(opened, net):
+    page = opened(net, importance={"stem.weight": 0.5, "head.weight": 2.0}, hash="#by=importance")
+    assert page.inner_text("#legend").split() == ["importance", "0", "0.5", "1", "1.5", "2"]
+
+    def colours(name):
+        frames = page.locator("g.item.section", has_text=name).locator("> rect.frame")
+        return frames.evaluate_all("all => all.map(r => r.style.fill)")
+
+    assert colours("stem") != colours("head") and all(colours("stem"))
+    assert not any(colours("layers"))
+    page.locator("g.item.section", has_text="stem").click(position={"x": 20, "y": 5})
+    assert "importance\n0.5" in text(page)

@@ -4,9 +4,6 @@
 const LISTED = 30;
 // Graphs that stand side by side at once.
 const SEVERAL = 4;
-/** @type {Record<string, string>} */
-const OVERLAYS = { none: "nothing", clients: "share of clients", weights: "share of weights",
-  parameters: "parameters", macs: "MACs", bytes: "bytes of results" };
 
 /** The element with an identifier. @returns {any} */
 const $ = (/** @type {string} */ id) => document.getElementById(id);
@@ -14,6 +11,7 @@ const $ = (/** @type {string} */ id) => document.getElementById(id);
 class App {
   constructor(/** @type {any} */ data) {
     this.data = data;
+    this.overlays = overlays(data);
     this.state = { by: "none", names: false };
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
@@ -45,10 +43,7 @@ class App {
   tools() {
     const graphs = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => h("option", { value: i }, g.name));
     $("graph").append(...graphs);
-    const fed = this.data.graphs.some((/** @type {any} */ g) => g.feeding);
-    for (const [key, name] of Object.entries(OVERLAYS)) {
-      if (fed || !["clients", "weights"].includes(key)) $("by").append(h("option", { value: key }, name));
-    }
+    $("by").append(h("option", { value: "none" }, "nothing"), ...Object.entries(this.overlays).map(([key, { name }]) => h("option", { value: key }, name)));
     for (const id of ["graph", "beside"]) $(id).closest("label").hidden = this.data.graphs.length < 2;
     const shown = () => this.panes.map((pane) => pane.model.index);
     // A graph that stands beside the first one takes its place; another one replaces it.
@@ -100,18 +95,9 @@ class App {
 
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
-    const by = this.state.by;
-    if (by === "none" || item.kind === "input" || item.kind === "output") return "";
-    if (by === "clients" || by === "weights") {
-      const feeding = canvas.model.data.feeding;
-      const row = canvas.model.fed(item);
-      if (!row) return "";
-      const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
-      return blend(this.data.scale, by === "clients" ? row[0] / total : row[1]);
-    }
-    const whole = canvas.model.sum(canvas.model.root, by);
-    const part = whole ? canvas.model.sum(item, by) / whole : 0;
-    return blend(this.data.amount, part ? 1 + Math.max(-3, Math.log10(part)) / 3 : 0);
+    const overlay = this.overlays[this.state.by];
+    const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item) : null;
+    return at === null ? "" : blend(this.data[overlay.colours], at);
   }
 
   tint(/** @type {string} */ by) {
@@ -124,14 +110,12 @@ class App {
 
   /** What the colours mean: one scale for the whole picture. */
   legend() {
-    const { by } = this.state;
-    const share = by === "clients" || by === "weights";
-    const marks = share ? ["0 %", "25 %", "50 %", "75 %", "100 %"] : ["≤ 0.1 %", "1 %", "10 %", "100 %"];
-    const colours = share ? this.data.scale : this.data.amount;
-    $("legend").hidden = by === "none";
-    $("legend").replaceChildren(h("span", {}, share ? OVERLAYS[by] : `${OVERLAYS[by]}, share of the whole`),
-      h("span", { class: "ramp", style: `background: linear-gradient(90deg, ${colours.join(", ")})` }),
-      h("span", { class: "ticks" }, marks.map((text) => h("span", {}, text))));
+    const overlay = this.overlays[this.state.by];
+    $("legend").hidden = !overlay;
+    if (!overlay) return;
+    $("legend").replaceChildren(h("span", {}, overlay.legend), h("div", { class: "ramp" },
+      h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
+      h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }
 
   /** Items of the other panes that correspond to one. */
@@ -346,8 +330,9 @@ class App {
     const all = this.data.graphs.map((/** @type {any} */ _, /** @type {number} */ i) => i);
     const row = [...new Set((told.get("g") || "").split(".").filter(Boolean).map(Number))].filter((i) => all.includes(i));
     const graphs = row.length ? row : many <= SEVERAL && !this.data.graphs[0].feeding ? all : [0];
-    this.state.by = Object.hasOwn(OVERLAYS, told.get("by") || "") ? String(told.get("by"))
-      : this.data.graphs[0].feeding ? "weights" : "none";
+    const by = told.get("by") || "";
+    const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "none");
+    this.state.by = by === "none" || this.overlays[by] ? by : first;
     this.state.names = told.get("names") === "1";
     $("by").value = this.state.by;
     $("names").setAttribute("aria-pressed", String(this.state.names));
@@ -368,15 +353,6 @@ class App {
     if (k > 0 && Number.isFinite(x) && Number.isFinite(y)) pane.go({ x, y, k });
     this.quiet = false;
   }
-}
-
-/** Colour at a place between 0 and 1 of a scale. */
-function blend(/** @type {string[]} */ colours, /** @type {number} */ share) {
-  const at = Math.min(Math.max(share, 0), 1) * (colours.length - 1);
-  const low = Math.min(Math.floor(at), colours.length - 2);
-  const parts = (/** @type {string} */ c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16));
-  const [a, b] = [parts(colours[low]), parts(colours[low + 1])];
-  return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * (at - low))).join(" ")})`;
 }
 
 async function start() {

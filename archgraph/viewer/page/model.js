@@ -245,14 +245,19 @@ class Model {
     return this.every(item).reduce((total, o) => total + column[o], 0);
   }
 
+  /** A figure of an item, of a fold the mean of its blocks'; null: it has none. @returns {number|null} */
+  figure(/** @type {any} */ columns, /** @type {Item} */ item) {
+    if (item.kind === "graph") return columns.whole;
+    const column = columns[{ section: "sections", block: "blocks", fold: "blocks", box: "boxes", operator: "operators" }[item.kind] || ""] || [];
+    const fold = item.kind === "fold" ? this.data.folds[item.fold] : null;
+    const row = column.slice(item.number, item.number + (fold ? fold[1] * fold[2] : 1)).filter((/** @type {any} */ value) => value !== null);
+    return row.length ? row.reduce((/** @type {number} */ sum, /** @type {number} */ value) => sum + value, 0) / row.length : null;
+  }
+
   /** How clients feed an item: [clients, share of weights, share of each kind]; null: nobody does. */
   fed(/** @type {Item} */ item) {
-    const feeding = this.data.feeding;
-    if (!feeding) return null;
-    /** @type {Record<string, string>} */
-    const column = { section: "sections", block: "blocks", fold: "blocks", box: "boxes", operator: "operators" };
-    const at = item.kind === "graph" ? feeding.whole : (feeding[column[item.kind]] || [])[item.number];
-    return at === undefined || at < 0 ? null : feeding.rows[at];
+    const at = this.data.feeding ? this.figure(this.data.feeding, item) : null;
+    return at === null || at < 0 ? null : this.data.feeding.rows[at];
   }
 
   /** The path of an item from the root, made as far as needed. @returns {Item|null} */

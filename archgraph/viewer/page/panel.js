@@ -69,7 +69,8 @@ class Panel {
       facts([["parameters", t.parameters], ["MACs per example", t.macs], ["operators", t.operators],
         ["state", `${t.bytes.toLocaleString("en")} bytes`], ["activations per example", `${t.activations.toLocaleString("en")} bytes`],
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
-        ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`]]),
+        ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`],
+        ...this.told(canvas.model, canvas.model.root)]),
       this.app.comparison && this.app.comparison.table(this.app),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
@@ -122,13 +123,18 @@ class Panel {
         canvas.opened(item) ? "Close" : "Open"),
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
-        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.block(model, item)]),
+        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.block(model, item)]),
       this.clients(canvas, item),
       this.axes(canvas, item),
       this.shapes(canvas, item),
       this.leaves(canvas, item),
       this.app.comparison && this.app.comparison.beside(this.app, canvas, item),
     ];
+  }
+
+  /** Figures that were given or measured. @returns {Array<[string, string]>} */
+  told(/** @type {Model} */ model, /** @type {Item} */ item) {
+    return Object.values(this.app.overlays).map((/** @type {any} */ one) => [one.name, one.told(model, item)]);
   }
 
   /** Whether a block can be left out. @returns {Array<[string, any]>} */

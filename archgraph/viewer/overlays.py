@@ -1,0 +1,119 @@
+"""Figures of the parts of a page's graphs on one scale, beside those that every page has."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.display.collect import facts
+from archgraph.errors import GraphError
+from archgraph.hints import unknown
+from archgraph.viewer.anatomy import Anatomy
+
+# Of an operator, or of an axis or a leaf as a whole; or of each of its positions.
+Given: TypeAlias = "float | Sequence[float] | Tensor"
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A figure of every part, and how a page colours it.
+
+    Attributes:
+        name: What it is.
+        colours: ``scale``: from little to much; ``amount``: from nothing.
+        low: Where the colours begin.
+        high: Where they end.
+        figures: For each graph of the page the columns of :func:`by_part`; None: it has none.
+    """
+
+    name: str
+    colours: Literal["scale", "amount"]
+    low: float
+    high: float
+    figures: tuple[dict[str, Any] | None, ...]
+
+
+def by_part(found: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any]:
+    """What is to be said of the operators of the graph, and of each of its parts, in columns."""
+    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in found.sections]
+    return {
+        "whole": of(found.operators),
+        "sections": [of(nodes) for nodes in sections],
+        "blocks": [of(nodes) for _, nodes in found.blocks],
+        "boxes": [of(box.nodes) for box in found.scene.boxes],
+        "operators": [of((name,)) for name in found.operators],
+    }
+
+
+def importance(graphs: Sequence[Anatomy], given: Mapping[str, Given]) -> Overlay:
+    """Importance as given: a part has the mean of all that it uses.
+
+    Args:
+        graphs: The graphs of a page.
+        given: By the name of a leaf, an axis or an operator: a number, or one for each position.
+
+    Raises:
+        GraphError: If no graph has a name, if there are no numbers, or not as many as positions.
+    """
+    sizes = _sizes(graphs)
+    values = {name: _mean(name, numbers, sizes) for name, numbers in given.items()}
+    if not values:
+        raise GraphError("no importance is given", expected="numbers by name")
+    figures = tuple(_means(found, values) for found in graphs)
+    low, high = min(values.values()), max(values.values())
+    return Overlay("importance", "amount", min(low, 0.0), high, figures)
+
+
+def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
+    """How many positions everything that has a name has in the graphs."""
+    sizes: dict[str, set[int]] = {}
+    for graph in (found.graph for found in graphs):
+        about = facts(graph)
+        for name in about.operators:
+            sizes.setdefault(name, set()).add(1)
+        for axis in about.axes.values():
+            sizes.setdefault(axis.name, set()).add(axis.size)
+        for param in graph.params:
+            sizes.setdefault(param.name, set()).add(math.prod(param.shape))
+    return sizes
+
+
+def _mean(name: str, numbers: Given, sizes: Mapping[str, set[int]]) -> float:
+    """One number for all positions."""
+    if name not in sizes:
+        raise GraphError(
+            "no such leaf, axis or operator", where="importance", **unknown(name, sizes)
+        )
+    try:
+        values = torch.as_tensor(numbers, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(0)
+    if values.numel() not in {1, *sizes[name]} or not values.isfinite().all():
+        many = sorted({1, *sizes[name]})
+        raise GraphError(
+            "not its importance",
+            where=f"importance of {name}",
+            found=str(numbers)[:60],
+            expected=f"finite numbers, {' or '.join(map(str, many))} of them",
+        )
+    return float(values.mean())
+
+
+def _means(found: Anatomy, values: Mapping[str, float]) -> dict[str, Any]:
+    """The mean of what the operators of each part use."""
+    inside = {
+        name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
+        for name, fact in facts(found.graph).operators.items()
+    }
+
+    def mean(nodes: Sequence[str]) -> float | None:
+        names = dict.fromkeys(k for name in nodes for k in inside[name])
+        return statistics.fmean(values[k] for k in names) if names else None
+
+    return by_part(found, mean)

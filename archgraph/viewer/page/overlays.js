@@ -1,0 +1,64 @@
+// Colours: a figure of each part on one scale for all panes, with a legend.
+
+/**
+ * @typedef {Object} Overlay
+ * @property {string} name
+ * @property {string} legend
+ * @property {"scale"|"amount"} colours
+ * @property {string[]} ticks at equal distances
+ * @property {(model: Model, item: Item) => number|null} at the place on the scale, 0 to 1; null: a part has none
+ * @property {(model: Model, item: Item) => string} told the figure in words, where the panel does not tell it anyway
+ */
+
+const SHARES = ["0 %", "25 %", "50 %", "75 %", "100 %"];
+const silent = () => "";
+
+/** How clients feed a part. @returns {Overlay} */
+function fed(/** @type {string} */ name, /** @type {(row: any, clients: number) => number} */ share) {
+  return { name, legend: name, colours: "scale", ticks: SHARES, told: silent, at: (model, item) => {
+    const row = model.fed(item);
+    return row && share(row, model.data.feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
+  } };
+}
+
+/** Share of the whole, from a thousandth of it. @returns {Overlay} */
+function amount(/** @type {string} */ key, /** @type {string} */ name) {
+  return { name, legend: `${name}, share of the whole`, colours: "amount", ticks: ["≤ 0.1 %", "1 %", "10 %", "100 %"], told: silent, at: (model, item) => {
+    const whole = model.sum(model.root, key);
+    const part = whole ? model.sum(item, key) / whole : 0;
+    return part ? Math.max(0, 1 + Math.log10(part) / 3) : 0;
+  } };
+}
+
+/** Figures that stand in the data, between two ends. @returns {Overlay} */
+function measured(/** @type {string} */ key, /** @type {any} */ [name, colours, low, high]) {
+  const ticks = [0, 1, 2, 3, 4].map((i) => String(Number((low + (high - low) * i / 4).toPrecision(3))));
+  const figure = (/** @type {Model} */ model, /** @type {Item} */ item) => model.data.figures?.[key] ? model.figure(model.data.figures[key], item) : null;
+  return { name, legend: name, colours, ticks, at: (model, item) => {
+    const value = figure(model, item);
+    return value === null ? null : (value - low) / (high - low || 1);
+  }, told: (model, item) => {
+    const value = figure(model, item);
+    return value === null ? "" : String(Number(value.toPrecision(4)));
+  } };
+}
+
+/** The overlays of a page by the words that stand for them in its address. @returns {Record<string, Overlay>} */
+function overlays(/** @type {any} */ data) {
+  const feeding = data.graphs.some((/** @type {any} */ g) => g.feeding);
+  const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
+  return {
+    ...feeding && { clients: fed("share of clients", (row, clients) => row[0] / clients), weights: fed("share of weights", (row) => row[1]) },
+    parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
+    ...Object.fromEntries(own),
+  };
+}
+
+/** Colour at a place between 0 and 1 of a scale. */
+function blend(/** @type {string[]} */ colours, /** @type {number} */ share) {
+  const at = Math.min(Math.max(share, 0), 1) * (colours.length - 1);
+  const low = Math.min(Math.floor(at), colours.length - 2);
+  const parts = (/** @type {string} */ c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16));
+  const [a, b] = [parts(colours[low]), parts(colours[low + 1])];
+  return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * (at - low))).join(" ")})`;
+}

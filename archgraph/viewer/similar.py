@@ -1,0 +1,134 @@
+"""How alike the weights of a page's graphs are, part by part."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph
+from archgraph.relate.align import align
+from archgraph.relate.correspond import Way
+from archgraph.states import State, Transfer, check_update
+from archgraph.viewer.anatomy import Anatomy
+from archgraph.viewer.overlays import Overlay, by_part
+
+
+class Products(NamedTuple):
+    """Of the matched values of a leaf: x · y, x · x and y · y."""
+
+    xy: float
+    xx: float
+    yy: float
+
+
+def similarity(
+    graphs: Sequence[Anatomy], ways: Sequence[Way | None], states: Sequence[Sequence[State]]
+) -> Overlay:
+    """Cosine of each graph's weights with those of the first one that the transfer matches.
+
+    All weights of a part are one vector. The first graph has the mean over the others; a graph of
+    which clients have their own versions has the mean over these.
+
+    Args:
+        graphs: The graphs of a page.
+        ways: For each further graph how it comes from the first; None: it is aligned with it.
+        states: Weights of each graph, of all its versions.
+
+    Raises:
+        GraphError: If there are not weights of the first graph and of another one.
+        RewriteError: If a graph can neither be reached from the first nor be aligned with it.
+        RejectedUpdate: If weights do not fit their graph, or are not finite.
+    """
+    first, *others = graphs
+    if not states[0] or not any(states[1:]):
+        raise GraphError(
+            "weights are compared with those of the first graph",
+            where="similarity",
+            found=f"weights of {sum(map(bool, states))} of {len(graphs)} graphs",
+            expected="those of the first one and of another",
+        )
+    for found, versions in zip(graphs, states, strict=True):
+        for state in versions:
+            check_update(found.graph, state)
+    figures: list[dict[str, Any] | None] = []
+    back = []
+    for found, way, versions in zip(others, ways, states[1:], strict=True):
+        if not versions:
+            figures.append(None)
+            continue
+        known = way or align(found.graph, first.graph).transfer
+        both = itertools.product(states[0], versions)
+        pairs = [_products(mine, theirs, found.graph, known) for mine, theirs in both]
+        back += [by_mine for by_mine, _ in pairs]
+        figures.append(_columns(found, [by_theirs for _, by_theirs in pairs]))
+    figures.insert(0, _columns(first, back))
+    negative = any(value < 0 for one in figures if one for value in _values(one))
+    return Overlay("similarity of weights", "scale", -float(negative), 1.0, tuple(figures))
+
+
+def _products(
+    mine: State, theirs: State, graph: ArchGraph, way: Way
+) -> tuple[dict[str, Products], dict[str, Products]]:
+    """Products by leaf of the first graph, and by leaf of the other one."""
+    leaves = {param.name for param in graph.params if param.role == "parameter"}
+    whole, names, transfer = _whole(mine, way)
+    transfer = transfer.only(leaves)
+    by_mine: dict[str, Products] = {}
+    by_theirs: dict[str, Products] = {}
+    for name, value in transfer.pull(whole, copy=False, partial=True).items():
+        source = transfer.entries[name].source
+        if source not in names:
+            continue
+        x, y = value.double().flatten().cpu(), theirs[name].double().flatten().cpu()
+        matched = ~x.isnan()
+        x, y = x[matched], y[matched]
+        new = Products(float(x @ y), float(x @ x), float(y @ y))
+        by_theirs[name] = new
+        leaf = names[source]
+        old = by_mine.get(leaf, Products(0.0, 0.0, 0.0))
+        by_mine[leaf] = Products(*(a + b for a, b in zip(old, new, strict=True)))
+    return by_mine, by_theirs
+
+
+def _whole(mine: State, way: Way) -> tuple[dict[str, Any], dict[str, str], Transfer]:
+    """A state from which the transfer leads; NaN where the first graph has nothing of it."""
+    if isinstance(way, Transfer):
+        return dict(mine), {name: name for name in mine}, way
+    into, transfer = way
+    sums, coverage = into.push(mine)
+    names = {e.source: name for name, e in into.entries.items() if e.source is not None}
+    whole = {
+        name: torch.where(many > 0, sums[name] / many, torch.nan)
+        for name in names
+        if sums[name].is_floating_point() and (many := coverage[name]) is not None
+    }
+    return whole, names, transfer
+
+
+def _columns(found: Anatomy, versions: Sequence[Mapping[str, Products]]) -> dict[str, Any]:
+    """The mean cosine of each part."""
+
+    def mean(nodes: Sequence[str]) -> float | None:
+        leaves = dict.fromkeys(k for name in nodes for k in found.graph.node[name].leaves())
+        values = [_cosine([one[k] for k in leaves if k in one]) for one in versions]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    return by_part(found, mean)
+
+
+def _cosine(products: Sequence[Products]) -> float | None:
+    """Of all the values together; None: there are none, or all are zero on one side."""
+    xy, xx, yy = (sum(column) for column in zip(*products, strict=True)) if products else (0, 0, 0)
+    return max(-1.0, min(1.0, xy / math.sqrt(xx * yy))) if xx and yy else None
+
+
+def _values(columns: Mapping[str, Any]) -> Iterator[float]:
+    for column in columns.values():
+        yield from (v for v in (column if isinstance(column, list) else [column]) if v is not None)
