@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from archgraph.engine.before import local_test, trained_together
+from archgraph.engine.changes import Changes
 from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import computed
@@ -140,7 +141,7 @@ class Loop:
             trained = setup.evaluate.trained and not self._at_nodes
             if trained and setup.evaluate.due(number, world.rounds):
                 turn.test = local_test(self._evaluator, state)
-            results = self._filled(turn, state, sampled)
+            results = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
                 world, results = private_world(setup, state, number), weights_alone(results)
             state = received(
@@ -150,6 +151,7 @@ class Loop:
                 world.graph,
                 number,
             )
+            change = self._changes.line(number, before, state) if self.record else None
         turn.settle()
         self.server, self.done = state, number
         line: dict[str, Json] = {
@@ -186,7 +188,7 @@ class Loop:
         self._select(line)
         if self.record is not None:
             began = time.perf_counter()
-            self.record.line(line)
+            self.record.line(line, change)
             self._save()
             self._recording = time.perf_counter() - began
         self.trackers.round(line)
@@ -249,6 +251,10 @@ class Loop:
         if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
         return Workers(engine.workers or torch.get_num_threads())
+
+    @functools.cached_property
+    def _changes(self) -> Changes:
+        return Changes(self.experiment.world.graph)
 
     @functools.cached_property
     def _validator(self) -> Evaluator | None:

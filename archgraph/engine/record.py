@@ -7,6 +7,7 @@
     clients.json              who takes part, with how many examples of which classes
     models/weak.yaml          each architecture
     metrics.jsonl             one line per round, on disk before the next round begins
+    changes.jsonl             what each round changed; see :mod:`archgraph.engine.changes`
     checkpoints/round-000007/ server.json, groups/000000.safetensors, clients/000012.safetensors
 
 A checkpoint is complete or absent; see :mod:`archgraph.engine.checkpoint`. The line of a round is
@@ -30,6 +31,7 @@ from typing import IO
 
 from safetensors import SafetensorError
 
+from archgraph.engine import changes
 from archgraph.engine.checkpoint import Checkpoint, Writer, each, load, reading
 from archgraph.engine.lines import parsed
 from archgraph.engine.proof import environment, expect, notes
@@ -178,6 +180,7 @@ class RunRecord:
                 for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
                     _remove(record._path(later))
                 write(folder / "metrics.jsonl", lines)
+                changes.keep_until(folder, chosen or 0)
                 record._metrics = (folder / "metrics.jsonl").open("ab")
                 record._count(lines)
         except BaseException:
@@ -217,11 +220,18 @@ class RunRecord:
         """
         return self._proved(number)[0]
 
-    def line(self, values: Mapping[str, Json]) -> None:
-        """Append the line of one round to ``metrics.jsonl`` and flush it."""
+    def line(self, values: Mapping[str, Json], change: Mapping[str, Json] | None = None) -> None:
+        """Append the line of one round to ``metrics.jsonl`` and flush it.
+
+        Args:
+            values: The line.
+            change: What the round changed, for ``changes.jsonl``; None: it is not known.
+        """
         assert self._metrics is not None
         line = json.dumps(values).encode() + b"\n"
         with _writing(self.folder):
+            if change is not None:
+                changes.append(self.folder, change)
             self._metrics.write(line)
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
@@ -469,6 +479,7 @@ def _written(folder: Path) -> Iterator[Path]:
         "facts.json",
         "clients.json",
         "metrics.jsonl",
+        changes.FILE,
         "metrics.csv",
         "tensorboard",
     )

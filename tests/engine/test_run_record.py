@@ -82,6 +82,10 @@ def test_resumed_run_ends_with_the_same_bits(experiment, mean, tmp_path):
     assert untimed(resumed.rounds) == untimed(whole.rounds)
     assert untimed(read_metrics(tmp_path / "broken")) == untimed(read_metrics(tmp_path / "whole"))
     assert tree(tmp_path / "broken") == tree(tmp_path / "whole")
+    first, second = (
+        (tmp_path / name / "changes.jsonl").read_text() for name in ("broken", "whole")
+    )
+    assert first == second and len(first.splitlines()) == 4
     assert resumed.notes == ()  # nothing that decides bits has changed
 
 

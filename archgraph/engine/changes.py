@@ -1,0 +1,169 @@
+"""What each round changed: the size of each parameter's update, and how much clients reached of it.
+
+``changes.jsonl`` in the run folder has a line per round, for pictures alone: nothing of a run
+depends on it. Its lists follow the parameters of ``models/global.yaml``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ValidationError, model_validator
+
+from archgraph.errors import RunError
+from archgraph.federation import GLOBAL, Result, ServerState
+from archgraph.files import write
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json, finite
+from archgraph.states import Transfer, signature
+from archgraph.states.coverage import Coverage, Term
+
+FILE = "changes.jsonl"
+# Of every number; pictures need fewer.
+DIGITS = 4
+# Sets of transfers whose coverage is remembered; methods that draw their own have one a round.
+REMEMBERED = 64
+
+_Given = tuple[Transfer, frozenset[str]]
+
+
+class RoundChange(BaseModel, strict=True, frozen=True):
+    """What a round changed in the parameters of the global model, in their order.
+
+    Attributes:
+        round: Counted from 1.
+        norm: Euclidean norm of each parameter after the round minus before; None: not finite.
+        coverage: Share of each parameter's positions, 0 to 1, that an accepted update reached;
+            None: the strategy's tasks do not say where their weights belong.
+    """
+
+    round: int
+    norm: list[float | None]
+    coverage: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _of_one_model(self) -> RoundChange:
+        if self.coverage is not None and len(self.coverage) != len(self.norm):
+            raise ValueError(f"{len(self.norm)} norms, but {len(self.coverage)} coverages")
+        return self
+
+
+class Changes:
+    """Makes the lines of a run's rounds.
+
+    Args:
+        graph: The global model.
+    """
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self._names = parameters(graph)
+        self._source = signature(graph)
+        # Transfers are told apart by identity, since a digest takes longer than a round may.
+        self._given: dict[tuple[int, frozenset[str]], _Given] = {}
+        self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Given], Json]] = {}
+
+    def noted(self, results: Iterable[Result]) -> Iterator[Result]:
+        """The results of a round as they are read; what they reach is noted."""
+        self._given = {}
+        for result in results:
+            way, key = result.transfer, (id(result.transfer), result.skip)
+            if key not in self._given and way is not None and way.source == self._source:
+                self._given[key] = way, result.skip
+            yield result
+            del result
+
+    def line(self, round: int, before: ServerState, after: ServerState) -> dict[str, Json] | None:
+        """The line of a round; None: the server holds no weights of the global model."""
+        old, new = before.group(GLOBAL), after.group(GLOBAL)
+        if not self._names or any(name not in old or name not in new for name in self._names):
+            return None
+        norms = [
+            torch.linalg.vector_norm(new[name] - old[name], dtype=torch.float64)
+            for name in self._names
+        ]
+        line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
+        return finite(line | ({"coverage": self._coverage()} if self._given else {}))
+
+    def _coverage(self) -> Json:
+        key = frozenset(self._given)
+        if key not in self._known:
+            if len(self._known) == REMEMBERED:
+                self._known.clear()
+            given = list(self._given.values())
+            self._known[key] = given, self._shares(given)
+        return self._known[key][1]
+
+    def _shares(self, given: Iterable[_Given]) -> list[float]:
+        """Share of each parameter's positions that anything reaches."""
+        terms: dict[str, list[Term]] = {name: [] for name in self._names}
+        for transfer, skip in given:
+            for name, entry in transfer.entries.items():
+                if name not in skip and entry.source in terms:
+                    terms[entry.source].append(Term.of(entry))
+        shapes = {slot.name: slot.shape for slot in self._source if slot.name in terms}
+        covered = Coverage(shapes, terms)
+        return _short(covered.share(name) for name in self._names)
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def parameters(graph: ArchGraph) -> tuple[str, ...]:
+    """The parameters that lines tell of, in their order."""
+    return tuple(param.name for param in graph.params if param.role == "parameter")
+
+
+def append(folder: Path, line: Json) -> None:
+    """Add the line of a round."""
+    with (folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_until(folder: Path, round: int) -> None:
+    """Remove the lines after a round, and whatever follows a damaged one."""
+    path = folder / FILE
+    if not path.is_file():
+        return
+    content, kept = path.read_bytes(), b""
+    for text in content.splitlines(keepends=True):
+        try:
+            if not text.endswith(b"\n") or RoundChange.model_validate_json(text).round > round:
+                break
+        except ValidationError:
+            break
+        kept += text
+    if kept != content:
+        write(path, kept)
+
+
+def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
+    """What the rounds of a run changed; a last line that was cut off is dropped.
+
+    Args:
+        folder: The run folder. Without the file, which runs had none of before, nothing is told.
+        graph: The run's global model.
+
+    Raises:
+        RunError: If a line is damaged, or tells of another model.
+    """
+    path, many, found = folder / FILE, len(parameters(graph)), []
+    content = path.read_bytes() if path.is_file() else b""
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
+        place = f"{path}:{number}"
+        try:
+            line = RoundChange.model_validate_json(text)
+        except ValidationError as error:
+            raise RunError("damaged line", where=place, found=error.errors()[0]["msg"]) from error
+        if len(line.norm) != many:
+            raise RunError(
+                "tells of another model",
+                where=place,
+                found=f"{len(line.norm)} parameters",
+                expected=f"{many}, those of models/global.yaml",
+            )
+        found.append(line)
+    return tuple(found)
