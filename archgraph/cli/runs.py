@@ -224,6 +224,13 @@ def study(
     only_read: Annotated[
         bool, typer.Option("--only-read", help="Run nothing: the table of what is there.")
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CELL", help="Run this row, column or 'ROW | COLUMN' (* and ?)."),
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Run this seed of the study only.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Write one page of all tables as Markdown, too."),
@@ -233,7 +240,8 @@ def study(
 
     Every cell is an ordinary run for each seed, in a folder named after what decides its figures:
     runs that are done, for whatever study, are not run again. Stopped in whatever way, the same
-    command goes on where it was.
+    command goes on where it was. --only and --seed, each repeatable, run a part; tables hold all
+    that is done.
 
     Each claim of the paper is judged by a paired t test over the seeds: it holds, does not hold, or
     is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
@@ -252,6 +260,8 @@ def study(
             out=out,
             data_root=data,
             only_read=only_read,
+            only=only or (),
+            seeds=seed or (),
             told=say,
         )
         show_tables(study_tables(result))

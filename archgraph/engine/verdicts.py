@@ -145,14 +145,15 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
     from archgraph.language.study import cells, load_study
 
     study = load_study(path)
-    many, waits, unseen = 0, set(), False
-    for size in study.sizes:
+    waits, sizes, unseen = set(), [], False
+    for size, spec in study.sizes.items():
         names: dict[int, str] = {}  # cells that show the same run share its experiment
-        for cell in cells(study, size):
-            many += 1
+        there, sets = cells(study, size), set()
+        for cell in there:
             if cell.experiment is None:
                 waits.add(cell.waits)
                 continue
+            sets.add(_data_set(cell.experiment))
             if id(cell.experiment) in names:
                 continue
             name = names[id(cell.experiment)] = address(cell.experiment)
@@ -166,10 +167,21 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
                     raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
                 checked[name] = checked[calm] = note.endswith(UNSEEN)
             unseen = unseen or checked[name]
-    text = f"{study.study}: {plural(many, 'cell')}, {plural(len(study.claims), 'claim')}"
+        seeds = plural(len(spec.seeds), "seed")
+        of = ", ".join(sorted(filter(None, sets)))
+        sizes.append(f"{size}: {plural(len(there), 'cell')}, {seeds}{of and f', of {of}'}")
+    claims = sum(len(list(study.compared(claim))) for claim in study.claims)
+    text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *sizes))
     if waits:
         text += f"; waits for {', '.join(sorted(waits))}"
     return f"{text}; Python model {UNSEEN}" if unseen else text
+
+
+def _data_set(spec: ExperimentSpec) -> str:
+    """The name of a known data set; empty: the experiment's own files."""
+    from archgraph.language.data import NamedData
+
+    return spec.data.dataset if isinstance(spec.data, NamedData) else ""
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:

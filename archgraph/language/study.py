@@ -166,6 +166,24 @@ class StudySpec(FromFile):
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 
+    def named_by(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
+        """Row and column of the cells that any of the patterns names, as in ``leave_out``.
+
+        Raises:
+            SpecError: If a pattern names none.
+        """
+        for pattern in patterns:
+            if not any(_matches(pattern, cell) for cell in self.named()):
+                raise SpecError(
+                    "names no cell",
+                    where=self.study,
+                    found=pattern,
+                    expected="ROW, COLUMN or 'ROW | COLUMN', with * and ?; "
+                    f"rows: {', '.join(self.rows)}",
+                )
+        every = self.named()
+        return frozenset(c[:2] for c in every if any(_matches(p, c) for p in patterns))
+
     def printed(self, row: str, column: str, figure: str) -> float | None:
         """What the paper prints in a cell; None: nothing."""
         place = list(self.combined()).index(column) * len(self.figures)

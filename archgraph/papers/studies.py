@@ -66,16 +66,22 @@ class Studies:
         )
         return Table(f"Not run in size {self.size}", ("study", "why"), rows)
 
+    def _begun_not(self) -> list[str]:
+        """The studies of this size of which no run is done, in a sentence."""
+        names = [result.spec.study for result in self.results.values() if not result.done]
+        return [f"No run is done yet of: {'; '.join(names)}."] if names else []
+
     def markdown(self) -> str:
         """A page: the summary, every table with a figure, and what is left."""
         parts = [
             "# Published tables, measured",
-            "Each table of the papers that a file in `specs/studies/` describes, as measured in "
-            f"size {self.size}, beside what is printed, with the claims judged. "
+            "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
+            f"size {self.size} are done: measured beside printed, with the claims judged. "
             "{doc}`studies` explains files and verdicts. Written by `make studies`, which goes on "
             f"where it stopped. All finished runs together took {self.seconds / 3600:.1f} hours of "
             "one process.",
             self.summary().markdown(),
+            *self._begun_not(),
             *(study_markdown(result).rstrip() for result in self.results.values() if result.done),
         ]
         if self.others:

@@ -18,7 +18,7 @@ from archgraph.engine.data.files import lacking
 from archgraph.engine.data.source import source
 from archgraph.engine.pretrained import lacking_weights
 from archgraph.engine.workers import Died, Workers
-from archgraph.errors import ArchGraphError, DataError, RunError
+from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
 from archgraph.language.consent import allowed, given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
@@ -69,7 +69,7 @@ class StudyFinding:
 
     @property
     def verdict(self) -> str:
-        """Holds, does not hold, undecided (and how many seeds would decide), or not measured."""
+        """Holds, does not hold, undecided (which way, and after how many seeds) or not measured."""
         if self.paired is None:
             return "not measured"
         if self.paired.verdict != "undecided":
@@ -77,7 +77,9 @@ class StudyFinding:
         if self.paired.std is None:
             return "undecided: one seed"
         needed = self.paired.needed
-        return f"undecided: {f'{needed} seeds' if needed else 'more than 1000 seeds'} would decide"
+        against = " against it" if self.paired.mean < 0 else ""
+        many = f"{needed} seeds" if needed else "more than 1000 seeds"
+        return f"undecided: {many} would decide{against}"
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def study(
     data_root: str | os.PathLike[str] | None = None,
     python: bool = False,
     only_read: bool = False,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
     told: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
     """Run what is missing of a study, and put what was measured beside what was published.
@@ -186,10 +190,14 @@ def study(
         data_root: Folder of the data; None: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the study's files name.
         only_read: Run nothing: the table of the runs that are there.
+        only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
+            ``leave_out``; empty: all.
+        seeds: Run these seeds of the study only; empty: all.
         told: Hears a line about every run.
 
     Raises:
-        SpecError: If the study cannot be understood, or one of its cells is not an experiment.
+        SpecError: If the study cannot be understood, one of its cells is not an experiment, or
+            ``only`` or ``seeds`` names none of it.
         DataError: If no run can begin since data sets are not there; names all that are missing.
         RunError: If the tables cannot be written. A run that fails does not end the study: see
             :attr:`StudyResult.failed`.
@@ -200,7 +208,8 @@ def study(
     with allowed(python):
         python, every = given(), cells(spec, size)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
-    failed = {} if only_read else dict(_missing(runs, workers, data_root, python, told))
+    chosen = _chosen(spec, size, runs, only, seeds)
+    failed = {} if only_read else dict(_missing(chosen, workers, data_root, python, told))
     waiting = tuple(cell for cell in every if cell.experiment is None)
     weights = functools.cache(lambda folder: FinalWeights(folder, data_root, python))
     return StudyResult(spec, size, runs, waiting, _groups(runs, weights), failed)
@@ -220,6 +229,28 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tupl
             spec, folder = known[id(cell.experiment)]
             found.append(StudyRun(dataclasses.replace(cell, experiment=spec), seed, folder))
     return tuple(found)
+
+
+def _chosen(
+    spec: StudySpec,
+    size: StudySizeName,
+    runs: tuple[StudyRun, ...],
+    only: Sequence[str],
+    seeds: Sequence[int],
+) -> tuple[StudyRun, ...]:
+    """The runs of some cells and seeds."""
+    there = spec.sizes[size].seeds
+    for seed in seeds:
+        if seed not in there:
+            expected = f"of {', '.join(map(str, there))}"
+            raise SpecError("is no seed of this study", where="seed", found=seed, expected=expected)
+    named = spec.named_by(only)
+    return tuple(
+        one
+        for one in runs
+        if (not only or (one.cell.row, one.cell.column) in named)
+        and (not seeds or one.seed in seeds)
+    )
 
 
 def _missing(

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from archgraph.display.comparison import Comparison
+from archgraph.display.group_tables import shared_sheet
 from archgraph.display.page import html_page, image
 from archgraph.display.plots import picture, spread
 from archgraph.files import write
@@ -68,7 +70,16 @@ def study_page(result: StudyResult) -> str:
         drawn = picture(spread(groups, title=column))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
         body += [image(drawn, "svg+xml", column or "curves")]
-    return html_page(result.spec.study, body)
+    return html_page(result.spec.study, [*body, *_settings(result)])
+
+
+def _settings(result: StudyResult) -> Iterator[str]:
+    """What all finished runs have in common."""
+    each = (next(iter(of.values())) for of in result.groups.values() if of)
+    groups = {tuple(log.folder for log in group.runs): group for group in each}
+    if groups:
+        yield "<h2>Settings of all runs</h2>"
+        yield shared_sheet(Comparison(tuple(groups.values()), ())).html()
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
@@ -127,7 +138,8 @@ def _figures(result: StudyResult) -> Iterator[Table]:
             if any((row, c) in there for c in columns)
         )
         title = ", ".join(filter(None, (result.spec.study, first)))
-        note = "measured: mean ± standard deviation over the seeds; in brackets: published"
+        note = "measured: mean ± standard deviation over the seeds"
+        note += "; in brackets: published" if result.spec.published else ""
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
 

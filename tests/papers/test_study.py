@@ -20,13 +20,18 @@ from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
-from archgraph.errors import RunError
+from archgraph.errors import RunError, SpecError
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.study import cells, load_study
 from archgraph.papers.checked import checked
 from archgraph.papers.studies import studies
 from archgraph.papers.study import StudyResult
-from archgraph.papers.study_tables import study_csv, study_markdown, study_tables
+from archgraph.papers.study_tables import (
+    study_csv,
+    study_markdown,
+    study_page,
+    study_tables,
+)
 
 STUDY = """\
 archgraph: 1
@@ -94,6 +99,38 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
     assert table.rows[0][1] == f"{mean:.2f} ± {spread:.2f} (90)"
     assert claims.rows[0][:3] == ("HeteroFL better than Standalone", "clean", "average")
     assert claims.rows[0][4] == "2"
+
+
+def test_some_cells_and_seeds_can_be_run_alone(place: Path):
+    def done(*, only: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> list[tuple[str, ...]]:
+        result = ag.study(place / "table1.yaml", out=place / "parts", only=only, seeds=seeds)
+        runs = [r for r in result.runs if (r.folder / "models").exists()]
+        return [(r.cell.row, r.cell.column, str(r.seed)) for r in runs]
+
+    first = done(only=("HeteroFL | cl*",), seeds=(1,))
+    assert first == [("HeteroFL", "clean", "1")]
+    # What ran before stays in the table.
+    assert done(only=("Standalone",), seeds=(0,)) == [
+        ("Standalone", "clean", "0"),
+        ("Standalone", "attacked", "0"),
+        *first,
+    ]
+    with pytest.raises(SpecError, match=r"names no cell; found Fed\*;.*rows: HeteroFL, Standalone"):
+        done(only=("Fed*",))
+    with pytest.raises(SpecError, match="is no seed of this study; found 7; expected of 0, 1"):
+        done(seeds=(7,))
+
+
+def test_the_page_says_what_all_runs_have_in_common(result: StudyResult):
+    page = study_page(result)
+    settings = page[page.index("Settings of all runs") :]
+    assert "data.limit" in settings and "attack" not in settings
+    assert "in brackets: published" in page
+
+
+def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
+    own = read(place, re.sub("published: .*", "", STUDY))
+    assert "published" not in study_page(own)
 
 
 def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
@@ -294,7 +331,9 @@ def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
     text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
     good = verdict(text)
     assert good.good and good.kind == "study", good.error
-    assert good.note == "Somebody, Table 1: 8 cells, 1 claim; 1 of 1 published figure met"
+    sizes = "paper: 4 cells, 1 seed, of digits; small: 4 cells, 2 seeds, of digits"
+    expected = f"Somebody, Table 1: 2 comparisons; {sizes}; 1 of 1 published figure met"
+    assert good.note == expected
     other = verdict(text, published="16")
     assert "is not what the paper prints; found 15; expected 16" in str(other.error)
     assert "figures.yaml:5" in str(other.error)
