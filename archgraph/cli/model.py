@@ -23,6 +23,7 @@ from archgraph.cli.arguments import (
     typed,
 )
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
+from archgraph.cli.weights import States, with_weights
 from archgraph.errors import SpecError
 
 
@@ -235,6 +236,16 @@ def view(
             "a name and its number or one for each position.",
         ),
     ] = None,
+    similarity: Annotated[
+        bool,
+        typer.Option(
+            "--similarity",
+            help="Colour how alike weights are to those of the first model: of a run its last "
+            "ones, of a model its own or those of --state.",
+        ),
+    ] = False,
+    state: States = None,
+    data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
 ) -> None:
     """Write a page that shows architectures in a browser.
 
@@ -245,10 +256,15 @@ def view(
     """
     from archgraph.viewer import view as page
 
-    shown = [shown_in(file) for file in files]
+    if state and not similarity:
+        raise SpecError("needs --similarity", where="--state")
+    shown: Any = [shown_in(file) for file in files]
     given = None if importance is None else numbers_by_name(importance)
+    weights = None
+    if similarity:
+        shown, weights = with_weights(files, shown, state, data)
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
-    page(shown, path, title=title, importance=given)
+    page(shown, path, title=title, importance=given, states=weights)
     wrote(path)
 
 

@@ -55,7 +55,7 @@ def similarity(
     from archgraph.papers.weights import heat, similarity_tables
 
     names = [model] if other is None else [model, other]
-    (graph, weights), *second = [_one(name, data, s) for name, s in _with_states(names, state)]
+    (graph, weights), *second = [_one(name, data, s) for name, s in with_states(names, state)]
     likeness = block_similarity(
         graph,
         weights,
@@ -99,7 +99,7 @@ def scales(
     from archgraph.papers.weights import scale_plot, scale_table
 
     models_by_label: dict[str, Any] = {}
-    for name, file in _with_states(models, state):
+    for name, file in with_states(models, state):
         for key, weighted in _models(name, data, file).items():
             inside = key and len(models) > 1 and not name.endswith(f":{key}")
             label = key if len(models) == 1 else f"{name}:{key}" if inside else name
@@ -152,7 +152,7 @@ def export(
     )
 
 
-def _with_states(
+def with_states(
     names: Sequence[str], files: Sequence[Path] | None
 ) -> Iterable[tuple[str, Path | None]]:
     """Models and the files of their weights, one each in the order of the models."""
@@ -160,6 +160,22 @@ def _with_states(
     if len(weights) > len(names):
         raise SpecError("is one too many", where="--state", found=str(weights[len(names)]))
     return zip(names, [*weights, *[None] * (len(names) - len(weights))], strict=True)
+
+
+def with_weights(
+    files: Sequence[str],
+    shown: Sequence[Any],
+    states: Sequence[Path] | None,
+    data: Path | None,
+) -> tuple[Any, dict[str, Any]]:
+    """What a page shows by the names that its weights have, and these weights."""
+    named = list(with_states(files, states))
+    if len(files) == 1 and Path(files[0]).is_dir():
+        models = _models(files[0], data, named[0][1])
+        return shown[0], {name: model[1] for name, model in models.items()}
+    names = [f"{f} ({i + 1})" if f in files[:i] else f for i, f in enumerate(files)]
+    weights = {name: _one(f, data, s)[1] for name, (f, s) in zip(names, named, strict=True)}
+    return dict(zip(names, shown, strict=True)), weights
 
 
 def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:

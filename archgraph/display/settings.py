@@ -15,8 +15,8 @@ from archgraph.federation.registry import find_strategy
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import IidSpec
 
-# Shown elsewhere on a page, or no choice.
-ELSEWHERE = frozenset({"archgraph", "name", "family", "strategy", "rounds"})
+# Shown elsewhere on a page, not a choice, or a path of the machine that the run was on.
+ELSEWHERE = frozenset({"archgraph", "name", "family", "strategy", "rounds", "data.root"})
 # What a key means that is left out.
 MEANT: Mapping[str, pydantic.BaseModel] = {"data.partition": IidSpec()}
 
@@ -44,7 +44,7 @@ def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
         >>> differing(spec)
         (Setting(key='local.lr', value=0.5, default=0.1),)
     """
-    rest = (s for s in _of_model(spec, "") if s.key.split(".")[0] not in ELSEWHERE)
+    rest = (s for s in _of_model(spec, "") if not {s.key, s.key.split(".")[0]} & ELSEWHERE)
     return (*_of_strategy(spec), *rest)
 
 

@@ -199,6 +199,13 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         assert graph["figures"]["importance"]["whole"] == 0.5
     (here / "i.json").write_text("[1]")
     refused(call("view", "model.yaml", "--importance", "i.json"), "i.json: does not hold numbers")
+    twice = call("view", "model.yaml", "model.yaml", "--similarity")  # both untrained, of one seed
+    assert twice.exit_code == 0
+    page = unpack((here / "model.html").read_text())
+    assert [g["name"] for g in page["graphs"]] == ["model.yaml", "model.yaml (2)"]
+    assert page["graphs"][1]["figures"]["similarity"]["whole"] == pytest.approx(1.0)
+    refused(call("view", "model.yaml", "--similarity"), "weights of 1 of 1 graphs")
+    refused(call("view", "model.yaml", "--state", "w.safetensors"), "--state: needs --similarity")
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")
@@ -580,6 +587,11 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: not a run folder")
+    assert call("view", "first", "--similarity", "-o", "alike.html").exit_code == 0
+    graphs = unpack((here / "alike.html").read_text())["graphs"]
+    alike = {g["name"]: g["figures"]["similarity"]["whole"] for g in graphs}
+    # Clients of HeteroFL have their parts of the global model.
+    assert alike == pytest.approx({"quick": 1.0, "whole": 1.0, "half": 1.0})
 
 
 def test_run_overwrites_a_run_and_nothing_else(here: Path):

@@ -118,7 +118,10 @@ def test_what_is_read_is_what_the_files_say(log: Log, text: str):
 def test_settings_shown_are_those_that_differ(log: Log):
     assert log.experiment is not None
     shown = {row[0]: row[1:] for row in setting_sheet(log).rows}
-    shown.pop("data.root", None)  # that of whoever tests
+    assert log.experiment.data is not None
+    data = log.experiment.data.model_copy(update={"root": "/a/path/of/a/machine"})
+    moved = differing(log.experiment.model_copy(update={"data": data}))
+    assert [setting.key for setting in moved] == list(shown)
     assert shown == {
         "strategy.heterofl.scaler": (False, True),
         "data.dataset": ("digits", None),
