@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from archgraph.analysis.naming import Naming
 from archgraph.errors import AxisError
@@ -77,6 +78,8 @@ class Axes:
         attributes: Layouts whose sizes an operator's argument states, by (node, argument).
         contractions: Products that are summed over a layout.
         runs: Layouts that an operator runs over otherwise (norms, softmaxes, sums), by node.
+        attention: Heads and width of a value of attention that several operators spell out, by the
+            one that weighs the values.
     """
 
     all: tuple[Axis, ...]
@@ -85,6 +88,7 @@ class Axes:
     attributes: Mapping[tuple[str, str], StatedSizes]
     contractions: tuple[Contraction, ...] = ()
     runs: tuple[tuple[str, Layout], ...] = ()
+    attention: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def free(self) -> tuple[Axis, ...]:
@@ -229,6 +233,11 @@ def _axes(eq: Equations) -> Axes:
         {k: show_sizes(v) for k, v in eq.attributes.items()},
         tuple(Contraction(node, show(d), given) for d, node, given in eq.contractions),
         tuple((node, show(d)) for d, node, _ in eq.runs),
+        {
+            node: (math.prod(var.size for var in eq.axes_in(shared)), value.size)
+            for node, (shared, value) in eq.attention.items()
+            if isinstance(value.size, int)
+        },
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from archgraph.analysis.axes import axes
 from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Size, TensorType, Value, walk
 from archgraph.ops import growth, row
 
@@ -83,9 +84,9 @@ def is_parameter(graph: ArchGraph, name: str) -> bool:
     return graph.param[name].role == "parameter"
 
 
-def attends(node: Node) -> bool:
-    """Whether a node is attention as a whole."""
-    return row(node.op).attends is not None
+def attends(graph: ArchGraph, node: Node) -> bool:
+    """Whether a node is attention as a whole, or weighs its values where it is spelt out."""
+    return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
 def mask_of(node: Node) -> str:
@@ -97,6 +98,9 @@ def mask_of(node: Node) -> str:
 
 def attention(graph: ArchGraph, node: Node) -> LabelLine:
     """Heads of a node that is attention, and the width of one."""
+    spelt = axes(graph).attention.get(node.name)
+    if spelt is not None:
+        return LabelLine(f"attention, {spelt[0]} heads of {spelt[1]}", strong=True)
     known = row(node.op).attends
     query = node.arg(known[0]) if known is not None else None
     shape = graph.node[query.name].shape if isinstance(query, Ref) else node.shape
@@ -106,7 +110,7 @@ def attention(graph: ArchGraph, node: Node) -> LabelLine:
 
 def describe(graph: ArchGraph, node: Node) -> LabelLine:
     """An operator's label: its name, kernel, result channels, and what differs from one."""
-    if attends(node):
+    if attends(graph, node):
         return attention(graph, node)
     kernel = kernel_of(graph, node)
     words = [plain(node.op)]
@@ -142,7 +146,7 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """
     lines: list[LabelLine] = []
     words: list[str] = []
-    whole = any(attends(graph.node[name]) for name in names)
+    whole = any(attends(graph, graph.node[name]) for name in names)
     told = [n for n in names if not (whole and growth(graph.node[n].op).moves)]
     told = [n for n in told if graph.node[n].op != "getitem"] or list(names)
     for line in (describe(graph, graph.node[name]) for name in told):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archgraph.display.hierarchy import Sections
-from archgraph.display.labels import attends, kernel_of, mask_of
+from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode, walk
 from archgraph.ops import row, zeros
 
@@ -220,7 +220,7 @@ class _Boxes:
                 and len(users[tail]) == 1
                 and tail not in ends
                 and tail not in taken
-                and not attends(node)
+                and not attends(self.graph, node)
                 and self.together(tail, name)
             ):
                 chains[name] = chains[tail]
@@ -246,7 +246,7 @@ class _Boxes:
     def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
         """What only prepares queries, keys and values: it has no weights and no other user."""
         found: set[str] = set()
-        if not attends(self.graph.node[attention]):
+        if not attends(self.graph, self.graph.node[attention]):
             return found
         pending = list(self.feeds[attention])
         while pending:
@@ -255,7 +255,8 @@ class _Boxes:
             if node is None or node.op == "input" or name in found or name in self.masks:
                 continue
             alone = all(user == attention or user in found for user in users[name])
-            if alone and not list(node.leaves()) and self.together(name, attention):
+            weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
+            if alone and not weighted and self.together(name, attention):
                 found.add(name)
                 pending.extend(self.feeds[name])
         return found
@@ -267,11 +268,12 @@ class _Boxes:
         starts with others, they precede the one that they feed (norm, relu, conv).
         """
         nodes = [self.graph.node[name] for name in chain]
-        mixing = [i for i, n in enumerate(nodes) if kernel_of(self.graph, n) or attends(n)]
+        attention = {n.name for n in nodes if attends(self.graph, n)}
+        mixing = [i for i, n in enumerate(nodes) if n.name in attention or kernel_of(self.graph, n)]
         if len(mixing) < 2:
             yield list(chain)
             return
-        leads = mixing[0] == 0 or attends(nodes[mixing[0]])
+        leads = mixing[0] == 0 or nodes[mixing[0]].name in attention
         cuts = mixing[1:] if leads else [i + 1 for i in mixing[:-1]]
         for start, stop in zip([0, *cuts], [*cuts, len(chain)], strict=True):
             yield list(chain[start:stop])

@@ -45,6 +45,7 @@ def _attention_roles(
         return
     if left.name in eq.attends:
         eq.role(b[-1], "value_dim")
+        eq.attention[eq.node.name] = (lead, b[-1])
     eq.scores[eq.node.name] = ([a[-1]], lead)
 
 
@@ -234,6 +235,7 @@ def _einsum_roles(
         if value.name in eq.attends:
             for c in set(parts[other]) & set(right) - set(parts[own]) - {"."}:
                 eq.role(letters[c], "value_dim")
+                eq.attention[eq.node.name] = (shared, letters[c])
     eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
 
 

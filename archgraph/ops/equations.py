@@ -33,6 +33,8 @@ class Equations:
         scores: Products of two activations that a softmax may turn into attention: what is
             summed over, and what both share (heads).
         attends: Nodes that hold attention weights.
+        attention: Products of attention weights and values: what both share (heads), and the
+            layout of a value.
         node: The operator whose row is asked.
     """
 
@@ -50,6 +52,7 @@ class Equations:
     dirt: dict[str, list[Dirt]] = field(default_factory=dict)
     scores: dict[str, tuple[Dims, Dims]] = field(default_factory=dict)
     attends: set[str] = field(default_factory=set)
+    attention: dict[str, tuple[Dims, Layout]] = field(default_factory=dict)
     node: Node = field(default_factory=lambda: Node("", ""))
     _tainted: list[Layout] = field(default_factory=list)
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from archgraph.analysis.axes import axes
 from archgraph.capture.trace import trace
 from archgraph.display.dot import dot
 from archgraph.display.labels import lines_of
@@ -98,6 +100,37 @@ def test_attention_is_one_box_that_tells_its_heads_and_masks_stand_aside(layers:
     (mask,) = [link for link in picture.links if link.mask]
     assert (mask.tail, mask.head) == ("not", box.name)
     assert "not" not in {name for group in picture.clusters() for name in group.boxes}
+
+
+class Spelt(nn.Module):
+    """Attention written as products and a softmax, with a mask that is a constant."""
+
+    mask: torch.Tensor
+
+    def __init__(self, einsum: bool) -> None:
+        super().__init__()
+        self.einsum = einsum
+        self.inner, self.outer = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.register_buffer("mask", torch.ones(5, 5).tril().log())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.inner(x).reshape(-1, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) if self.einsum else q @ k.transpose(-2, -1)
+        mixed = (scores / 2 + self.mask).softmax(-1)
+        values = torch.einsum("bhqk,bhkd->bqhd", mixed, v) if self.einsum else mixed @ v
+        return self.outer((values if self.einsum else values.transpose(1, 2)).reshape(-1, 5, 8))
+
+
+@pytest.mark.parametrize("einsum", [False, True], ids=["matmul", "einsum"])
+def test_attention_that_is_spelt_out_is_one_box_too(einsum: bool):
+    graph = trace(Spelt(einsum), torch.zeros(1, 5, 8)).graph
+    (weighed,) = axes(graph).attention
+    assert axes(graph).attention[weighed] == (2, 4)
+    boxes = scene(graph, [("all", [("all", [n.name for n in graph.nodes[1:]])])]).boxes
+    words = [[line.text for line in box.lines if line.strong] for box in boxes[1:-1]]
+    assert words == [["linear → 24"], ["attention, 2 heads of 4"], ["linear → 8"]]
+    (box,) = [box for box in boxes if weighed in box.nodes]
+    assert any(graph.node[n].op == "aten.softmax.int" for n in box.nodes)
 
 
 @given(depths=st.lists(st.integers(1, 3), min_size=1, max_size=3), length=st.integers(2, 9))
