@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 import re
 from collections.abc import Mapping
@@ -65,7 +66,9 @@ def imported(
     first = [*given[0].type.tensor_type.shape.dim] if given else []
     stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
     check_batches(traced.graph, traced.state, module, where, stated=stated)
-    return traced.graph, traced.state
+    # Lines of the operator table say nothing to who has the file; the scopes are its names.
+    nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
+    return traced.graph.replace(nodes=nodes), traced.state
 
 
 def _names(names: list[str]) -> list[str]:

@@ -171,6 +171,11 @@ def test_what_is_refused_is_named(nodes, words, tmp_path: Path):
         ag.load(written(tmp_path, nodes))
 
 
+def test_no_node_names_a_line_of_this_package(tmp_path: Path):
+    graph, _ = ag.load(written(tmp_path, [node("Relu", ["x"], ["y"])], shape=["n", 2], rank=2))
+    assert {n.source for n in graph.nodes} == {""}
+
+
 def test_a_constant_that_cannot_be_computed_is_refused(tmp_path: Path):
     stored = [onnx.helper.make_tensor("to", 7, [2], [0, -1])]
     nodes = [node("Softmax", ["to"], ["s"], axis=1), node("Mul", ["x", "s"], ["y"])]
