@@ -341,6 +341,10 @@ def test_panes_are_swiped_on_a_telephone(opened, net):
     assert all(box["width"] > 300 and box["height"] > 200 for box in boxes)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("(p => p.scrollWidth > p.clientWidth)(document.querySelector('#panes'))")
+    assert page.is_disabled("#beside") and boxes[2]["x"] > 390
+    page.locator("g.item").first.click()
+    page.locator("#panel button.link").last.click()  # what corresponds in the last pane
+    assert page.locator(".pane").nth(2).bounding_box()["x"] < 390
 
 
 def test_what_is_selected_stays_in_sight_when_the_panel_grows(opened, net):

@@ -86,6 +86,7 @@ class App {
     $("graph").value = String(wanted[0]);
     const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
     $("beside").replaceChildren(h("option", { value: "" }, "add a graph"), ...others);
+    $("beside").disabled = wanted.length === others.length;
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
@@ -184,6 +185,7 @@ class App {
 
   /** Open the way to an item, select it and bring it into sight. */
   visit(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
+    canvas.host.scrollIntoView({ block: "nearest", inline: "nearest" });
     canvas.reveal(item);
     this.select(canvas, item);
   }
