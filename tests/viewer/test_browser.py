@@ -309,8 +309,13 @@ def test_every_client_beside_the_global_model(opened, family):
 
 
 def test_panes_open_fold_and_move_in_step(opened, net):
-    page = opened([net, take(net, 0.5), net])
+    graphs = [net, take(net, 0.5), net]
+    page = opened(graphs)
     page.click("#less")
+    page.wait_for_timeout(250)
+    closed = opened(graphs, hash=page.evaluate("location.hash"))
+    assert shown(closed) == shown(page)
+    closed.close()
 
     def places():
         return page.locator("g.world").evaluate_all(
