@@ -67,7 +67,7 @@ def graph_of(
 
 
 def shown_in(text: str) -> Any:
-    """What a page shows of a file or folder: the family of a run, a family, a model, one of those.
+    """What a page shows of a file or folder: a run, a family, a model, one of those.
 
     Args:
         text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
@@ -81,9 +81,8 @@ def shown_in(text: str) -> Any:
         return Rewritten(graph, _from_global(family, member)) if known else graph
     if path.is_dir():
         from archgraph.display import read_run
-        from archgraph.display.run_family import run_family
 
-        return run_family(read_run(path))
+        return read_run(path)
     return family_of(path) or graph_of(path)
 
 

@@ -124,11 +124,10 @@ def report(
 
 def _viewer(log: Log) -> str:
     """The page of a run's architectures; empty where its folder does not tell them."""
-    from archgraph.display.run_family import run_family
     from archgraph.viewer import view
 
     try:
-        return view(run_family(log))
+        return view(log)
     except ArchGraphError:
         return ""
 

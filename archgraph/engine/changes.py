@@ -7,7 +7,7 @@ depends on it. Its lists follow the parameters of ``models/global.yaml``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -41,8 +41,8 @@ class RoundChange(BaseModel, strict=True, frozen=True):
     """
 
     round: int
-    norm: list[float | None]
-    coverage: list[float] | None = None
+    norm: Sequence[float | None]
+    coverage: Sequence[float] | None = None
 
     @model_validator(mode="after")
     def _of_one_model(self) -> RoundChange:

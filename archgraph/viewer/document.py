@@ -21,7 +21,16 @@ from archgraph.display import colours
 
 FOLDER = Path(__file__).parent / "page"
 # In the order in which they build on one another.
-SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "compare.js", "overlays.js", "main.js")
+SCRIPTS = (
+    "model.js",
+    "layout.js",
+    "canvas.js",
+    "panel.js",
+    "compare.js",
+    "overlays.js",
+    "rounds.js",
+    "main.js",
+)
 
 
 @cache

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from archgraph.display import colours
 from archgraph.display.cover import coverage
+from archgraph.display.run_family import run_family
+from archgraph.display.runs import Log
 from archgraph.errors import GraphError
 from archgraph.federation.family import Family
 from archgraph.fields import GLOBAL
@@ -23,11 +25,12 @@ from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Given, Overlay
 from archgraph.viewer.overlays import importance as given
 from archgraph.viewer.pairs import paired
+from archgraph.viewer.rounds import rounds_of
 from archgraph.viewer.similar import similarity
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
-Shown: TypeAlias = GraphLike | Family
+Shown: TypeAlias = GraphLike | Family | Log
 
 
 def view(
@@ -42,12 +45,14 @@ def view(
 
     Sections, blocks and operators open on a click; equal neighbouring blocks are shown once with
     their number. Of each part the page tells shapes, parameters, MACs and axes, why an axis is
-    pinned and what would free it; of a family also which clients have which positions of it.
+    pinned and what would free it; of a family also which clients have which positions of it; of a
+    run also what each round changed.
 
     Args:
-        shown: A graph, a family, several of them, or graphs by name. Further graphs correspond to
-            the first: through the transfer of a rewrite of it, or the transfers of two rewrites of
-            one graph, else by alignment. The second of several graphs of one name is numbered.
+        shown: A graph, a family, a run folder as read (:func:`archgraph.display.read_run`), several
+            of them, or graphs by name. Further graphs correspond to the first: through the transfer
+            of a rewrite of it, or the transfers of two rewrites of one graph, else by alignment.
+            The second of several graphs of one name is numbered.
         path: Where to write the page; None: nowhere.
         title: Heading; None: the first graph's name.
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
@@ -147,27 +152,34 @@ class _Part:
         found: Its parts.
         way: Map from the states of the graph that it was made of; None: there is none.
         family: The family whose global graph it is.
+        rounds: What the rounds of a run changed in it.
     """
 
     name: str
     found: Anatomy
     way: Transfer | None = None
     family: Family | None = None
+    rounds: dict[str, Any] | None = None
 
     def data(self) -> dict[str, Any]:
         found = described(self.found)
         fed = {"feeding": feeding(self.family, self.found)} if self.family else {}
-        return found | fed | {"name": self.name or found["name"]}
+        changed = {} if self.rounds is None else {"rounds": self.rounds}
+        return found | fed | changed | {"name": self.name or found["name"]}
 
 
 def _parts(name: str | None, shown: Shown) -> Iterator[_Part]:
-    """The graphs of a family, the global one first, or one graph."""
+    """The graphs of a family or of a run, the global one first, or one graph."""
+    rounds = None
+    if isinstance(shown, Log):
+        rounds = rounds_of(shown)
+        shown = run_family(shown)
     if not isinstance(shown, Family):
         way = shown.transfer if isinstance(shown, Rewritten) else None
         yield _Part(name or "", anatomy(graph_of(shown)), way)
         return
     if shown.has_global:
-        yield _Part(name or shown.name, anatomy(shown.graph, coverage(shown)), None, shown)
+        yield _Part(name or shown.name, anatomy(shown.graph, coverage(shown)), None, shown, rounds)
     for one in shown.clients:
         yield _Part(one.name, anatomy(one.graph), one.transfer)
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import archgraph as ag
 from archgraph.capture.trace import trace
+from archgraph.engine.changes import append, parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
@@ -19,6 +21,7 @@ from archgraph.rewrite.shorten import shorten
 from archgraph.rewrite.take import take
 from archgraph.states import Rewritten
 from archgraph.viewer import view
+from tests.display.test_watch import CONFIG, line
 
 FLAGS = (
     "--no-sandbox",
@@ -63,6 +66,24 @@ def family(net: ArchGraph) -> Family:
     kinds = {"full": (whole, 2), "narrow": (narrow, 1), "short": (short, 1)}
     tiers = [Tier(k, one.graph, one.transfer, count=n) for k, (one, n) in kinds.items()]
     return Family(net, None, tuple(tiers), "pets")
+
+
+@pytest.fixture
+def run_folder(net: ArchGraph, tmp_path: Path) -> Path:
+    """A run of three rounds: updates shrink, and the first one reaches half of each parameter."""
+    folder = tmp_path / "run"
+    for name in ("global", "whole"):
+        ag.save(net, folder / "models" / f"{name}.yaml")
+    (folder / "run.yaml").write_text(CONFIG)
+    (folder / "metrics.jsonl").write_text("".join(line(n, 0.25 * n) for n in (1, 2, 3)))
+    for number, shares in enumerate((0.5, 1.0, None), start=1):
+        many = len(parameters(net))
+        norms = [float(i % 7) / 10**number for i in range(many)]
+        reached = (
+            {} if shares is None else {"coverage": [shares if i % 3 else 0.0 for i in range(many)]}
+        )
+        append(folder, {"round": number, "norm": norms, **reached})
+    return folder
 
 
 @pytest.fixture(scope="session")

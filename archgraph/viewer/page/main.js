@@ -53,11 +53,13 @@ class App {
     });
     $("beside").addEventListener("change", () => this.arrange([...shown(), Number($("beside").value)]));
     $("by").addEventListener("change", () => this.tint($("by").value));
+    $("round").addEventListener("input", () => this.turn(Number($("round").value)));
     this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
       more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
+    Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
-    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names" };
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on" };
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -106,6 +108,7 @@ class App {
     $("by").value = by;
     this.panes.forEach((pane) => pane.paint());
     this.legend();
+    this.panel.turn();
     this.write();
   }
 
@@ -114,9 +117,31 @@ class App {
     const overlay = this.overlays[this.state.by];
     $("legend").hidden = !overlay;
     if (!overlay) return;
-    $("legend").replaceChildren(h("span", {}, overlay.legend), h("div", { class: "ramp" },
+    const { numbers, at } = this.stops();
+    $("rounds").hidden = !numbers.length || !["norm", "coverage"].includes(this.state.by);
+    Object.assign($("round"), { max: numbers.length - 1, value: at });
+    $("told").textContent = `${numbers[at]} of ${numbers[numbers.length - 1]}`;
+    $("round").setAttribute("aria-valuetext", `round ${$("told").textContent}`);
+    $("key").replaceChildren(h("span", {}, overlay.legend), h("div", { class: "ramp" },
       h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
+  }
+
+  stops() {
+    return stops(this.data.graphs.find((/** @type {any} */ g) => g.rounds)?.rounds);
+  }
+
+  /** Show another round; the last one is shown as such, so that a run that goes on moves it. */
+  turn(/** @type {number} */ at) {
+    const { numbers } = this.stops();
+    slide.until = at < numbers.length - 1 ? numbers[Math.max(at, 0)] : Infinity;
+    this.tint(this.state.by);
+  }
+
+  /** Take what a run that goes on has changed by now. */
+  renew(/** @type {any} */ rounds) {
+    this.data.graphs[0].rounds = rounds;
+    this.tint(this.state.by);
   }
 
   /** Items of the other panes that correspond to one. */
@@ -318,6 +343,7 @@ class App {
     const { x, y, k } = pane.at;
     const words = { g: this.panes.map((p) => p.model.index).join("."), open: [...pane.open].filter((id) => id !== "root").join("."),
       all: [...pane.model.unfolded].join("."), at: pane.selected, by: this.state.by, names: this.state.names ? "1" : "",
+      round: Number.isFinite(slide.until) ? slide.until : "",
       view: `${Math.round(x)},${Math.round(y)},${k.toFixed(3)}` };
     const hash = `#${Object.entries(words).filter(([key, v]) => v || key === "open").map(([key, v]) => `${key}=${v}`).join("&")}`;
     this.written = hash;
@@ -336,6 +362,7 @@ class App {
     const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "none");
     this.state.by = by === "none" || this.overlays[by] ? by : first;
     this.state.names = told.get("names") === "1";
+    slide.until = Number(told.get("round")) || Infinity;
     $("by").value = this.state.by;
     $("names").setAttribute("aria-pressed", String(this.state.names));
     this.arrange(graphs);
@@ -364,7 +391,7 @@ async function start() {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = JSON.parse(await new Response(stream).text());
   const app = new App(data);
-  Object.assign(window, { archgraph: { data, app } });
+  Object.assign(window, { archgraph: { data, app, changed } });
   document.body.dataset.ready = String(Math.round(performance.now()));
 }
 

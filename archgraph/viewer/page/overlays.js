@@ -50,7 +50,7 @@ function overlays(/** @type {any} */ data) {
   return {
     ...feeding && { clients: fed("share of clients", (row, clients) => row[0] / clients), weights: fed("share of weights", (row) => row[1]) },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
-    ...Object.fromEntries(own),
+    ...Object.fromEntries(own), ...overRounds(data.graphs),
   };
 }
 

@@ -47,12 +47,21 @@ class Panel {
   constructor(/** @type {HTMLElement} */ host, /** @type {any} */ app) {
     this.host = host;
     this.app = app;
+    this.turn = () => {};
   }
 
   show(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const parts = item.kind === "graph" ? this.whole(canvas) : this.part(canvas, item);
     this.host.replaceChildren(...parts.filter(Boolean));
     this.host.scrollTop = 0;
+  }
+
+  /** What the round that is shown changed of an item; `turn` tells it of another round. */
+  changed(/** @type {Model} */ model, /** @type {Item} */ item) {
+    const host = h("section", { id: "changed" });
+    this.turn = () => host.replaceChildren(...changedFacts(model, item));
+    this.turn();
+    return host;
   }
 
   /** A button that leads to an item. */
@@ -71,6 +80,7 @@ class Panel {
         ["parameters on a free axis", `${Math.floor(1000 * t.reach) / 10} %`],
         ["axes", `${axes.filter((/** @type {any} */ a) => !a[7]).length} free, ${axes.filter((/** @type {any} */ a) => a[7]).length} pinned`],
         ...this.told(canvas.model, canvas.model.root)]),
+      this.changed(canvas.model, canvas.model.root),
       this.app.comparison && this.app.comparison.table(this.app),
       this.clients(canvas, canvas.model.root),
       this.least(canvas),
@@ -124,6 +134,7 @@ class Panel {
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
         ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.block(model, item)]),
+      this.changed(model, item),
       this.clients(canvas, item),
       this.axes(canvas, item),
       this.shapes(canvas, item),

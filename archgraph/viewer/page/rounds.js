@@ -1,0 +1,50 @@
+// What each round of a run changed: two ways to colour, and a slider that chooses the round.
+
+// The slider is one for the whole page; the last round is the latest that there is.
+const slide = { until: Infinity };
+
+/** Rounds at which the slider stops, and the place of the one that is shown. @returns {{numbers: number[], at: number}} */
+function stops(/** @type {any} */ rounds) {
+  const numbers = rounds ? rounds.numbers : [];
+  return { numbers, at: numbers.filter((/** @type {number} */ n) => n <= slide.until).length - 1 };
+}
+
+/** The round that is shown, and what it changed of a part; null: no round has ended, or the part has no parameters. */
+function changed(/** @type {Model} */ model, /** @type {Item} */ item) {
+  const { rounds, leaves } = model.data;
+  const { numbers, at } = stops(rounds);
+  const own = new Set(at < 0 ? [] : model.every(item).flatMap((o) => model.leaves[o]));
+  /** @type {number[]} */ const columns = own.size ? rounds.leaves.flatMap((/** @type {number} */ leaf, /** @type {number} */ i) => own.has(leaf) ? [i] : []) : [];
+  if (!columns.length) return null;
+  const norms = columns.map((i) => rounds.norm[at][i]);
+  const reached = rounds.rows[rounds.coverage[at]];
+  const sizes = columns.map((i) => leaves[rounds.leaves[i]][2].reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1));
+  const sum = (/** @type {number[]} */ values) => values.reduce((a, b) => a + b, 0);
+  return { round: numbers[at], norm: norms.includes(null) ? null : Math.hypot(...norms),
+    coverage: reached ? sum(columns.map((column, i) => sizes[i] * reached[column])) / sum(sizes) : null };
+}
+
+/** How to colour by it, where the page tells it. @returns {Record<string, Overlay>} */
+function overRounds(/** @type {any[]} */ graphs) {
+  const top = () => Math.max(...graphs.map((g) => g.rounds ? g.rounds.top : 0)) || 1;
+  if (!graphs.some((g) => g.rounds)) return {};
+  return {
+    norm: { name: "update norm", legend: "update norm: how far the round moved the weights", colours: "amount", told: silent,
+      get ticks() {
+        return [1000, 100, 10, 1].map((d, i) => `${i ? "" : "≤ "}${Number((top() / d).toPrecision(2))}`);
+      }, at: (model, item) => {
+        const norm = changed(model, item)?.norm ?? null;
+        return norm && Math.max(0, 1 + Math.log10(norm / top()) / 3);
+      } },
+    coverage: { name: "coverage", legend: "coverage: share of the weights that the round's updates reached", colours: "scale", ticks: SHARES, told: silent,
+      at: (model, item) => changed(model, item)?.coverage ?? null },
+  };
+}
+
+/** What the panel says of it. */
+function changedFacts(/** @type {Model} */ model, /** @type {Item} */ item) {
+  const found = changed(model, item);
+  return found ? [h("h3", {}, `Round ${found.round}`), facts([
+    ["update norm", found.norm === null ? "not finite" : String(Number(found.norm.toPrecision(4)))],
+    ["updates reached", found.coverage === null ? "unknown" : `${percent(found.coverage)} of the weights`]])] : [];
+}

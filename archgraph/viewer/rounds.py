@@ -1,0 +1,58 @@
+"""What the rounds of a run changed in its global model: figures of every parameter, by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from archgraph.display.runs import Log
+from archgraph.engine.changes import RoundChange, parameters, read_changes
+from archgraph.fields import GLOBAL
+from archgraph.graph.ir import ArchGraph
+from archgraph.viewer.distinct import Distinct
+
+# Rounds that the slider stops at; of a longer run they are spread evenly.
+STOPS = 100
+
+
+def rounds_of(log: Log) -> dict[str, Any] | None:
+    """What a page tells of a run's rounds; None: it has no global model, or recorded none of it."""
+    graph = log.graphs.get(GLOBAL)
+    if not isinstance(graph, ArchGraph):
+        return None
+    changes = read_changes(log.folder, graph)
+    return over_rounds(changes, graph) if changes or not log.rounds else None
+
+
+def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Any]:
+    """Update norm and coverage of each parameter, one row for each round that is shown.
+
+    Returns:
+        ``numbers`` of the rounds, and by round ``norm`` and the number of a row of ``rows`` in
+        ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
+        ``top``: the largest norm of all parameters together, which the colours end at.
+    """
+    number = {param.name: i for i, param in enumerate(graph.params)}
+    shown, rows = _spread(changes), Distinct()
+    return {
+        "numbers": [one.round for one in shown],
+        "leaves": [number[name] for name in parameters(graph)],
+        "norm": [one.norm for one in shown],
+        "coverage": [
+            -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in shown
+        ],
+        "rows": rows.rows,
+        "top": max((math.hypot(*filter(None, one.norm)) for one in shown), default=0.0),
+    }
+
+
+def _spread(changes: Sequence[RoundChange]) -> list[RoundChange]:
+    """The first round, the last one, and so many between them that there are not too many.
+
+    >>> [one.round for one in _spread([RoundChange(round=n, norm=[]) for n in range(1, 300)])][-2:]
+    [296, 299]
+    """
+    last = len(changes) - 1
+    stops = min(len(changes), STOPS)
+    return [changes[round(i * last / max(stops - 1, 1))] for i in range(stops)]
