@@ -139,12 +139,18 @@ def watch(
 ) -> None:
     """Show a run in a browser while it goes on.
 
-    Progress, curves and clients, from a small server that only this machine reaches, shows this
-    run alone and changes nothing. Ctrl-C ends it; the run goes on.
+    Progress, curves, clients, and the architectures in the colours of what each round changed, from
+    a small server that only this machine reaches, shows this run alone and changes nothing. Ctrl-C
+    ends it; the run goes on.
     """
     from archgraph.display.watch import RunServer
+    from archgraph.viewer import view
+    from archgraph.viewer.rounds import rounds_of
 
-    with contextlib.suppress(KeyboardInterrupt), RunServer(folder, port) as server:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        RunServer(folder, port, viewer=view, rounds=rounds_of) as server,
+    ):
         say(f"{server.address} shows {folder}; Ctrl-C ends")
         server.serve_forever()
 

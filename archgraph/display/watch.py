@@ -1,29 +1,37 @@
 """A run while it goes on: a page from a server on this machine, which shows that run alone.
 
-The server is bound to the loopback address. It knows two addresses and no file names, answers only
-requests that name it as their host (a page elsewhere whose name leads here gets nothing), and
-reads the run folder without changing it.
+The server is bound to the loopback address. It knows a few addresses and no file names, answers
+only requests that name it as their host (a page elsewhere whose name leads here gets nothing), and
+reads the run folder without changing it. The viewer stands in a frame of its own, with its own
+policy: it is loaded once, and gets what further rounds changed.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import html
+import json
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from archgraph.display.page import html_page, live_parts
+from archgraph.display.page import html_page, live_parts, section
 from archgraph.display.runs import Log, read_run, seconds
 from archgraph.errors import ArchGraphError, RunError
+from archgraph.fields import GLOBAL
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
 
 LOOPBACK = "127.0.0.1"
 # How often the page asks for a new round, in milliseconds.
 EVERY = 2000
-# Exchanges the page's body when there is something new; what is open or closed stays so.
+# Exchanges what changes when there is something new; what is open or closed stays so.
 SCRIPT = f"""
 let seen;
 async function look() {{
@@ -33,11 +41,17 @@ async function look() {{
       const text = await (await fetch("/")).text();
       const parts = () => [...document.querySelectorAll("details > summary")];
       const was = new Map(parts().map(s => [s.textContent, s.parentElement.open]));
-      document.body = new DOMParser().parseFromString(text, "text/html").body;
+      const live = new DOMParser().parseFromString(text, "text/html").getElementById("live");
+      document.getElementById("live").replaceWith(live);
       for (const s of parts())
         s.parentElement.open = was.get(s.textContent) ?? s.parentElement.open;
     }}
     seen = now;
+    const viewer = document.querySelector("iframe.viewer")?.contentWindow.archgraph;
+    if (viewer && viewer.seen !== now) {{
+      viewer.app.renew(await (await fetch("/rounds")).json());
+      viewer.seen = now;
+    }}
     document.body.classList.remove("gone");
   }} catch {{ document.body.classList.add("gone"); }}
   setTimeout(look, {EVERY});
@@ -48,11 +62,14 @@ LOOK = """
 progress { width: 100%; height: .7rem; }
 .lost { display: none; } .gone .lost { display: block; font-weight: 600; }
 """
+_OWN_POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    f"frame-src 'self'; script-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    f"connect-src 'self'; script-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -66,6 +83,8 @@ class RunServer(ThreadingHTTPServer):
     Args:
         folder: The run folder.
         port: Where to listen; 0: any free port.
+        viewer: Makes the page that shows a run's architectures; None: they are not shown.
+        rounds: What that page is told of the rounds.
 
     Raises:
         RunError: If the folder is not a run folder, or the port cannot be used.
@@ -73,10 +92,19 @@ class RunServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: str | os.PathLike[str], port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        port: int = 0,
+        *,
+        viewer: Callable[[Log], str] | None = None,
+        rounds: Callable[[Log], Json] = lambda log: None,
+    ) -> None:
         self.folder = read_run(folder).folder
-        self._drawing = threading.Lock()
-        self._page: tuple[str, str] | None = None
+        self.pages = {"/": _Page("text/html", functools.partial(watch_page, framed=bool(viewer)))}
+        if viewer is not None:
+            self.pages["/viewer"] = _Page("text/html", viewer)
+            self.pages["/rounds"] = _Page("application/json", lambda log: json.dumps(rounds(log)))
         try:
             super().__init__((LOOPBACK, port), _Request)
         except (OSError, OverflowError) as error:
@@ -99,13 +127,32 @@ class RunServer(ThreadingHTTPServer):
         found = (self.folder / "metrics.jsonl").stat()
         return f"{found.st_size} {found.st_mtime_ns}"
 
-    def page(self) -> str:
-        """The page as it is now; drawn once for each state."""
-        with self._drawing:
+    def text(self, page: _Page) -> str:
+        """A page as it is now; drawn once for each state."""
+        with page.drawing:
             state = self.state()
-            if self._page is None or self._page[0] != state:
-                self._page = state, watch_page(read_run(self.folder))
-            return self._page[1]
+            if page.state != state:
+                page.text, page.state = page.draw(read_run(self.folder)), state
+            return page.text
+
+
+@dataclass
+class _Page:
+    """What stands at an address.
+
+    Attributes:
+        kind: Its media type.
+        draw: Makes it of a run.
+        text: As it was drawn last.
+        state: Of the run at that time.
+        drawing: Held while it is drawn, which for the viewer may take seconds.
+    """
+
+    kind: str
+    draw: Callable[[Log], str]
+    text: str = ""
+    state: str = ""
+    drawing: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -115,19 +162,16 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "archgraph", ""
 
     def do_GET(self) -> None:
-        """Answer the two addresses there are."""
-        answers = {
-            "/": (self.server.page, "text/html"),
-            "/state": (self.server.state, "text/plain"),
-        }
+        """Answer the few addresses there are."""
+        page = self.server.pages.get(self.path)
         if self.headers.get_all("Host") not in [[name] for name in self.server.hosts]:
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "not the name of this server")
-        elif self.path not in answers:
+        elif page is None and self.path != "/state":
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
         else:
-            answer, kind = answers[self.path]
             try:
-                self._send(HTTPStatus.OK, kind, answer())
+                text = self.server.text(page) if page else self.server.state()
+                self._send(HTTPStatus.OK, page.kind if page else "text/plain", text)
             except (ArchGraphError, OSError) as error:
                 self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
 
@@ -135,6 +179,9 @@ class _Request(BaseHTTPRequestHandler):
         body = text.encode()
         self.send_response(status)
         facts = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        # The viewer says itself which script is its own; only the page of the run may frame it.
+        own = _OWN_POLICY.search(text) if self.path == "/viewer" else None
+        facts["Content-Security-Policy"] = f"{own[1]}; frame-ancestors 'self'" if own else POLICY
         for name, value in {**facts, **HEADERS}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -144,9 +191,18 @@ class _Request(BaseHTTPRequestHandler):
         """Say nothing: the terminal is the user's."""
 
 
-def watch_page(log: Log) -> str:
-    """The page of a run that goes on: progress, then what is recorded of rounds and clients."""
-    text = html_page(f"{log.name}: {_done(log)}", [*_progress(log), *live_parts(log)])
+def watch_page(log: Log, *, framed: bool = False) -> str:
+    """The page of a run that goes on: progress, then what is recorded of rounds and clients.
+
+    Args:
+        log: The run.
+        framed: Whether the viewer stands below, outside of what is exchanged.
+    """
+    live = ['<div id="live">', *_progress(log), *live_parts(log), "</div>"]
+    frame = '<iframe class="viewer" title="Architectures" src="/viewer"></iframe>'
+    known = framed and isinstance(log.graphs.get(GLOBAL), ArchGraph)
+    below = section("Architectures", frame if known else "")
+    text = html_page(f"{log.name}: {_done(log)}", [*live, *below])
     return text.replace("</head>", f"<style>{LOOK}</style><script>{SCRIPT}</script></head>", 1)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import archgraph as ag
 from archgraph.display import report
-from archgraph.display.run_family import run_family
 from archgraph.display.watch import RunServer
+from archgraph.engine.changes import append, parameters
 from archgraph.graph.ir import ArchGraph
 from archgraph.viewer import view
-from tests.display.test_watch import CONFIG, line
+from archgraph.viewer.rounds import rounds_of
+from tests.display.test_watch import CONFIG, ask, line
 
 
 def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tmp_path: Path):
@@ -49,6 +51,62 @@ def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tm
     context.close()
 
 
+def test_the_viewer_follows_the_run_and_loses_nothing_that_is_open(
+    browser: Any, net: ArchGraph, run_folder: Path
+):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    noise: list[str] = []
+    asked: set[str] = set()
+    policies: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda sent: asked.add(sent.url))
+    with RunServer(run_folder, viewer=view, rounds=rounds_of) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            page.goto(server.address, timeout=60_000)
+            inside = page.frame_locator("iframe.viewer")
+            inside.locator("body[data-ready]").wait_for(timeout=60_000)
+            inside.locator("#by").select_option("norm")
+            inside.locator("#less").click()
+            inside.locator("g.item.section > .toggle").last.click()
+            frame = page.frames[1]
+            open_items = "[...document.querySelectorAll('g.item')].map(g => g.dataset.id).join()"
+            fills = "[...document.querySelectorAll('rect.frame')].map(r => r.style.fill).join()"
+            before = frame.evaluate(open_items), frame.evaluate(fills)
+            assert inside.locator("#told").inner_text() == "3 of 3"
+            norms = [float(i) for i in range(len(parameters(net)))]
+            append(run_folder, {"round": 4, "norm": norms})
+            with (run_folder / "metrics.jsonl").open("a") as file:
+                file.write(line(4, 0.75))
+            page.wait_for_selector("progress[value='4']", timeout=60_000)
+            inside.locator("#told", has_text="4 of 4").wait_for(timeout=60_000)
+            assert frame.evaluate(open_items) == before[0] and frame.evaluate(fills) != before[1]
+            inside.locator("#round").press("Home")  # who looks at a round stays there
+            append(run_folder, {"round": 5, "norm": norms})
+            with (run_folder / "metrics.jsonl").open("a") as file:
+                file.write(line(5, 0.75))
+            inside.locator("#told", has_text="1 of 5").wait_for(timeout=60_000)
+            policies = [
+                ask(server, path)[2]["Content-Security-Policy"] for path in ("/", "/viewer")
+            ]
+        finally:
+            server.shutdown()
+            thread.join()
+    context.close()
+    assert noise == [] and {url.rpartition("/")[2] for url in asked} == {
+        "",
+        "state",
+        "viewer",
+        "rounds",
+    }
+    assert "frame-ancestors 'none'" in policies[0] and "frame-src 'self'" in policies[0]
+    assert "connect" not in policies[1] and "frame-ancestors 'self'" in policies[1]
+    assert re.findall("script-src 'sha256-[^ ]*'", policies[1])
+
+
 def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     browser: Any, net: ArchGraph, tmp_path: Path
 ):
@@ -57,7 +115,7 @@ def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     (tmp_path / "models").mkdir()
     for name in ("global", "whole"):
         ag.save(net, tmp_path / "models" / f"{name}.yaml")
-    path = report(tmp_path, viewer=lambda log: view(run_family(log)))
+    path = report(tmp_path, viewer=view)
     context = browser.new_context(viewport={"width": 390, "height": 800})
     page = context.new_page()
     noise: list[str] = []

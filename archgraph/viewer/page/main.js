@@ -107,7 +107,9 @@ class App {
     this.state.by = by;
     $("by").value = by;
     this.panes.forEach((pane) => pane.paint());
+    const room = $("legend").offsetHeight;
     this.legend();
+    if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
     this.panel.turn();
     this.write();
   }
