@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import torch
 
+from archgraph.engine.changes import Changes
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
+from archgraph.federation import GLOBAL, Result, ServerState, World
 
 EXPERIMENT = Path(__file__).parents[1] / "specs" / "experiments" / "fedfa_digits.yaml"
 ROUNDS = 3
@@ -25,8 +28,20 @@ def figures() -> dict[str, float]:
         "local training, s per round": seconds["local"] / ROUNDS,
         "server work (pull, merge), s per round": seconds["server"] / ROUNDS,
         "server work / (server work + local training) (aim: 0.05)": seconds["server"] / work,
+        "line of what a round changed, s per round": changed(world),
         "round without evaluation / local training": work / seconds["local"],
     }
+
+
+def changed(world: World) -> float:
+    """Seconds for the line of a round in ``changes.jsonl``, a client of each tier taking part."""
+    state, changes = ServerState().with_group(GLOBAL, world.state), Changes(world.graph)
+    results = [Result(i, {}, 1, transfer=one.transfer) for i, one in enumerate(world.tiers)]
+    began = time.perf_counter()
+    for number in range(ROUNDS):
+        list(changes.noted(results))
+        changes.line(number, state, state)
+    return (time.perf_counter() - began) / ROUNDS
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ REMEMBERED = 64
 _Given = tuple[Transfer, frozenset[str]]
 
 
-class RoundChange(BaseModel, strict=True, frozen=True):
+class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     """What a round changed in the parameters of the global model, in their order.
 
     Attributes:
