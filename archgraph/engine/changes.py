@@ -69,9 +69,10 @@ class Changes:
         """The results of a round as they are read; what they reach is noted."""
         self._given = {}
         for result in results:
-            way, key = result.transfer, (id(result.transfer), result.skip)
+            way, skip = result.transfer, frozenset(result.skip)
+            key = (id(way), skip)
             if key not in self._given and way is not None and way.source == self._source:
-                self._given[key] = way, result.skip
+                self._given[key] = way, skip
             yield result
             del result
 
