@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from archgraph.display.page import html_page, live_parts, section
 from archgraph.display.runs import Log, read_run, seconds
+from archgraph.engine.record import goes_on
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
@@ -123,9 +124,9 @@ class RunServer(ThreadingHTTPServer):
         return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
 
     def state(self) -> str:
-        """Changes whenever the run has written a line."""
+        """Changes whenever the run has written a line, stops or is resumed."""
         found = (self.folder / "metrics.jsonl").stat()
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return f"{found.st_size} {found.st_mtime_ns} {goes_on(self.folder)}"
 
     def text(self, page: _Page) -> str:
         """A page as it is now; drawn once for each state."""
@@ -210,7 +211,8 @@ def _progress(log: Log) -> Iterator[str]:
     done, planned = _rounds(log)
     yield f"<h1>{html.escape(log.name)}</h1>"
     yield '<p class="lost">The server has ended: this is what it showed last.</p>'
-    yield f"<p>{html.escape(_done(log))}{_left(log)}</p>"
+    rest = _left(log) if goes_on(log.folder) else _still(log)
+    yield f"<p>{html.escape(_done(log) + rest)}</p>"
     yield f'<progress max="{planned}" value="{done}"></progress>'
 
 
@@ -222,6 +224,12 @@ def _rounds(log: Log) -> tuple[int, int]:
 def _done(log: Log) -> str:
     done, planned = _rounds(log)
     return f"round {done} of {planned}"
+
+
+def _still(log: Log) -> str:
+    """What to say of a run that no process writes."""
+    done, planned = _rounds(log)
+    return "" if done >= planned else ", not running now: archgraph run … --resume goes on"
 
 
 def _left(log: Log) -> str:

@@ -469,6 +469,19 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def goes_on(folder: Path) -> bool:
+    """Whether a process writes the run now."""
+    with reading(folder):
+        lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def _written(folder: Path) -> Iterator[Path]:
     """What a run has written to its folder."""
     yield from _leftovers(folder)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -52,6 +54,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def writer(folder: Path) -> Iterator[int]:
+    """A process that writes the run, as its lock shows."""
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a test closes it
+        yield lock
+        os.close(lock)
+
+
+@pytest.fixture
 def server(folder: Path) -> Iterator[RunServer]:
     with RunServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -76,6 +88,17 @@ def ask(
     return answer.status, text, answer.headers
 
 
+def test_a_run_that_nobody_writes_has_no_time_left(server: RunServer, writer: int):
+    said = ask(server, "/state")[1]
+    os.close(writer)  # as when its process ends, in whatever way
+    assert ask(server, "/state")[1] != said, "the page asks again"
+    assert (
+        "<p>round 1 of 4, not running now: archgraph run … --resume goes on</p>"
+        in (ask(server, "/")[1])
+    )
+
+
+@pytest.mark.usefixtures("writer")
 def test_it_shows_what_the_run_has_written_so_far(server: RunServer, folder: Path):
     status, text, _ = ask(server, "/")
     assert status == 200 and "<p>round 1 of 4, about 3 min left</p>" in text
