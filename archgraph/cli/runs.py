@@ -251,6 +251,9 @@ def study(
     Each claim of the paper is judged by a paired t test over the seeds: it holds, does not hold, or
     is undecided. Tables are printed and written as text, Markdown, CSV and a page. Exit code 1 if a
     run failed or lacks its data set, 2 if nothing can begin without the data sets that are named.
+
+    A page that is there already (-o) keeps what it says about a study while fewer of the study's
+    runs are there than were when it was written.
     """
     import archgraph
     from archgraph.files import write
@@ -275,7 +278,9 @@ def study(
         return result
 
     try:
-        done = studies(paths, one, size=size)
+        there = output is not None and output.is_file()
+        before = output.read_text(errors="replace") if output is not None and there else ""
+        done = studies(paths, one, size=size, page=before)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None

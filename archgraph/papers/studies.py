@@ -10,10 +10,12 @@ from pathlib import Path
 from archgraph.engine.verdicts import files
 from archgraph.errors import DataError, RunError
 from archgraph.language.study import StudySizeName, StudySpec, load_study
+from archgraph.papers.kept import Kept, kept
 from archgraph.papers.study import StudyResult
 from archgraph.papers.study_tables import study_markdown
 from archgraph.tables import Table
 
+KEPT = " *"
 _VERDICTS = ("holds", "does not hold", "undecided", "not measured")
 
 
@@ -26,23 +28,49 @@ class Studies:
         results: Of the studies that have it, by file.
         others: The studies that do not have it, or whose data are not there, by file.
         lacking: What data to fetch for these, by file.
+        earlier: What a page that was written before says, by the names of the studies.
     """
 
     size: StudySizeName
     results: Mapping[Path, StudyResult]
     others: Mapping[Path, StudySpec]
     lacking: Mapping[Path, str] = field(default_factory=dict)
+    earlier: Mapping[str, Kept] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Mapping[str, Kept]:
+        """Of :attr:`earlier` the studies of which more was done then than is there now.
+
+        Of a study that has changed since, only while nothing is there.
+        """
+        now = {result.spec.study: result for result in self.results.values()}
+        return {
+            name: old
+            for name, old in self.earlier.items()
+            if (one := now.get(name)) is not None
+            and old.size == self.size
+            and (old.done > one.done if old.stamp == one.stamp else not one.done)
+        }
 
     @property
     def seconds(self) -> float:
-        """Of all finished runs, each counted once."""
-        each = {k: v for result in self.results.values() for k, v in result.seconds.items()}
+        """Of all finished runs, each counted once; of kept studies as the page has them."""
+        each: dict[Path, float] = {}
+        for result in self.results.values():
+            if (one := self.kept.get(result.spec.study)) is not None:
+                folders = {run.folder for run in result.runs}
+                each.update(dict.fromkeys(folders, 60 * one.minutes / max(len(folders), 1)))
+        for result in self.results.values():
+            each.update(result.seconds)
         return sum(each.values())
 
     def summary(self) -> Table:
         """A line for each study: its runs and its claims."""
         rows = []
         for result in self.results.values():
+            if (one := self.kept.get(result.spec.study)) is not None and one.row:
+                rows.append((one.row[0], one.row[1].removesuffix(KEPT) + KEPT, *one.row[2:]))
+                continue
             told = [one.verdict.partition(":")[0] for one in result.findings]
             many = len({one.folder for one in result.runs})
             counts = [str(told.count(verdict)) for verdict in _VERDICTS]
@@ -55,7 +83,8 @@ class Studies:
             tuple(rows),
             frozenset(range(1, 4 + len(_VERDICTS))),
             note="a run that several studies share is counted in each; minutes: of one process, "
-            "added up over the runs; a claim counts once for each pair of cells that it compares",
+            "added up over the runs; a claim counts once for each pair of cells that it compares"
+            + (f";{KEPT}: as this page had it, the runs are no longer there" if self.kept else ""),
         )
 
     def left(self) -> Table:
@@ -68,8 +97,17 @@ class Studies:
 
     def _begun_not(self) -> list[str]:
         """The studies of this size of which no run is done, in a sentence."""
-        names = [result.spec.study for result in self.results.values() if not result.done]
+        names = [result.spec.study for result in self._shown(False)]
         return [f"No run is done yet of: {'; '.join(names)}."] if names else []
+
+    def _hours(self) -> str:
+        hours = self.seconds / 3600
+        return f"about {hours:.0f} hours" if self.kept else f"{hours:.1f} hours"
+
+    def _shown(self, shown: bool) -> list[StudyResult]:
+        """The results of which something is known, or those of which nothing is."""
+        every = self.results.values()
+        return [one for one in every if bool(one.done or one.spec.study in self.kept) == shown]
 
     def markdown(self) -> str:
         """A page: the summary, every table with a figure, and what is left."""
@@ -78,11 +116,13 @@ class Studies:
             "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
             f"size {self.size} are done: measured beside printed, with the claims judged. "
             "{doc}`studies` explains files and verdicts. Written by `make studies`, which goes on "
-            f"where it stopped. All finished runs together took {self.seconds / 3600:.1f} hours of "
-            "one process.",
+            f"where it stopped. All finished runs together took {self._hours()} of one process.",
             self.summary().markdown(),
             *self._begun_not(),
-            *(study_markdown(result).rstrip() for result in self.results.values() if result.done),
+            *(
+                study_markdown(result, self.kept.get(result.spec.study)).rstrip()
+                for result in self._shown(True)
+            ),
         ]
         if self.others:
             parts += [f"## {self.left().title}", self.left().markdown()]
@@ -99,6 +139,7 @@ def studies(
     run: Callable[[Path], StudyResult],
     *,
     size: StudySizeName = "small",
+    page: str = "",
 ) -> Studies:
     """Run studies one after the other.
 
@@ -106,6 +147,8 @@ def studies(
         paths: Study files, or folders of them.
         run: Runs one of them.
         size: The size; studies that do not have it are listed and not run.
+        page: What was written before: studies keep what it says while fewer of their runs are
+            there than were then.
 
     Raises:
         SpecError: If a file is not there or cannot be understood.
@@ -138,4 +181,4 @@ def studies(
             if len(lacking) == len(having):
                 raise
     others = {path: spec for path, spec in found.items() if path not in results}
-    return Studies(size, results, others, lacking)
+    return Studies(size, results, others, lacking, kept(page))

@@ -12,7 +12,7 @@ from pathlib import Path
 from archgraph.display.comparison import Figure, RunGroup, comparison
 from archgraph.display.measures import SHARES
 from archgraph.display.runs import seconds
-from archgraph.engine.cell import address, finished, run_cell
+from archgraph.engine.cell import SIGNS, address, finished, run_cell
 from archgraph.engine.data import DATASETS, ROOT_VARIABLE
 from archgraph.engine.data.files import lacking
 from archgraph.engine.data.source import source
@@ -33,6 +33,7 @@ from archgraph.language.study import (
 )
 from archgraph.papers.paired import Paired, paired
 from archgraph.papers.weight_measures import FinalWeights, of_weights
+from archgraph.plain import digest
 from archgraph.tables import plural
 
 
@@ -112,6 +113,15 @@ class StudyResult:
         """How long each finished run took, by its folder."""
         logs = (log for of in self.groups.values() for group in of.values() for log in group.runs)
         return {log.folder: sum(seconds(log.rounds).values()) for log in logs}
+
+    @property
+    def stamp(self) -> str:
+        """Stands for the runs of this size, what is read from them, and the claims."""
+        runs = sorted(
+            {f"{one.cell.row} | {one.cell.column} | {one.folder.name}" for one in self.runs}
+        )
+        told = self.spec.model_dump(mode="json", include={"figures", "published", "claims"})
+        return digest({"runs": runs, **told})[:SIGNS]
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
         """A figure of a cell by seed, as papers print it (shares in per cent); empty: none yet."""

@@ -16,11 +16,13 @@ from archgraph.display.group_tables import shared_sheet
 from archgraph.display.page import html_page, image
 from archgraph.display.plots import picture, spread
 from archgraph.files import write
+from archgraph.papers.kept import BEGIN, END, Kept
 from archgraph.papers.paired import LEVEL
 from archgraph.papers.study import StudyResult
 from archgraph.tables import Table, plural
 
 NOTHING = "–"
+CHANGED = "The study's file has changed since: this is what it was then."
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
@@ -45,12 +47,24 @@ def study_csv(result: StudyResult) -> str:
     return stream.getvalue()
 
 
-def study_markdown(result: StudyResult) -> str:
-    """The tables as Markdown, under the study's name."""
-    parts = [f"## {result.spec.study}", *filter(None, _about(result))]
+def study_markdown(result: StudyResult, earlier: Kept | None = None) -> str:
+    """The tables as Markdown, under the study's name.
+
+    Args:
+        result: What was measured.
+        earlier: What a page says; stands in the place of the tables.
+    """
+    *about, done = _about(result)
+    measured, stamp = [done], result.stamp
     for table in study_tables(result):
-        parts += [f"**{table.title}**", table.markdown()]
-    return "\n\n".join((*parts, *_findings(result))) + "\n"
+        measured += [f"**{table.title}**", table.markdown()]
+    if earlier is not None:
+        measured, stamp = [earlier.body], earlier.stamp
+    changed = [CHANGED] if stamp != result.stamp else []
+    texts = [BEGIN.format(size=result.size, stamp=stamp), *measured, END, *changed]
+    findings = _findings(result, earlier)
+    every = (f"## {result.spec.study}", *filter(None, about), *texts, *findings)
+    return "\n\n".join(every) + "\n"
 
 
 def study_page(result: StudyResult) -> str:
@@ -114,9 +128,9 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     return result.spec.about, result.spec.sizes[result.size].about, done
 
 
-def _findings(result: StudyResult) -> tuple[str, ...]:
+def _findings(result: StudyResult, earlier: Kept | None = None) -> tuple[str, ...]:
     """What the file says about this size's figures, once there are any."""
-    return result.spec.sizes[result.size].findings if result.done else ()
+    return result.spec.sizes[result.size].findings if result.done or earlier else ()
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:

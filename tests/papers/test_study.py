@@ -27,6 +27,7 @@ from archgraph.papers.checked import checked
 from archgraph.papers.studies import studies
 from archgraph.papers.study import StudyResult
 from archgraph.papers.study_tables import (
+    CHANGED,
     study_csv,
     study_markdown,
     study_page,
@@ -442,3 +443,51 @@ def test_a_folder_of_studies_makes_one_page(
     assert same.exit_code == 2 and "would be written into the same files" in same.output
     nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
+
+
+def test_a_page_keeps_what_is_no_longer_there(
+    result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Runs that are gone leave the tables, claims, hours and findings that the page has."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "folder").mkdir()
+    file, page = tmp_path / "folder" / "a.yaml", tmp_path / "page.md"
+    told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
+
+    def written(out: Path, *more: str) -> str:
+        words = ["study", str(file), "--only-read", "--out", str(out), "-o", str(page), *more]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return page.read_text()
+
+    file.write_text(told)
+    whole, gone = written(place / "out"), tmp_path / "gone"
+    kept = written(gone)
+    tables = whole[whole.index("<!-- measured") : whole.index("<!-- /measured")]
+    assert tables in kept and "Both are alike." in kept and "8 of 8 cells done" in tables
+    assert "| Somebody, Table 1 * |" not in kept and "| 8 of 8 * |" in kept
+    assert "as this page had it" in kept and "as this page had it" not in whole
+    assert written(gone) == kept  # again, and nothing changes
+    hours = studies(
+        [file.parent], lambda file: ag.study(file, out=gone, only_read=True), page=whole
+    )
+    assert hours.seconds == pytest.approx(sum(result.seconds.values()), abs=30.0)  # half a minute
+    assert written(place / "out") == whole  # the runs are back
+    file.write_text(told.replace("Both are alike.", "They are not."))
+    assert "They are not." in written(gone) and CHANGED not in page.read_text()
+    file.write_text(told.replace("lr: 0.1", "lr: 0.3"))
+    changed = written(gone)
+    assert CHANGED in changed and tables in changed and written(gone) == changed
+    # of a study that has changed, one run of now is worth more than all of then
+    shutil.copytree(place / "out", tmp_path / "some")
+    file.write_text(told.replace("seeds: [0, 1]", "seeds: [0, 2]"))
+    now = written(tmp_path / "some")
+    assert CHANGED not in now and "4 of 8 cells done" in now and tables not in now
+    # and of one that has not, the fuller: here half of the runs are lost
+    file.write_text(told)
+    written(place / "out")
+    for lost in (tmp_path / "some" / "runs").glob("*-seed1"):
+        shutil.rmtree(lost)
+    assert tables in written(tmp_path / "some")
+    page.write_text("something else")
+    assert "4 of 8 cells done" in written(tmp_path / "some")

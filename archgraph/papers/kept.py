@@ -1,0 +1,64 @@
+"""What a page of studies says about those whose runs are no longer there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BEGIN, END = "<!-- measured {size} {stamp} -->", "<!-- /measured -->"
+_SECTION = re.compile(
+    r"^## (?P<name>[^\n]+)\n(?:(?!^## ).)*?"
+    r"^<!-- measured (?P<size>\w+) (?P<stamp>\w+) -->\n\n"
+    r"(?P<body>(?:(?!^## ).)*?)\n\n<!-- /measured -->$",
+    re.MULTILINE | re.DOTALL,
+)
+_DONE = re.compile(r"(?P<done>\d+) of \d+ cells? done")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a page says about a study.
+
+    Attributes:
+        size: In which size.
+        stamp: Stands for the runs and the claims that the study had then.
+        body: The tables, in Markdown.
+        row: Its line of the summary.
+    """
+
+    size: str
+    stamp: str
+    body: str
+    row: tuple[str, ...]
+
+    @property
+    def done(self) -> int:
+        """Cells that were done."""
+        found = _DONE.search(self.body)
+        return int(found["done"]) if found else 0
+
+    @property
+    def minutes(self) -> float:
+        """Of its runs; 0 where the summary does not say."""
+        told = self.row[3] if len(self.row) > 3 else ""
+        return float(told) if told.isdecimal() else 0
+
+
+def kept(page: str) -> Mapping[str, Kept]:
+    """The studies of a page that :meth:`Studies.markdown` wrote, by name; of other text none.
+
+    Example:
+        >>> text = "## One|<!-- measured small 12ab -->|3 of 3 cells done.|<!-- /measured -->"
+        >>> kept(text.replace("|", 2 * chr(10)))["One"].done
+        3
+    """
+    lines = (line for line in page.splitlines() if line.startswith("| "))
+    cells = (tuple(part.strip() for part in line.strip("| ").split(" | ")) for line in lines)
+    rows: dict[str, tuple[str, ...]] = {}
+    for row in cells:
+        rows.setdefault(row[0], row)  # the summary comes first
+    return {
+        one["name"]: Kept(one["size"], one["stamp"], one["body"], rows.get(one["name"], ()))
+        for one in _SECTION.finditer(page)
+    }
