@@ -10,7 +10,7 @@ from pathlib import Path
 from archgraph.engine.verdicts import files
 from archgraph.errors import DataError, RunError
 from archgraph.language.study import StudySizeName, StudySpec, load_study
-from archgraph.papers.kept import Kept, kept
+from archgraph.papers.earlier import EarlierStudy, earlier_studies
 from archgraph.papers.study import StudyResult
 from archgraph.papers.study_tables import study_markdown
 from archgraph.tables import Table
@@ -35,10 +35,10 @@ class Studies:
     results: Mapping[Path, StudyResult]
     others: Mapping[Path, StudySpec]
     lacking: Mapping[Path, str] = field(default_factory=dict)
-    earlier: Mapping[str, Kept] = field(default_factory=dict)
+    earlier: Mapping[str, EarlierStudy] = field(default_factory=dict)
 
     @property
-    def kept(self) -> Mapping[str, Kept]:
+    def kept(self) -> Mapping[str, EarlierStudy]:
         """Of :attr:`earlier` the studies of which more was done then than is there now.
 
         Of a study that has changed since, only while nothing is there.
@@ -181,4 +181,4 @@ def studies(
             if len(lacking) == len(having):
                 raise
     others = {path: spec for path, spec in found.items() if path not in results}
-    return Studies(size, results, others, lacking, kept(page))
+    return Studies(size, results, others, lacking, earlier_studies(page))

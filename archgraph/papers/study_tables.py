@@ -16,7 +16,7 @@ from archgraph.display.group_tables import shared_sheet
 from archgraph.display.page import html_page, image
 from archgraph.display.plots import picture, spread
 from archgraph.files import write
-from archgraph.papers.kept import BEGIN, END, Kept
+from archgraph.papers.earlier import BEGIN, END, EarlierStudy
 from archgraph.papers.paired import LEVEL
 from archgraph.papers.study import StudyResult
 from archgraph.tables import Table, plural
@@ -47,7 +47,7 @@ def study_csv(result: StudyResult) -> str:
     return stream.getvalue()
 
 
-def study_markdown(result: StudyResult, earlier: Kept | None = None) -> str:
+def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> str:
     """The tables as Markdown, under the study's name.
 
     Args:
@@ -128,7 +128,7 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     return result.spec.about, result.spec.sizes[result.size].about, done
 
 
-def _findings(result: StudyResult, earlier: Kept | None = None) -> tuple[str, ...]:
+def _findings(result: StudyResult, earlier: EarlierStudy | None = None) -> tuple[str, ...]:
     """What the file says about this size's figures, once there are any."""
     return result.spec.sizes[result.size].findings if result.done or earlier else ()
 

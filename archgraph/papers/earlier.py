@@ -17,7 +17,7 @@ _DONE = re.compile(r"(?P<done>\d+) of \d+ cells? done")
 
 
 @dataclass(frozen=True)
-class Kept:
+class EarlierStudy:
     """What a page says about a study.
 
     Attributes:
@@ -45,12 +45,12 @@ class Kept:
         return float(told) if told.isdecimal() else 0
 
 
-def kept(page: str) -> Mapping[str, Kept]:
+def earlier_studies(page: str) -> Mapping[str, EarlierStudy]:
     """The studies of a page that :meth:`Studies.markdown` wrote, by name; of other text none.
 
     Example:
         >>> text = "## One|<!-- measured small 12ab -->|3 of 3 cells done.|<!-- /measured -->"
-        >>> kept(text.replace("|", 2 * chr(10)))["One"].done
+        >>> earlier_studies(text.replace("|", 2 * chr(10)))["One"].done
         3
     """
     lines = (line for line in page.splitlines() if line.startswith("| "))
@@ -59,6 +59,6 @@ def kept(page: str) -> Mapping[str, Kept]:
     for row in cells:
         rows.setdefault(row[0], row)  # the summary comes first
     return {
-        one["name"]: Kept(one["size"], one["stamp"], one["body"], rows.get(one["name"], ()))
+        one["name"]: EarlierStudy(one["size"], one["stamp"], one["body"], rows.get(one["name"], ()))
         for one in _SECTION.finditer(page)
     }
