@@ -30,6 +30,8 @@ from archgraph.viewer.similar import similarity
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#3a86bd"]}
+# Graphs that a page opens with, side by side, if it is made of several things.
+SEVERAL = 4
 Shown: TypeAlias = GraphLike | Family | Log
 
 
@@ -46,7 +48,8 @@ def view(
     Sections, blocks and operators open on a click; equal neighbouring blocks are shown once with
     their number. Of each part the page tells shapes, parameters, MACs and axes, why an axis is
     pinned and what would free it; of a family also which clients have which positions of it; of a
-    run also what each round changed.
+    run also what each round changed. Several things stand side by side, at most four to begin with:
+    of a family its global graph, of which its clients' graphs can be added.
 
     Args:
         shown: A graph, a family, a run folder as read (:func:`archgraph.display.read_run`), several
@@ -78,7 +81,8 @@ def view(
         >>> text.splitlines()[0], "<title>tiny</title>" in text
         ('<!doctype html>', True)
     """
-    parts = [part for one in _listed(shown) for part in _parts(*one)]
+    several = [list(_parts(*one)) for one in _listed(shown)]
+    parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
     graphs = _apart([part.data() for part in parts])
@@ -91,10 +95,20 @@ def view(
         ways = [_way(parts[0], part) for part in parts[1:]]
         told["similarity"] = similarity(found, ways, _versions(parts, graphs, states))
     data = {"title": heading, **SCALES, "graphs": graphs, "pairs": _pairs(parts)}
+    data["start"] = _start(several)
     text = document(heading, data | {"overlays": _overlays(graphs, told)})
     if path is not None:
         write(path, text)
     return text
+
+
+def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
+    """The graphs that a page opens with: of a family with a global graph, that one."""
+    found, at = [], 0
+    for parts in several:
+        found += range(at, at + (1 if parts[0].family else len(parts)))
+        at += len(parts)
+    return found if len(found) <= SEVERAL else [0]
 
 
 def _apart(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:

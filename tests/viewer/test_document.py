@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -190,3 +191,18 @@ def test_a_rewrite_of_the_first_graph_is_compared_through_its_transfer(net):
     other = take(net, 0.75)
     assert unpack(view([other, small]))["pairs"]["0 1"]["exact"] == 1  # both are rewrites of `net`
     assert unpack(view([other.graph, small]))["pairs"]["0 1"]["exact"] == 0  # not of one another
+
+
+def test_a_page_opens_with_the_first_graph_of_everything_it_shows(net, family):
+    """Of a family the global one: its clients' are added on the page."""
+
+    def start(*shown):
+        return unpack(view(list(shown)))["start"]
+
+    assert start(family) == start(net) == [0]
+    clients = len(family.clients)
+    assert start(family, net) == [0, clients + 1]
+    assert start(net, family) == [0, 1]
+    assert start(*4 * [net]) == [0, 1, 2, 3] and start(*5 * [net]) == [0]
+    alone = dataclasses.replace(family, graph=ArchGraph((), (), (), ()))
+    assert not alone.has_global and start(alone) == list(range(clients))

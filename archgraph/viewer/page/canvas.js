@@ -1,6 +1,8 @@
 // One picture of a graph: items as SVG, what is open, pan and zoom.
 
 const LINE = 17;
+// How far the frames behind an item that stands for several look out.
+const STACK = 8;
 const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
@@ -56,6 +58,11 @@ function brief(/** @type {number} */ value) {
   return String(value);
 }
 
+/** What an item takes below its frame. */
+function below(/** @type {Item} */ item) {
+  return item.times > 1 ? STACK : 0;
+}
+
 /** The picture of one graph in one pane. */
 class Canvas {
   constructor(/** @type {Model} */ model, /** @type {HTMLElement} */ host, /** @type {any} */ app) {
@@ -108,7 +115,8 @@ class Canvas {
     }
     const children = this.model.children(item);
     item.edges = item.edges || edgesIn(this.model, item, children);
-    const found = layered(children.map((child) => this.layout(child)), item.edges);
+    const sizes = children.map((child) => ({ w: this.layout(child).w, h: this.layout(child).h + below(child) }));
+    const found = layered(sizes, item.edges);
     const bare = item.kind === "graph";
     const w = Math.max(found.w, bare ? 0 : wide(item.name, true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[item.name, 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
@@ -161,7 +169,7 @@ class Canvas {
     const round = ["input", "output"].includes(item.kind) ? layout.h / 2 : 6;
     const parts = [svg("rect", { class: "frame", width: layout.w, height: layout.h, rx: round })];
     if (item.times > 1) {
-      parts.unshift(...[8, 4].map((d) => svg("rect", { class: "frame behind", x: d, y: d, width: layout.w, height: layout.h, rx: round })));
+      parts.unshift(...[STACK, STACK / 2].map((d) => svg("rect", { class: "frame behind", x: d, y: d, width: layout.w, height: layout.h, rx: round })));
     }
     const middle = item.make || open ? 12 + (item.make ? 22 : 0) : layout.w / 2;
     const anchor = item.make || open ? "start" : "middle";
@@ -227,7 +235,12 @@ class Canvas {
     /** @type {Shape} */ const path = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow }];
     if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [path];
     named.add(edge.tail);
-    return [path, ["text", { x: spots[0].x + from + 6, y: spots[0].y + spots[0].h + 15, class: "flow" }, edge.label]];
+    // On the side that the arrow does not turn to.
+    const start = spots[0].x + from;
+    const left = (spots.length > 2 ? spots[1].x : last.x + to) > start + 4;
+    const under = spots[0].y + spots[0].h + 15;
+    const text = { x: start + (left ? -6 : 6), y: under, "text-anchor": left ? "end" : undefined, class: "flow" };
+    return [path, ["text", text, edge.label]];
   }
 
   /** Colours of the overlay, of some items or of all. */
@@ -250,7 +263,9 @@ class Canvas {
     if (mark) g.dataset.mark = mark;
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
-    const badge = svg("text", { x: 4, y: Number(frame.getAttribute("height")) + 12, class: "badge" });
+    const [w, h] = ["width", "height"].map((key) => Number(frame.getAttribute(key)));
+    // Left of the arrow, whose shape stands on its right.
+    const badge = svg("text", { x: w / 2 - 6, y: h + below(item) + 12, "text-anchor": "end", class: "badge" });
     badge.textContent = this.app.comparison.said(this, item);
     g.append(badge);
   }

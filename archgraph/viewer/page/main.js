@@ -2,8 +2,6 @@
 
 // Results of a search that are listed.
 const LISTED = 30;
-// Graphs that stand side by side at once.
-const SEVERAL = 4;
 
 /** The element with an identifier. @returns {any} */
 const $ = (/** @type {string} */ id) => document.getElementById(id);
@@ -356,10 +354,9 @@ class App {
   restore() {
     this.quiet = true;
     const told = new URLSearchParams(location.hash.slice(1));
-    const many = this.data.graphs.length;
     const all = this.data.graphs.map((/** @type {any} */ _, /** @type {number} */ i) => i);
     const row = [...new Set((told.get("g") || "").split(".").filter(Boolean).map(Number))].filter((i) => all.includes(i));
-    const graphs = row.length ? row : many <= SEVERAL && !this.data.graphs[0].feeding ? all : [0];
+    const graphs = row.length ? row : this.data.start;
     const by = told.get("by") || "";
     const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "none");
     this.state.by = by === "none" || this.overlays[by] ? by : first;
