@@ -104,7 +104,8 @@ def view(
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
     """The graphs that a page opens with: of a family with a global graph, that one."""
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     for parts in several:
         found += range(at, at + (1 if parts[0].family else len(parts)))
         at += len(parts)
