@@ -221,7 +221,7 @@ _PLACE = re.compile(
 # What would free an axis where no operator says it, by how the reason begins.
 _REMEDIES = (
     ("kernel size", "nothing: it is the extent of a kernel, not a width"),
-    ("dimension ", "a layer after it: what callers receive keeps its size"),
+    ("dimension ", "a layer after it, since what callers receive keeps its size"),
     ("no operator uses it", "an operator that uses it"),
     ("a single position", "nothing: one position cannot be cut"),
     (

@@ -178,7 +178,7 @@ def test_a_wide_picture_is_laid_out_in_rows(residual: Net):
     graph, sections = residual((3, 3, 3), (8, 16, 32))
     text = dot(scene(graph, sections, fold=False), "<<B>wide</B>>", {}, lambda box: "", "LR")
     width = float(laid_out(text)["bb"].split(",")[2])
-    assert width / 72 * 96 < 2000  # points to pixels of a screen
+    assert width / 72 * 96 < 2600  # points to pixels of a screen, in the widest of common fonts
 
 
 def test_a_label_that_graphviz_cannot_read_is_an_error(residual: Net):

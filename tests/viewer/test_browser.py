@@ -169,7 +169,36 @@ def test_which_client_lacks_this_block(opened, family):
     page.keyboard.type("layers.2")
     page.keyboard.press("Enter")
     assert "Lacking in short." in text(page)
-    assert "3 of 4 clients" in text(page)
+    data = page.evaluate("archgraph.data.graphs[0]")
+    number = [block[0] for block in data["blocks"]].index("layers.2")
+    clients, share, kinds = data["feeding"]["rows"][data["feeding"]["blocks"][number]]
+    assert clients == 3 and kinds[2] == 0 and (2 * kinds[0] + kinds[1]) / 3 == pytest.approx(share)
+    told = f"3 of 4 clients, {share:.0%} of the weights on average of those that have it"
+    assert told.replace("%", " %") in text(page)
+    assert f"{3 * share / 4:.0%} over all".replace("%", " %") in text(page)
+
+
+def test_the_whole_graph_says_who_lacks_which_blocks(opened, family, net):
+    page = opened(family)
+    told = page.inner_text("#panel .lacks").replace("\n", " ")
+    assert told == "short lacks layers.2" and "not short" in text(page)
+    page.click("#panel .lacks button")
+    assert page.locator("#panel h2").inner_text() == "layers.2"
+    assert "Lacking in short." in text(page)
+
+
+def test_search_lists_pinned_axes_and_says_when_there_is_nothing(opened, net):
+    page = opened(net)
+    page.fill("#search", "pinned")
+    found = page.locator("#results li").all_inner_texts()
+    pinned = [axis[0] for axis in page.evaluate("archgraph.data.graphs[0].axes") if axis[7]]
+    assert [one.split("\n")[0] for one in found] == pinned and pinned
+    page.locator("#results li", has_text="head.out").click()
+    assert "pinned: dimension 1" in text(page)
+    page.fill("#search", "nobody")
+    assert page.locator("#results").inner_text() == "nothing is called that"
+    page.keyboard.press("Enter")
+    assert "pinned: dimension 1" in text(page)
 
 
 def test_why_a_layer_cannot_be_cut_and_what_would_free_it(opened, net):
@@ -254,7 +283,7 @@ def test_side_by_side_marks_what_differs_and_opens_in_step(opened, family):
 def test_what_the_other_lacks_is_marked_and_listed(opened, family):
     page = opened(family, hash="#g=0.3")
     assert page.locator("#differences").is_visible()
-    page.locator("#differences button.link", has_text="layers.2").first.click()
+    page.locator("#differences tr", has_text="layers.2").locator("button").first.click()
     selected = page.locator("g.selected")
     assert selected.first.get_attribute("data-mark") == "missing"
     assert "missing in the other" in text(page)
@@ -290,7 +319,7 @@ def test_every_client_beside_the_global_model(opened, family):
     assert {(row["level"], row["part"]) for row in rows} == told and len(rows) == len(told)
     sizes = {row["part"]: [s and s["text"] for s in row["shares"]] for row in rows}
     assert sizes["stem.out"] == [8, 4, 8] and sizes["layers.2"][2] is None
-    page.locator("#differences button", has_text="layers.2").first.click()
+    page.locator("#differences tr", has_text="layers.2").locator("button").first.click()
     assert page.locator("g.selected").count() == 2 and "missing in short" in text(page)
     assert "nothing" in text(page) and "layers.0–2 (narrower)" in text(page)
     page.wait_for_timeout(250)

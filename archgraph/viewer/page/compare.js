@@ -142,15 +142,15 @@ class Comparison {
   table(/** @type {App} */ app) {
     const { panes, rows } = this;
     const source = this.exact ? `read off the transfer${panes.length > 2 ? "s" : ""} between them` : "found by aligning their structure";
-    const cell = (/** @type {Share} */ share, /** @type {string} */ kind, /** @type {string} */ level, /** @type {Canvas} */ pane) => {
+    const cell = (/** @type {string} */ part, /** @type {Share} */ share, /** @type {string} */ kind, /** @type {string} */ level, /** @type {Canvas} */ pane) => {
       if (!share) return kind || "–";
-      const text = String(share.text);
+      const text = String(share.text) === part ? "there" : String(share.text);
       const [op] = share.ops;
       return [op === undefined ? text : app.panel.to(pane, () => pane.model.holder(op, level), text), h("small", {}, kind)];
     };
     const line = (/** @type {{level: string, part: string, shares: Share[]}} */ { level, part, shares }) =>
-      [[part, h("small", {}, level)], ...shares.map((share, i) => cell(share, this.kind(shares[0], share), level, panes[i]))];
-    const heads = ["part", ...panes.map((pane) => pane.model.data.name)];
+      [[soft(part), h("small", {}, level)], ...shares.map((share, i) => cell(part, share, this.kind(shares[0], share), level, panes[i]))];
+    const heads = ["part", ...panes.map((pane) => soft(pane.model.data.name))];
     return h("section", { id: "differences" }, h("h3", {}, "Side by side"),
       h("p", {}, rows.length ? `${rows.length} differences, ${source}.` : `The same architecture: ${source}.`),
       few(rows, (some) => table("Differences", heads, some.map(line)) || "", 40));

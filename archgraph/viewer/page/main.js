@@ -273,7 +273,13 @@ class App {
     const mark = () => [...$("results").children].forEach((row, i) => row.setAttribute("aria-selected", String(i === at)));
     input.addEventListener("input", () => {
       at = -1;
-      this.found(this.matches(input.value.trim().toLowerCase()));
+      const word = input.value.trim().toLowerCase();
+      const rows = this.matches(word);
+      this.found(rows);
+      if (word && !rows.length) {
+        $("results").replaceChildren(h("li", { "aria-disabled": "true", role: "option" }, "nothing is called that"));
+        $("results").hidden = false;
+      }
     });
     input.addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => {
       const rows = $("results").children;
@@ -305,6 +311,10 @@ class App {
     };
     data.sections.forEach((/** @type {any} */ s, /** @type {number} */ i) => has(s[0]) && add(s[0], "section", () => model.find(`s${i}`)));
     data.blocks.forEach((/** @type {any} */ b, /** @type {number} */ i) => has(b[0]) && add(b[0], `block, ${b[1]}`, () => model.holder(model.blockOps[i][0], "block")));
+    data.axes.forEach((/** @type {any} */ [name, , role, , , , , pin], /** @type {number} */ n) => {
+      const state = pin ? "pinned" : "free";
+      if ([name, role, state].some(has)) add(name, `axis, ${state}`, () => model.holder(model.axes.findIndex((/** @type {number[]} */ all) => all.includes(n))));
+    });
     data.operators.name.forEach((/** @type {string} */ name, /** @type {number} */ o) => {
       if (found.length >= LISTED) return;
       const [op, label, flow, shapes] = data.kinds[data.operators.kind[o]];

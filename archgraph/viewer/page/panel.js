@@ -7,12 +7,12 @@ function h(/** @type {string} */ tag, /** @type {Record<string, any>} */ attribu
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (value !== false && value !== undefined) element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
 /** A table; numbers stand to the right. */
-function table(/** @type {string} */ title, /** @type {string[]} */ heads, /** @type {any[][]} */ rows) {
+function table(/** @type {string} */ title, /** @type {any[]} */ heads, /** @type {any[][]} */ rows) {
   if (!rows.length) return null;
   const head = h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)));
   const body = rows.map((row) => h("tr", {}, row.map((cell) => h("td", typeof cell === "number" ? { class: "number" } : {},
@@ -33,6 +33,11 @@ function facts(/** @type {Array<[string, any]>} */ rows) {
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? value.toLocaleString("en") : value))));
 }
 
+/** A name that may break behind its points and dashes. @returns {any[]} */
+function soft(/** @type {string} */ name) {
+  return name.split(/(?<=[._])/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
+}
+
 /** A list of which the first few are shown. */
 function few(/** @type {any[]} */ rows, /** @type {(part: any[]) => any} */ make, most = 12) {
   const part = h("div", {}, make(rows.slice(0, most)));
@@ -40,6 +45,13 @@ function few(/** @type {any[]} */ rows, /** @type {(part: any[]) => any} */ make
     part.append(h("button", { class: "more", onclick: () => part.replaceChildren(make(rows)) }, `show all ${rows.length}`));
   }
   return part;
+}
+
+/** Of a row of shares: how many clients there are, which kinds lack it, and the mean share over all clients. */
+function feeders(/** @type {any} */ feeding, /** @type {any} */ row) {
+  const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
+  const lacking = feeding.clients.filter((/** @type {any} */ _, /** @type {number} */ i) => !row[2][i]).map((/** @type {any} */ c) => c[0]);
+  return { total, lacking, over: total ? (row[0] * row[1]) / total : 0 };
 }
 
 /** What the panel shows of one graph. */
@@ -66,7 +78,7 @@ class Panel {
 
   /** A button that leads to an item. */
   to(/** @type {Canvas} */ canvas, /** @type {() => Item} */ find, /** @type {string} */ text) {
-    return h("button", { class: "link", onclick: () => this.app.visit(canvas, find()) }, text);
+    return h("button", { class: "link", onclick: () => this.app.visit(canvas, find()) }, soft(text));
   }
 
   whole(/** @type {Canvas} */ canvas) {
@@ -93,12 +105,19 @@ class Panel {
     const { model } = canvas;
     const feeding = model.data.feeding;
     if (!feeding) return null;
-    const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
     const rows = model.data.blocks.map((/** @type {any} */ block, /** @type {number} */ i) => ({ i, block, row: feeding.rows[feeding.blocks[i]] }))
       .filter((/** @type {any} */ one) => one.row)
       .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[0] * a.row[1] - b.row[0] * b.row[1]).slice(0, 5);
-    return table("Fed least", ["block", "clients", "weights"], rows.map((/** @type {any} */ one) =>
-      [this.to(canvas, () => model.holder(model.blockOps[one.i][0], "block"), one.block[0]), `${one.row[0]} of ${total}`, percent(one.row[1])]));
+    return table("Fed least", ["block", "clients", "weights, over all"], rows.map(({ i, row }) => {
+      const { total, lacking, over } = feeders(feeding, row);
+      return [this.block(canvas, i), [h("span", { class: "whole" }, `${row[0]} of ${total}`), lacking.length ? h("small", {}, `not ${lacking.join(", ")}`) : null], percent(over)];
+    }));
+  }
+
+  /** A button that leads to a block. */
+  block(/** @type {Canvas} */ canvas, /** @type {number} */ i) {
+    const { model } = canvas;
+    return this.to(canvas, () => model.holder(model.blockOps[i][0], "block"), model.data.blocks[i][0]);
   }
 
   /** What a share of every free axis would cost. */
@@ -133,7 +152,7 @@ class Panel {
         canvas.opened(item) ? "Close" : "Open"),
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
-        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.block(model, item)]),
+        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.removal(model, item)]),
       this.changed(model, item),
       this.clients(canvas, item),
       this.axes(canvas, item),
@@ -149,12 +168,12 @@ class Panel {
   }
 
   /** Whether a block can be left out. @returns {Array<[string, any]>} */
-  block(/** @type {Model} */ model, /** @type {Item} */ item) {
+  removal(/** @type {Model} */ model, /** @type {Item} */ item) {
     const at = item.kind === "block" ? item.number : item.fold >= 0 ? model.data.folds[item.fold][0] : -1;
     if (at < 0) return [];
     const [, kind, , reason, saving] = model.data.blocks[at];
     return [["block", kind], ["can be left out", reason ? `no: ${reason}`
-      : saving ? `yes: saves ${saving[0].toLocaleString("en")} parameters, ${saving[1].toLocaleString("en")} MACs` : "yes"]];
+      : saving ? `yes: ${item.times > 1 ? "each " : ""}saves ${saving[0].toLocaleString("en")} parameters, ${saving[1].toLocaleString("en")} MACs` : "yes"]];
   }
 
   /** Each kind of client and how much of the part it has. */
@@ -162,14 +181,28 @@ class Panel {
     const feeding = canvas.model.data.feeding;
     const row = canvas.model.fed(item);
     if (!feeding || !row) return null;
-    const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
-    const lacking = feeding.clients.filter((/** @type {any} */ _, /** @type {number} */ i) => !row[2][i]).map((/** @type {any} */ c) => c[0]);
-    const said = h("p", {}, `${row[0]} of ${total} clients, ${percent(row[1])} of the weights. `,
-      lacking.length ? h("strong", {}, `Lacking in ${lacking.join(", ")}.`) : "No client lacks it.");
+    const { total, lacking, over } = feeders(feeding, row);
+    const those = row[0] < total ? ` on average of those that have it, ${percent(over)} over all` : "";
+    const said = h("p", {}, `${row[0]} of ${total} clients, ${percent(row[1])} of the weights${those}. `,
+      lacking.length ? h("strong", {}, `Lacking in ${lacking.join(", ")}.`) : item.kind === "graph" ? this.lacking(canvas) : "No client lacks it.");
     const made = table("Clients", ["kind", "clients", "share of the weights"], feeding.clients.map((/** @type {any} */ c, /** @type {number} */ i) =>
       [c[0], c[1], row[2][i] ? percent(row[2][i]) : "none"]));
     if (made) made.insertBefore(said, made.children[1]);
     return made;
+  }
+
+  /** Which kinds of clients lack which blocks. @returns {any} */
+  lacking(/** @type {Canvas} */ canvas) {
+    const { feeding, blocks } = canvas.model.data;
+    const told = feeding.clients.flatMap((/** @type {any} */ c, /** @type {number} */ k) => {
+      const gone = blocks.map((/** @type {any} */ _, /** @type {number} */ i) => i).filter((/** @type {number} */ i) => {
+        const row = feeding.rows[feeding.blocks[i]];
+        return row && !row[2][k];
+      });
+      const each = (/** @type {number[]} */ some) => h("span", {}, some.flatMap((i, at) => [at ? ", " : "", this.block(canvas, i)]));
+      return gone.length ? [h("div", {}, h("strong", {}, `${c[0]} lacks `), few(gone, each, 6))] : [];
+    });
+    return told.length ? h("span", { class: "lacks" }, told) : "No client lacks a block.";
   }
 
   shapes(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
@@ -187,17 +220,19 @@ class Panel {
   axes(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const { data } = canvas.model;
     const numbers = [...new Set(item.operators.flatMap((o) => canvas.model.axes[o]))];
+    numbers.sort((a, b) => Number(!data.axes[a][7]) - Number(!data.axes[b][7])); // pinned ones first
     const feeding = data.feeding;
     const rows = numbers.map((n) => {
       const [name, size, role, , spans, halved, saving, pin] = data.axes[n];
       const why = pin
         ? h("div", {}, h("strong", {}, "pinned: "), pin.why, pin.place ? ` (${[pin.operator, pin.place, pin.source].filter(Boolean).join(", ")})` : "",
           h("br"), `would free it: ${pin.remedy}`)
-        : h("div", {}, "free", saving ? `: ${halved} positions save ${saving[0].toLocaleString("en")} parameters, ${saving[1].toLocaleString("en")} MACs` : "",
-          spans.length ? h("span", {}, h("br"), `runs over it: ${spans.join(", ")}`) : null);
+        : h("div", {}, "free", saving ? `: with ${halved} of them, ${saving[0].toLocaleString("en")} parameters and ${saving[1].toLocaleString("en")} MACs less` : "",
+          spans.length > 2 ? h("details", {}, h("summary", {}, `${spans.length} operators run over it`), spans.join(", "))
+            : spans.length ? h("span", {}, h("br"), `runs over it: ${spans.join(", ")}`) : null);
       const taken = feeding ? feeding.texts[feeding.axes[n]].map((/** @type {string} */ text, /** @type {number} */ i) =>
         h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`)) : [];
-      return [h("div", {}, name, h("small", {}, `${size.toLocaleString("en")} positions, ${role}`)), h("div", {}, why, taken)];
+      return [h("div", {}, soft(name), h("small", {}, `${size.toLocaleString("en")} positions, ${role}`)), h("div", {}, why, taken)];
     });
     return few(rows, (part) => table("Axes", ["axis", `can it be cut?${feeding ? " who has which positions?" : ""}`], part) || "");
   }
@@ -210,7 +245,7 @@ class Panel {
       const [name, role, shape, layout] = data.leaves[n];
       const texts = feeding ? feeding.texts[feeding.positions[n]] : [];
       const taken = texts.map((/** @type {string} */ text, /** @type {number} */ i) => h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`));
-      return [name, role, shape.join(" × "), layout.join(" | "), ...(feeding ? [h("div", {}, taken)] : [])];
+      return [soft(name), role, shape.join(" × "), layout.join(" | "), ...(feeding ? [h("div", {}, taken)] : [])];
     });
     const heads = ["leaf", "role", "shape", "made of", ...(feeding ? ["what each client takes"] : [])];
     return few(rows, (part) => table("Parameters and buffers", heads, part) || "");
