@@ -183,21 +183,31 @@ def numbers_by_name(file: Path) -> dict[str, list[float]]:
     import csv
     import json
 
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix == ".json":
-            rows = json.loads(text).items()
-            return {k: [float(n) for n in (v if isinstance(v, list) else [v])] for k, v in rows}
-        lines = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
-        start = 1 if lines and not any(map(_numeric, lines[0][1])) else 0
-        return {name: [float(n) for n in numbers] for name, numbers in lines[start:]}
-    except (AttributeError, TypeError, ValueError) as error:
+            given = json.loads(text, object_pairs_hook=_once).items()
+            rows = [(name, v if isinstance(v, list) else [v]) for name, v in given]
+        else:
+            rows = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
+            rows = rows[1:] if rows and not any(map(_numeric, rows[0][1])) else rows
+        return _once([(name, [float(n) for n in numbers]) for name, numbers in rows])
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, csv.Error) as e:
         raise SpecError(
             "does not hold numbers by name",
             where=str(file),
-            found=error,
+            found=e,
             expected='{"NAME": 0.5, …} in a .json file, else lines NAME,0.5',
-        ) from error
+        ) from e
+
+
+def _once(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in rows:
+        if name in found:
+            raise ValueError(f"{name} twice")
+        found[name] = value
+    return found
 
 
 def _numeric(text: str) -> bool:

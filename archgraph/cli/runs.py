@@ -257,19 +257,23 @@ def study(
     """
     import archgraph
     from archgraph.files import write
-    from archgraph.papers.studies import studies
+    from archgraph.papers.studies import studies, without_part
     from archgraph.papers.study_tables import study_tables, write_study
 
+    asked = bool(only or seed) and not only_read
+    others = without_part(paths, size, only or (), seed or ()) if asked else frozenset()
+
     def one(file: Path) -> StudyResult:
+        part = asked and file not in others
         result = archgraph.study(
             file,
             size=size,
             workers=workers,
             out=out,
             data_root=data,
-            only_read=only_read,
-            only=only or (),
-            seeds=seed or (),
+            only_read=only_read or file in others,
+            only=only or () if part else (),
+            seeds=seed or () if part else (),
             told=say,
         )
         show_tables(study_tables(result))

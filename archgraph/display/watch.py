@@ -50,7 +50,8 @@ async function look() {{
     seen = now;
     const viewer = document.querySelector("iframe.viewer")?.contentWindow.archgraph;
     if (viewer && viewer.seen !== now) {{
-      viewer.app.renew(await (await fetch("/rounds")).json());
+      const rounds = await fetch("/rounds");
+      if (rounds.ok) viewer.app.renew(await rounds.json());
       viewer.seen = now;
     }}
     document.body.classList.remove("gone");

@@ -63,15 +63,21 @@ class Changes:
         self._source = signature(graph)
         # Transfers are told apart by identity, since a digest takes longer than a round may.
         self._given: dict[tuple[int, frozenset[str]], _Given] = {}
+        self._unknown = True
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Given], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
         """The results of a round as they are read; what they reach is noted."""
-        self._given = {}
+        self._given, self._unknown = {}, False
+        return self._note(results)
+
+    def _note(self, results: Iterable[Result]) -> Iterator[Result]:
         for result in results:
             way, skip = result.transfer, frozenset(result.skip)
             key = (id(way), skip)
-            if key not in self._given and way is not None and way.source == self._source:
+            if way is None or way.source != self._source:
+                self._unknown = True
+            elif key not in self._given:
                 self._given[key] = way, skip
             yield result
             del result
@@ -86,7 +92,8 @@ class Changes:
             for name in self._names
         ]
         line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
-        return finite(line | ({"coverage": self._coverage()} if self._given else {}))
+        known = self._given or not self._unknown
+        return finite(line | ({"coverage": self._coverage()} if known else {}))
 
     def _coverage(self) -> Json:
         key = frozenset(self._given)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from archgraph.engine.verdicts import files
-from archgraph.errors import DataError, RunError
+from archgraph.errors import DataError, RunError, SpecError
 from archgraph.language.study import StudySizeName, StudySpec, load_study
 from archgraph.papers.earlier import EarlierStudy, earlier_studies
-from archgraph.papers.study import StudyResult
+from archgraph.papers.study import StudyResult, chosen_cells
 from archgraph.papers.study_tables import study_markdown
 from archgraph.tables import Table
 
@@ -132,6 +132,29 @@ class Studies:
 def needs(spec: StudySpec) -> str:
     """What a study that lacks a size says about the sizes it has."""
     return " ".join(size.about for size in spec.sizes.values() if size.about) or spec.about
+
+
+def without_part(
+    paths: Iterable[str | os.PathLike[str]],
+    size: StudySizeName,
+    only: Sequence[str],
+    seeds: Sequence[int],
+) -> frozenset[Path]:
+    """The studies that have none of the cells and seeds that are asked for.
+
+    Raises:
+        SpecError: If all are such, or a file cannot be understood.
+    """
+    having = {path: spec for path in files(paths) if size in (spec := load_study(path)).sizes}
+    found: dict[Path, SpecError] = {}
+    for path, spec in having.items():
+        try:
+            chosen_cells(spec, size, only, seeds)
+        except SpecError as error:
+            found[path] = error
+    if having and len(found) == len(having):
+        raise next(iter(found.values()))
+    return frozenset(found)
 
 
 def studies(

@@ -105,8 +105,12 @@ class StudyResult:
 
     @property
     def done(self) -> int:
-        """Finished runs."""
-        return sum(finished(r.folder, r.cell.experiment) for r in self.runs if r.cell.experiment)
+        """Finished runs, as far as they were when they were read."""
+        read = {
+            cell: {log.folder for group in of.values() for log in group.runs}
+            for cell, of in self.groups.items()
+        }
+        return sum(r.folder in read.get((r.cell.row, r.cell.column), ()) for r in self.runs)
 
     @property
     def seconds(self) -> dict[Path, float]:
@@ -217,8 +221,13 @@ def study(
     spec = file if isinstance(file, StudySpec) else load_study(file)
     with allowed(python):
         python, every = given(), cells(spec, size)
+        named = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
-    chosen = _chosen(spec, size, runs, only, seeds)
+    chosen = [
+        one
+        for one in runs
+        if (one.cell.row, one.cell.column) in named and (not seeds or one.seed in seeds)
+    ]
     failed = {} if only_read else dict(_missing(chosen, workers, data_root, python, told))
     waiting = tuple(cell for cell in every if cell.experiment is None)
     weights = functools.cache(lambda folder: FinalWeights(folder, data_root, python))
@@ -241,26 +250,24 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], place: Path) -> tupl
     return tuple(found)
 
 
-def _chosen(
-    spec: StudySpec,
-    size: StudySizeName,
-    runs: tuple[StudyRun, ...],
-    only: Sequence[str],
-    seeds: Sequence[int],
-) -> tuple[StudyRun, ...]:
-    """The runs of some cells and seeds."""
+def chosen_cells(
+    spec: StudySpec, size: StudySizeName, only: Sequence[str], seeds: Sequence[int]
+) -> frozenset[tuple[str, str]]:
+    """Row and column of the cells of a size that are asked for.
+
+    Raises:
+        SpecError: If that are none, or a seed is none of the study's.
+    """
     there = spec.sizes[size].seeds
     for seed in seeds:
         if seed not in there:
             expected = f"of {', '.join(map(str, there))}"
             raise SpecError("is no seed of this study", where="seed", found=seed, expected=expected)
-    named = spec.named_by(only)
-    return tuple(
-        one
-        for one in runs
-        if (not only or (one.cell.row, one.cell.column) in named)
-        and (not seeds or one.seed in seeds)
-    )
+    every = frozenset((cell.row, cell.column) for cell in cells(spec, size))
+    named = every & spec.named_by(only) if only else every
+    if not named:
+        raise SpecError(f"names no cell of size {size}", where=spec.study, found=", ".join(only))
+    return named
 
 
 def _missing(

@@ -46,6 +46,7 @@ def by_part(found: Anatomy, of: Callable[[Sequence[str]], Any]) -> dict[str, Any
         "whole": of(found.operators),
         "sections": [of(nodes) for nodes in sections],
         "blocks": [of(nodes) for _, nodes in found.blocks],
+        "folds": [of([n for nodes in fold.nodes for n in nodes]) for fold in found.folds],
         "boxes": [of(box.nodes) for box in found.scene.boxes],
         "operators": [of((name,)) for name in found.operators],
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from archgraph.display.runs import Log
 from archgraph.engine.changes import RoundChange, parameters, read_changes
+from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.viewer.distinct import Distinct
@@ -17,11 +19,18 @@ STOPS = 100
 
 
 def rounds_of(log: Log) -> dict[str, Any] | None:
-    """What a page tells of a run's rounds; None: it has no global model, or recorded none of it."""
+    """What a page tells of a run's rounds; None: it has no global model, or recorded none of it.
+
+    Lines that are damaged cost the colours, and not the page.
+    """
     graph = log.graphs.get(GLOBAL)
     if not isinstance(graph, ArchGraph):
         return None
-    changes = read_changes(log.folder, graph)
+    try:
+        changes = read_changes(log.folder, graph)
+    except RunError as error:
+        warnings.warn(f"no colours over the rounds: {error}", stacklevel=2)
+        return None
     return over_rounds(changes, graph) if changes or not log.rounds else None
 
 

@@ -199,6 +199,18 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
         assert graph["figures"]["importance"]["whole"] == 0.5
     (here / "i.json").write_text("[1]")
     refused(call("view", "model.yaml", "--importance", "i.json"), "i.json: does not hold numbers")
+    for name, bad in (
+        ("i.json", b'{"a": 1, "a": 2}'),
+        ("i.json", b'{"a": ' + b"9" * 400 + b"}"),
+        ("i.json", b"[" * 100_000),
+        ("i.csv", b"\xff\xfe"),
+        ("i.csv", b"a,1\na,2\n"),
+        ("i.csv", b'a,"' + b"1" * 140_000 + b'"\n'),
+    ):
+        (here / name).write_bytes(bad)
+        refused(call("view", "model.yaml", "--importance", name), f"{name}: does not hold numbers")
+    (here / "i.csv").write_text(f"{leaf},0.5\n", encoding="utf-8-sig")
+    assert call("view", "model.yaml", "--importance", "i.csv").exit_code == 0
     twice = call("view", "model.yaml", "model.yaml", "--similarity")  # both untrained, of one seed
     assert twice.exit_code == 0
     page = unpack((here / "model.html").read_text())

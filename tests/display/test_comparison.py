@@ -111,6 +111,16 @@ def test_figures_on_validation_examples_stand_beside_those_on_test_data(tmp_path
     assert half.figures["validation_global_accuracy"].mean == pytest.approx(0.3375, abs=1e-12)
 
 
+def test_two_tests_that_found_the_same_are_told_apart(tmp_path: Path):
+    """Equal figures of an earlier round neither count nor hide those that do."""
+    folder = made(tmp_path / "run", accuracies(0.4, 0.8, 0.9), held=True)
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["evaluation"] = lines[3]["evaluation"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = comparison([folder]).groups[0].figures
+    assert figures["validation_global_accuracy"].values == (0.45,)
+
+
 def test_without_validation_examples_there_is_no_such_column(tmp_path: Path):
     made(tmp_path / "with", accuracies(0.4, 0.8, 0.9), held=True)
     made(tmp_path / "without", accuracies(0.4, 0.8, 0.9), settings={"local": {"lr": 0.2}})

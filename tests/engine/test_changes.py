@@ -74,6 +74,18 @@ def test_an_update_for_other_weights_covers_nothing(net):
     assert line(Changes(net), results, state).coverage is None
 
 
+def test_a_round_that_nobody_reached_covers_nothing_of_what_there_was(net):
+    """Neither if nothing came back, nor if the strategy did not look at it."""
+    state = ServerState().with_group("global", initial_state(net, 0))
+    changes = Changes(net)
+    assert set(line(changes, [given(Rewritten.identity(net), 0)], state).coverage or ()) == {1.0}
+    assert line(changes, [], state).coverage == [0.0] * len(parameters(net))
+    assert set(line(changes, [given(Rewritten.identity(net), 0)], state).coverage or ()) == {1.0}
+    changes.noted(iter([given(Rewritten.identity(net), 0)]))
+    unread = RoundChange.model_validate(changes.line(2, state, state))
+    assert unread.coverage == [0.0] * len(parameters(net))
+
+
 def test_a_server_without_global_weights_has_no_changes(net):
     empty = ServerState()
     assert Changes(net).line(1, empty, empty.with_group("global", initial_state(net, 0))) is None

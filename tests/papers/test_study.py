@@ -491,3 +491,35 @@ def test_a_page_keeps_what_is_no_longer_there(
     assert tables in written(tmp_path / "some")
     page.write_text("something else")
     assert "4 of 8 cells done" in written(tmp_path / "some")
+
+
+def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):
+    """A study without it is only read; nothing is run where none has it."""
+    (tmp_path / "folder").mkdir()
+    short = STUDY.replace("rounds: 3", "rounds: 1").replace("seeds: [0, 1]", "seeds: [0]")
+    (tmp_path / "folder" / "a.yaml").write_text(short)
+    other = short.replace("Table 1", "Table 2").replace("Standalone:", "Alone:")
+    (tmp_path / "folder" / "b.yaml").write_text(other.replace("than: Standalone", "than: Alone"))
+    words = ["study", str(tmp_path / "folder"), "--out", str(tmp_path / "out"), "--only"]
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(app, [*words, "Alone | clean", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1
+    assert "| Somebody, Table 1 | 0 of 4 |" in page.read_text()  # read before
+    assert "| Somebody, Table 2 | 1 of 4 |" in page.read_text()
+    nothing = CliRunner().invoke(app, [*words, "Nobody"])
+    assert nothing.exit_code == 2 and "names no cell" in nothing.output
+    (tmp_path / "folder" / "b.yaml").unlink()
+    left = short.replace("seeds: [0]", "seeds: [0], leave_out: [Standalone]")
+    (tmp_path / "folder" / "a.yaml").write_text(left)
+    out = CliRunner().invoke(app, [*words, "Standalone"])
+    assert out.exit_code == 2 and "names no cell of size small" in out.output
+
+
+def test_what_ends_after_it_was_read_does_not_count(tmp_path: Path):
+    short = STUDY.replace("rounds: 3", "rounds: 1").replace("seeds: [0, 1]", "seeds: [0]")
+    (tmp_path / "a.yaml").write_text(short)
+    before = ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only_read=True)
+    ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only=["HeteroFL | clean"])
+    assert before.done == 0 and "0 of 4 cells done" in study_markdown(before)
+    assert ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only_read=True).done == 1

@@ -5,10 +5,20 @@ That no page says or requests anything is checked by the fixture that opens it.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+import torch
+from torch import nn
 
 from archgraph.analysis.cost import cost
+from archgraph.capture.trace import trace
+from archgraph.federation.family import Family
+from archgraph.federation.world import Tier
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrite.shorten import shorten
 from archgraph.rewrite.take import take
+from archgraph.states import Rewritten
 
 
 def items(page):
@@ -409,3 +419,60 @@ def test_importance_colours_what_it_was_given_of(opened, net):
     assert not any(colours("layers"))
     page.locator("g.item.section", has_text="stem").click(position={"x": 20, "y": 5})
     assert "importance\n0.5" in text(page)
+
+
+class Turns(nn.Module):
+    """Two unlike layers in turn, three times, and one more in the same section."""
+
+    def __init__(self, last: int = 24) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        widths = ((16,), (32, 32)) * 3 + ((last,),)
+        self.layers = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise((8, *inner, 8))), nn.ReLU())
+            for inner in widths
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def turns(name: str, last: int = 24) -> ArchGraph:
+    return trace(Turns(last), torch.zeros(2, 6)).graph.replace(name=name)
+
+
+def test_a_fold_of_several_blocks_has_the_figures_of_all_of_them(opened):
+    graph = turns("turns")
+    narrow = take(graph, 0.5)
+    tiers = (
+        Tier("whole", graph, Rewritten.identity(graph).transfer, count=1),
+        Tier("narrow", narrow.graph, narrow.transfer, count=3),
+    )
+    page = opened(Family(graph, None, tiers, "turns"))
+    data = page.evaluate("archgraph.data.graphs[0]")
+    assert [fold[1:3] for fold in data["folds"]] == [[2, 3]]
+    first, count = data["folds"][0][0], 6
+    feeding = data["feeding"]
+    blocks = [feeding["blocks"][first + i] for i in range(count)]
+    assert len(set(blocks)) > 1  # unlike, so that no row of one of them would do
+    shares = [feeding["rows"][row][1] for row in blocks]
+    whole = feeding["rows"][feeding["folds"][0]][1]
+    assert min(shares) < whole < max(shares)
+    page.evaluate("(({app}) => app.visit(app.panes[0], app.panes[0].model.find('f0')))(archgraph)")
+    assert f"{whole:.0%} of the weights".replace("%", " %") in text(page)
+
+
+def test_parts_that_the_first_graph_lacks_are_not_said_to_be_the_same(opened):
+    shorter = shorten(turns("short"), {"layers": 5}).graph
+    page = opened([shorter, turns("b"), turns("c", last=20)], hash="#g=1.2")
+    told = page.inner_text("#differences")
+    assert "The same architecture" not in told
+    assert f"Parts that {shorter.name} lacks are not compared with each other." in told
+
+
+def test_an_address_that_names_no_colour_opens_the_page(opened, family):
+    page = opened(family, hash="#by=constructor")
+    assert page.input_value("#by") == "weights"

@@ -125,3 +125,10 @@ def test_a_telephone_has_room_for_the_slider(opened, run_folder, dark):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#round").bounding_box()["width"] > 100
     assert page.locator(".area").first.bounding_box()["height"] > 200
+
+
+def test_damaged_lines_cost_the_colours_and_not_the_page(net, run_folder):
+    (run_folder / FILE).write_text("{}\n")
+    with pytest.warns(UserWarning, match=r"no colours over the rounds: .*damaged line"):
+        data = unpack(view(read_run(run_folder)))
+    assert "rounds" not in data["graphs"][0]

@@ -50,6 +50,8 @@ class Comparison {
         parts.set(key, part);
       }
     });
+    /** Whether two panes have parts that the first graph lacks: nothing tells how these differ. */
+    this.unsure = [...parts.values()].some(({ ops, own }) => ops === null && own.size > 1);
     const rows = [...parts.values()].map(({ level, part, ops, text, own }) =>
       ({ level, part, shares: data.map((_, pane) => own.has(pane) ? own.get(pane) || null : this.shared(pane, ops, text)) }));
     return rows.filter(({ shares }) => shares.some((share) => share?.text !== shares[0]?.text));
@@ -152,7 +154,8 @@ class Comparison {
       [[soft(part), h("small", {}, level)], ...shares.map((share, i) => cell(part, share, this.kind(shares[0], share), level, panes[i]))];
     const heads = ["part", ...panes.map((pane) => soft(pane.model.data.name))];
     return h("section", { id: "differences" }, h("h3", {}, "Side by side"),
-      h("p", {}, rows.length ? `${rows.length} differences, ${source}.` : `The same architecture: ${source}.`),
+      h("p", {}, rows.length ? `${rows.length} differences, ${source}.` : this.unsure ? "" : `The same architecture: ${source}.`,
+        this.unsure ? ` Parts that ${app.data.graphs[0].name} lacks are not compared with each other.` : ""),
       few(rows, (some) => table("Differences", heads, some.map(line)) || "", 40));
   }
 }

@@ -369,7 +369,7 @@ class App {
     const graphs = row.length ? row : this.data.start;
     const by = told.get("by") || "";
     const first = Object.keys(this.data.overlays)[0] || (this.overlays.weights ? "weights" : "none");
-    this.state.by = by === "none" || this.overlays[by] ? by : first;
+    this.state.by = by === "none" || Object.hasOwn(this.overlays, by) ? by : first;
     this.state.names = told.get("names") === "1";
     slide.until = Number(told.get("round")) || Infinity;
     $("by").value = this.state.by;

@@ -245,13 +245,12 @@ class Model {
     return this.every(item).reduce((total, o) => total + column[o], 0);
   }
 
-  /** A figure of an item, of a fold the mean of its blocks'; null: it has none. @returns {number|null} */
+  /** A figure of an item, of a fold over all of its blocks; null: it has none. @returns {number|null} */
   figure(/** @type {any} */ columns, /** @type {Item} */ item) {
     if (item.kind === "graph") return columns.whole;
-    const column = columns[{ section: "sections", block: "blocks", fold: "blocks", box: "boxes", operator: "operators" }[item.kind] || ""] || [];
-    const fold = item.kind === "fold" ? this.data.folds[item.fold] : null;
-    const row = column.slice(item.number, item.number + (fold ? fold[1] * fold[2] : 1)).filter((/** @type {any} */ value) => value !== null);
-    return row.length ? row.reduce((/** @type {number} */ sum, /** @type {number} */ value) => sum + value, 0) / row.length : null;
+    if (item.kind === "fold") return columns.folds[item.fold];
+    const column = columns[{ section: "sections", block: "blocks", box: "boxes", operator: "operators" }[item.kind] || ""] || [];
+    return column[item.number] ?? null;
   }
 
   /** How clients feed an item: [clients, share of weights, share of each kind]; null: nobody does. */
