@@ -108,7 +108,7 @@ class Panel {
     const rows = model.data.blocks.map((/** @type {any} */ block, /** @type {number} */ i) => ({ i, block, row: feeding.rows[feeding.blocks[i]] }))
       .filter((/** @type {any} */ one) => one.row)
       .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[0] * a.row[1] - b.row[0] * b.row[1]).slice(0, 5);
-    return table("Fed least", ["block", "clients", "weights, over all"], rows.map(({ i, row }) => {
+    return table("Fed least", ["block", "clients", "weights, over all"], rows.map((/** @type {any} */ { i, row }) => {
       const { total, lacking, over } = feeders(feeding, row);
       return [this.block(canvas, i), [h("span", { class: "whole" }, `${row[0]} of ${total}`), lacking.length ? h("small", {}, `not ${lacking.join(", ")}`) : null], percent(over)];
     }));
