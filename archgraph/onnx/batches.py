@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Ref
@@ -53,7 +54,7 @@ def check_batches(
         results = outputs(built, both)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # an axis beyond the last
         raise SpecError("cannot be computed", where=where, found=str(error)[:200]) from error
-    alone = _said(module, both) if stated else None
+    alone = _said(module, both, where) if stated else None
     if alone is not None:
         same = all(_close(a, b, graph) for a, b in zip(results, alone, strict=True))
     else:
@@ -87,14 +88,51 @@ def _check_size(graph: ArchGraph, where: str) -> None:
         asked_live = (sum(live.values()), LIMITS.onnx_live_elements, "elements at once")
         for found, most, of in (asked, asked_live):
             if found > most:
-                raise SpecError(
-                    "has results that are too large for a comparison of two examples",
-                    where=f"{where}: {node.name}",
-                    found=f"{found:,} {of}",
-                    expected=f"at most {most:,}",
-                    hint="export the network for smaller inputs",
-                )
+                _refuse_size(where, node.name, found, most, of)
         live = {name: size for name, size in live.items() if last.get(name, 0) > at}
+
+
+def _refuse_size(where: str, place: str, found: int, most: int, of: str) -> NoReturn:
+    raise SpecError(
+        "has results that are too large for a comparison of two examples",
+        where=f"{where}: {place}",
+        found=f"{found:,} {of}",
+        expected=f"at most {most:,}",
+        hint="export the network for smaller inputs",
+    )
+
+
+class _TooLarge(Exception):
+    """Ends a run without data."""
+
+
+def _large(module: OnnxModule, both: Mapping[str, Any]) -> tuple[str, int, int, str] | None:
+    """The first of the file's nodes that holds too much, found without data; None: none does."""
+    own = {id(value) for value in (*module.parameters(), *module.buffers())}
+    before = ""
+
+    def watch(step: str, held: Iterable[Any]) -> None:
+        nonlocal before
+        sizes = [v.numel() for v in held if isinstance(v, torch.Tensor) and id(v) not in own]
+        for found, most, of in (
+            (max(sizes, default=0), LIMITS.onnx_result_elements, "elements"),
+            (sum(sizes), LIMITS.onnx_live_elements, "elements at once"),
+        ):
+            if found > most:
+                raise _TooLarge(before, found, most, of)
+        before = step
+
+    module.watch = watch
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            made = {k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in both.items()}
+            made = module.eval()(**made)
+            watch("", made.values() if isinstance(made, dict) else [made])
+    except _TooLarge as error:
+        return error.args
+    finally:
+        module.watch = None
+    return None
 
 
 def _inputs(graph: ArchGraph) -> list[str]:
@@ -106,8 +144,18 @@ def _axes(type_: Any) -> list[int]:
     return [axis for axis, size in enumerate(shape) if isinstance(size, Batch)]
 
 
-def _said(module: OnnxModule, both: Mapping[str, Any]) -> list[torch.Tensor] | None:
-    """What the file's nodes give for the sizes as they are; None: they do not take them."""
+def _said(module: OnnxModule, both: Mapping[str, Any], where: str) -> list[torch.Tensor] | None:
+    """What the file's nodes give for the sizes as they are; None: they do not take them.
+
+    Raises:
+        SpecError: If what they compute on the way is too large; the graph may have none of it.
+    """
+    try:
+        large = _large(module, both)
+    except (RuntimeError, SpecError, TypeError):
+        return None
+    if large is not None:
+        _refuse_size(where, *large)
     try:
         return outputs(module.eval(), both)  # type: ignore[arg-type]  # a module as well
     except (RuntimeError, SpecError):

@@ -180,7 +180,8 @@ _products = either(
     MatMul("q", _turned),
 )
 _shares = Softmax(either(_products, Add(_products, "mask")), axis="axis")
-_attention = MatMul(either(_shares, Where(IsNaN(_shares), 0.0, _shares)), "v")
+_attention = MatMul(_shares, "v")
+_attention_or_zero = MatMul(Where(IsNaN(_shares), 0.0, _shares), "v")
 
 SPELLINGS = (
     SpeltForm("LayerNormalization", _moved(_layer_norm), ("x", "w", "b"), _along_last),
@@ -205,6 +206,14 @@ SPELLINGS = (
         _attention,
         ("q", "k", "v", "mask", "times", "times of k", "over"),
         _scores,
+    ),
+    SpeltForm(
+        "spelt Attention",
+        _attention_or_zero,
+        ("q", "k", "v", "mask", "times", "times of k", "over"),
+        lambda found, reader: (
+            None if (at := _scores(found, reader)) is None else at | {"or_zero": 1}
+        ),
     ),
 )
 

@@ -7,8 +7,9 @@ constants) is folded on the way.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ class OnnxModule(OnnxPart):
         """Read a file's nodes and tensors; refuse what has no row."""
         super().__init__()
         self.where = where
+        self.watch: Callable[[str, Iterable[Any]], None] | None = None  # what is held at a step
         main = proto.graph
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
@@ -112,6 +114,7 @@ class OnnxModule(OnnxPart):
                     value.numpy() if value.dtype != torch.bfloat16 else value.float().numpy()
                 )
         self._fold(stored, asked)
+        self.steps = _read(self.steps, self.results)
         self.steps = fuse(self.steps, self.results, self.known, stored, self.opset)
         self._place({name: value for name, value in stored.items() if name not in self.known})
         for step in self.steps:
@@ -198,6 +201,8 @@ class OnnxModule(OnnxPart):
         env |= {name: self._leaf(path) for name, path in self.leaves.items()}
         last = {name: at for at, step in enumerate(self.steps) for name in step.inputs if name}
         for at, step in enumerate(self.steps):
+            if self.watch is not None:
+                self.watch(str(step), env.values())
             try:
                 results = self._results(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
@@ -255,10 +260,30 @@ class OnnxModule(OnnxPart):
     inputs: tuple[str, ...] = ()
 
 
+def _read(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
+    """The steps that the results are made of."""
+    read, kept = {*results}, []
+    for step in reversed(steps):
+        if read & {*step.outputs}:
+            read |= {*step.inputs}
+            kept.append(step)
+    return kept[::-1]
+
+
+@functools.cache
+def _taken() -> frozenset[str]:
+    """Attributes that every module has: no part of it can have their names."""
+    return frozenset(dir(OnnxPart()))
+
+
 def _path(name: str) -> str:
-    """A name as a path of attributes."""
+    """A name as a path of attributes.
+
+    >>> _path("block.0/half"), _path("block.half")
+    ('block.0_half', 'block.half_')
+    """
     parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".")]
-    return ".".join(part or "_" for part in parts) or "_"
+    return ".".join(f"{part}_" if part in _taken() or not part else part for part in parts)
 
 
 def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:

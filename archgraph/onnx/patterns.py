@@ -199,10 +199,9 @@ class OnnxReader:
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
     def number(self, operand: Any) -> float | None:
-        """A constant of one number."""
-        array = self._constant(operand)
-        numbers = self.numbers(array.ravel()) if array is not None and array.size == 1 else None
-        return None if numbers is None else float(numbers[0])
+        """A constant of one number; one of more axes could add axes to what it meets."""
+        numbers = self.numbers(operand)
+        return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
 
     def _constant(self, operand: Any) -> np.ndarray[Any, Any] | None:
         if not isinstance(operand, str):

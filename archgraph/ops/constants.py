@@ -27,7 +27,8 @@ def constant(tensor: torch.Tensor) -> Constant:
             expected=f"at most {LIMITS.constant_bytes} bytes",
             hint="make it a buffer of the state",
         )
-    tensor = tensor.detach().cpu().contiguous()
+    # A copy, since one element may stand in any stride and still count as contiguous.
+    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if size else b""
     return Constant(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw)
 

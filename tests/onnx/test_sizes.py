@@ -11,9 +11,12 @@ import torch
 
 import archgraph as ag
 from archgraph.errors import SpecError
+from archgraph.rewrite.laws import outputs
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
 
 
 def recurrent(path: Path, batch: int, **other: tuple[int, ...]) -> Path:
@@ -124,3 +127,86 @@ def test_an_open_file_may_join_its_examples(tmp_path):
     graph, state = ag.load(file(tmp_path / "m.onnx", MEAN, "n"))
     x = torch.randn(3, 4)
     torch.testing.assert_close(ag.build(graph, state)(x), x + x.mean(0), rtol=0, atol=1e-6)
+
+
+LARGE = [
+    ("Tile", ["x", "r"], "big", {}),
+    ("Shape", ["big"], "shape", {}),
+    ("Gather", ["shape", "last"], "many", {}),
+    ("Cast", ["many"], "real", {"to": onnx.TensorProto.FLOAT}),
+    ("MatMul", ["x", "w"], "m", {}),
+]
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["by nothing", "for its shape"])
+def test_what_the_graph_has_nothing_of_takes_no_memory(used: bool, tmp_path: Path):
+    """2²⁶ elements for two examples, of which no result has any."""
+    nodes = [*LARGE, ("Mul", ["m", "real"] if used else ["m", "m"], "y", {})]
+    constants = {
+        "r": np.array([1, 2**23]), "last": np.array(1), "w": np.eye(4, dtype=np.float32),
+    }  # fmt: skip
+    path = file(tmp_path / "l.onnx", nodes, "N", **constants)
+    resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if used:
+        with pytest.raises(SpecError, match=r"Tile.*too large.*found 67,108,864 elements"):
+            ag.load(path)
+    else:
+        assert [n.op for n in ag.load(path).graph.nodes] == [
+            "input",
+            "aten.matmul",
+            "aten.mul.Tensor",
+        ]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 240 * 1024
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["plain", "zero instead of not a number"])
+def test_attention_that_may_look_at_nothing(zero: bool, tmp_path: Path):
+    """One head of keys for all: no fused operator, and what the file says where all is masked."""
+    real = onnx.TensorProto.FLOAT
+    mask = np.zeros((4, 4), np.float32)
+    mask[1] = -np.inf
+    nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        ("Transpose", ["k"], "t", {"perm": [0, 1, 3, 2]}),
+        ("MatMul", ["q", "t"], "s", {}),
+        ("Add", ["s", "mask"], "a", {}),
+        ("Softmax", ["a"], "p", {"axis": -1}),
+        ("IsNaN", ["p"], "n", {}),
+        ("Where", ["n", "zero", "p"], "z", {}),
+        ("MatMul", ["z" if zero else "p", "v"], "y", {}),
+    ]
+    shapes: dict[str, list[Any]] = {"q": ["N", 2, 4, 8], "k": ["N", 1, 4, 8], "v": ["N", 1, 4, 8]}
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(kind, given, [out], **at) for kind, given, out, at in nodes], "g",
+        [onnx.helper.make_tensor_value_info(name, real, s) for name, s in shapes.items()],
+        [onnx.helper.make_tensor_value_info("y", real, ["N", 2, 4, 8])],
+        [onnx.numpy_helper.from_array(v, k)
+         for k, v in {"mask": mask, "zero": np.array(0, np.float32)}.items()],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    found, weights = ag.load(tmp_path / "a.onnx")
+    draw = np.random.default_rng(0)
+    given = {
+        k: torch.tensor(draw.standard_normal([2, *s[1:]]), dtype=torch.float32)
+        for k, s in shapes.items()
+    }
+    (expected,) = run(session(tmp_path / "a.onnx"), [*given.values()])
+    (ours,) = outputs(ag.build(found, weights).eval(), given)
+    assert expected.isnan().any() != zero
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_constant_of_many_axes_is_no_number(tmp_path: Path):
+    """GELU whose half has three axes makes three of two, as the file says."""
+    nodes: list[tuple[Any, ...]] = [
+        ("Div", ["x", "root"], "a", {}), ("Erf", ["a"], "e", {}), ("Add", ["e", "one"], "g", {}),
+        ("Mul", ["x", "g"], "m", {}), ("Mul", ["m", "half"], "y", {}),
+    ]  # fmt: skip
+    numbers = {"root": 2**0.5, "one": 1.0, "half": [[[0.5]]]}
+    constants = {k: np.array(v, np.float32) for k, v in numbers.items()}
+    path = file(tmp_path / "g.onnx", nodes, 2, **constants)
+    assert str(ag.load(path).graph.nodes[-1].type) == "float32[1, batch, 4]"
+    path = file(tmp_path / "g.onnx", nodes, 2, **constants | {"half": np.array([0.5], np.float32)})
+    assert "gelu" in [n.op.split(".")[1] for n in ag.load(path).graph.nodes if n.op != "input"]

@@ -23,3 +23,9 @@ def test_a_constant_larger_than_a_graph_may_hold_is_refused():
     large = torch.zeros(1).expand(LIMITS.constant_bytes // 4 + 1)  # one element in memory
     with pytest.raises(GraphError, match=r"constant is too large for a graph.*make it a buffer"):
         constant(large)
+
+
+def test_one_element_may_stand_in_any_stride():
+    whole = torch.arange(10)[::5]
+    assert tensor_of(constant(whole)).tolist() == [0, 5]
+    assert tensor_of(constant(whole[:1])).tolist() == [0]

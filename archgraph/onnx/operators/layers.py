@@ -174,7 +174,10 @@ def _layer_norm(at: Attributes, x: Any, w: Any = None, b: Any = None) -> Any:
 
 
 def _rms_norm(at: Attributes, x: Any, w: Any = None) -> Any:
-    return F.rms_norm(x, list(x.shape[at.get("axis", -1) :]), w, at.get("epsilon", 1e-5))
+    shape = list(x.shape[at.get("axis", -1) :])
+    if w is not None and list(w.shape) != shape:
+        w = w.expand(shape)
+    return F.rms_norm(x, shape, w, at.get("epsilon", 1e-5))
 
 
 def _mean_variance(at: Attributes, x: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,10 @@ def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any)
     if _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
     scores = (q * scale) @ k.transpose(-2, -1)
-    return torch.softmax(scores if mask is None else scores + mask, -1) @ v
+    shares = torch.softmax(scores if mask is None else scores + mask, -1)
+    if at.get("or_zero"):  # of a position that may look at nothing
+        shares = torch.where(shares.isnan(), 0.0, shares)
+    return shares @ v
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -42,7 +45,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _broadcast(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether a mask is one of scores, and does not repeat them."""
-    scores = (*q.shape[:-1], k.shape[-2])[-mask.dim() :]
+    scores = (*q.shape[:-1], k.shape[-2])[max(q.dim() - mask.dim(), 0) :]
     return mask.dim() <= q.dim() and all(
         isinstance(m, int) and m in (1, n) if isinstance(n, int) else True
         for m, n in zip(mask.shape, scores, strict=True)
