@@ -77,6 +77,7 @@ def shown_in(text: str) -> Any:
         from archgraph.states import Rewritten
 
         graph, family = _graph_in(path, member), None if path.is_dir() else family_of(path)
+        graph = graph.replace(name=f"{path.resolve().stem}:{member}")
         known = family is not None and family.has_global
         return Rewritten(graph, _from_global(family, member)) if known else graph
     if path.is_dir():

@@ -191,6 +191,8 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert sizes[0] != sizes[1]
     assert "wrote family.html" in call("view", "family.yaml:half", "family.yaml:whole").output
     assert unpack((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
+    graphs = unpack((here / "family.html").read_text())["graphs"]
+    assert [graph["name"] for graph in graphs] == ["family:half", "family:whole"]
     leaf = "head.linear.weight"
     for name, content in (("i.csv", f"name,score\n{leaf},0.5\n"), ("i.json", f'{{"{leaf}": 0.5}}')):
         (here / name).write_text(content)
