@@ -9,7 +9,6 @@ could act.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.cells import HeldCell, Trial, cells
+from archgraph.capture.clock import clock_names, later_clock
 from archgraph.capture.examples import tensors
 from archgraph.capture.export import Captured
 from archgraph.capture.restored import redrawn, restored
@@ -44,8 +44,11 @@ def assignments(model: torch.nn.Module, captured: Captured) -> list[Note]:
         for name, place in captured.changed.items():
             notes.append(_matters(name, place) if matters else _same(name, place))
     notes += [_unknown(name, place) for name, place in captured.kept.hidden().items()]
+    asked = dict(captured.kept.names)
+    for name in clock_names(asked.keys()):
+        asked.setdefault("time", asked[name])
     for names, differs, message, hint in _ASKED:
-        where = next((captured.kept.names[n] for n in names if n in captured.kept.names), None)
+        where = next((asked[n] for n in names if n in asked), None)
         if where and calls.safely(functools.partial(differs, calls), unknown=False):
             notes.append(TraceError(message, where=where, hint=hint))
     return notes
@@ -203,8 +206,25 @@ _ASKED: tuple[tuple[tuple[str, ...], Callable[[_Calls], bool], str, str], ...] =
         "let it go by something else than how it is run",
     ),
     (
-        ("time", "time_ns", "perf_counter", "monotonic", "now", "today", "urandom"),
-        lambda calls: calls.otherwise(contextlib.nullcontext),
+        (
+            "time",
+            "time_ns",
+            "perf_counter",
+            "perf_counter_ns",
+            "monotonic",
+            "monotonic_ns",
+            "process_time",
+            "thread_time",
+            "now",
+            "utcnow",
+            "today",
+            "localtime",
+            "gmtime",
+            "ctime",
+            "strftime",
+            "urandom",
+        ),
+        lambda calls: calls.otherwise(later_clock),
         "forward computes something else each time, and a graph does not",
         "give what changes as an input, draw with torch",
     ),

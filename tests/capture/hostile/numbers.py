@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
+from time import time as clock
 from typing import Any
 
 import torch
@@ -261,9 +264,23 @@ def default_dtype_asked(net, x):
 
 @body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
 def time_of_the_call(net, x):
-    import time
-
     return net.layer(x) * (1 + time.time() % 1)
+
+
+@body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
+def time_by_its_own_name(net, x):
+    return net.layer(x) * (1 + clock() / 1e6 % 1)
+
+
+@body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
+def hour_of_the_day(net, x):
+    return net.layer(x) * (1 + datetime.now().hour)
+
+
+@body()
+def a_time_that_is_only_noted(net, x):
+    net.since = time.perf_counter()
+    return net.layer(x)
 
 
 @body(refused=r"hostile/\w+\.py:\d+ in float_of_an_item: .*branches on the values")
