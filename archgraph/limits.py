@@ -47,7 +47,8 @@ class Limits:
     onnx_result_elements: int = 2**25  # elements of a result, two examples through an ONNX file
     onnx_live_elements: int = 2**27  # the same, of all results that are there at once
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
-    folded_elements: int = 2**27  # elements of what an ONNX file computes from constants
+    folded_elements: int = 2**24  # elements of what an ONNX file computes from constants
+    folded_bytes: int = 2**28  # the same, of all that is
 
 
 LIMITS = Limits()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -27,15 +28,18 @@ from archgraph.ops.constants import constant
 from archgraph.ops.schema import op_name
 
 
-def fold(tape: Tape, names: Collection[str]) -> Tape:
+def fold(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
     """The tape with constants in the place of what can be computed now.
 
-    ``names`` are state-dict keys of the model, which no constant may be called.
+    Args:
+        tape: The calls.
+        names: State-dict keys of the model, which no constant may be called.
+        most: Bytes of all that is computed.
 
     Raises:
-        TraceError: If a constant is too large for a graph.
+        TraceError: If a constant is too large for a graph, or more is computed than is allowed.
     """
-    work = _Folding(tape, names, dict(tape.tensors), dict(tape.views))
+    work = _Folding(tape, names, dict(tape.tensors), dict(tape.views), most)
     before = {node: tape.tensors[node].clone() for node in tape.labels}
     for node in tape.tensors:
         node.meta[FOLDED] = True
@@ -84,6 +88,7 @@ class _Folding:
     names: Collection[str]  # that no constant may have
     real: dict[torch.fx.Node, Any]
     views: dict[torch.fx.Node, View]
+    left: float  # bytes
     constants: dict[torch.fx.Node, Param] = field(default_factory=dict)
     leaves: dict[Constant, Param] = field(default_factory=dict)  # equal constants are one leaf
     stand_in: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
@@ -114,6 +119,7 @@ class _Folding:
             args, kwargs = pytree.tree_map(self._now, (node.args, node.kwargs))
         except LookupError:
             return None
+        self.take(node)
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if (autocast := calls.region(node).autocast) is not None:
                 stack.enter_context(torch.autocast(*autocast))
@@ -129,6 +135,18 @@ class _Folding:
         if table.base(op_name(target)).startswith("empty"):
             made.zero_()  # whatever memory holds is not part of an architecture
         return made
+
+    def take(self, node: torch.fx.Node) -> None:
+        """Count the bytes of a result that is computed now; a view has none."""
+        made = [] if node in self.views else pytree.tree_leaves(node.meta.get("val"))
+        size = sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
+        self.left -= size
+        if self.left < 0:
+            raise TraceError(
+                "computes too much from constants",
+                where=calls.where(node),
+                found=f"{size:,} bytes at once",
+            )
 
     def _now(self, item: Any) -> Any:
         """An argument of a call that is run now; LookupError where it is not known."""

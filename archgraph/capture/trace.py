@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
+from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
 from archgraph.ops.constants import constant
@@ -284,7 +286,8 @@ def _one_mode(
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
-    spelt = spell(unstack(functional(cast(fold(tape, leaves.owner)), parameters)))
+    folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
+    spelt = spell(unstack(functional(cast(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike = [*shared(model, constants, spelt.updates)]
     assigned = [] if own else assignments(model, captured)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Ref
-from archgraph.graph.values import Batch, TensorType, size_at, walk
-from archgraph.limits import LIMITS
+from archgraph.graph.values import Batch, TensorType, walk
 from archgraph.module.build import build
+from archgraph.onnx.memory import check_memory
 from archgraph.onnx.session import tolerance
 from archgraph.rewrite.laws import outputs, random_inputs
 
@@ -47,9 +45,9 @@ def check_batches(
     """
     if not any(_axes(graph.node[name].type) for name in _inputs(graph)):
         return
-    _check_size(graph, where)
     built = build(graph, state).eval()
     both = random_inputs(graph, 2)
+    check_memory(built, both, lambda: where)
     try:
         results = outputs(built, both)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # an axis beyond the last
@@ -73,68 +71,6 @@ def check_batches(
         )
 
 
-def _check_size(graph: ArchGraph, where: str) -> None:
-    """Refuse a graph whose results for two examples take too much memory at once."""
-    last = {
-        ref.name: at
-        for at, args in enumerate([*(node.args for node in graph.nodes), graph.outputs])
-        for ref in walk(args)
-        if isinstance(ref, Ref)
-    }
-    live: dict[str, int] = {}
-    for at, node in enumerate(graph.nodes):
-        live[node.name] = sum(prod(size_at(s, 2) for s in t.shape) for t in node.types)
-        asked = (live[node.name], LIMITS.onnx_result_elements, "elements")
-        asked_live = (sum(live.values()), LIMITS.onnx_live_elements, "elements at once")
-        for found, most, of in (asked, asked_live):
-            if found > most:
-                _refuse_size(where, node.name, found, most, of)
-        live = {name: size for name, size in live.items() if last.get(name, 0) > at}
-
-
-def _refuse_size(where: str, place: str, found: int, most: int, of: str) -> NoReturn:
-    raise SpecError(
-        "has results that are too large for a comparison of two examples",
-        where=f"{where}: {place}",
-        found=f"{found:,} {of}",
-        expected=f"at most {most:,}",
-        hint="export the network for smaller inputs",
-    )
-
-
-class _TooLarge(Exception):
-    """Ends a run without data."""
-
-
-def _large(module: OnnxModule, both: Mapping[str, Any]) -> tuple[str, int, int, str] | None:
-    """The first of the file's nodes that holds too much, found without data; None: none does."""
-    own = {id(value) for value in (*module.parameters(), *module.buffers())}
-    before = ""
-
-    def watch(step: str, held: Iterable[Any]) -> None:
-        nonlocal before
-        sizes = [v.numel() for v in held if isinstance(v, torch.Tensor) and id(v) not in own]
-        for found, most, of in (
-            (max(sizes, default=0), LIMITS.onnx_result_elements, "elements"),
-            (sum(sizes), LIMITS.onnx_live_elements, "elements at once"),
-        ):
-            if found > most:
-                raise _TooLarge(before, found, most, of)
-        before = step
-
-    module.watch = watch
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            made = {k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in both.items()}
-            made = module.eval()(**made)
-            watch("", made.values() if isinstance(made, dict) else [made])
-    except _TooLarge as error:
-        return error.args
-    finally:
-        module.watch = None
-    return None
-
-
 def _inputs(graph: ArchGraph) -> list[str]:
     return [node.name for node in graph.nodes if node.op == "input"]
 
@@ -150,12 +86,7 @@ def _said(module: OnnxModule, both: Mapping[str, Any], where: str) -> list[torch
     Raises:
         SpecError: If what they compute on the way is too large; the graph may have none of it.
     """
-    try:
-        large = _large(module, both)
-    except (RuntimeError, SpecError, TypeError):
-        return None
-    if large is not None:
-        _refuse_size(where, *large)
+    check_memory(module, both, lambda: f"{where}: {module.at}")
     try:
         return outputs(module.eval(), both)  # type: ignore[arg-type]  # a module as well
     except (RuntimeError, SpecError):

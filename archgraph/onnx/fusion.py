@@ -28,6 +28,7 @@ from archgraph.onnx.patterns import (
     either,
     operator,
 )
+from archgraph.onnx.singles import singles
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
@@ -107,8 +108,11 @@ def _groups(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
 
 
 def _matrix(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
-    """The bias stands along the last axis."""
-    return {} if "b" not in found.values or reader.stored[found.values["b"]].dim() == 1 else None
+    """The bias has one number for each output."""
+    outputs = reader.stored[found.values["w"]].shape[:1]
+    return (
+        {} if "b" not in found.values or reader.stored[found.values["b"]].shape == outputs else None
+    )
 
 
 _product = MatMul("x", Transpose(TensorVariable("w"), perm=[1, 0]))
@@ -237,7 +241,7 @@ def fuse(
         opset: The file's.
     """
     made = {name: step for step in steps for name in step.outputs}
-    reader = OnnxReader(made, known, stored, _derived(steps, known), opset)
+    reader = OnnxReader(made, known, stored, _derived(steps, known), singles(steps, known), opset)
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
     gone: set[str] = set()  # first results of steps
     fused: dict[str, OnnxStep] = {}

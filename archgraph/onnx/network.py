@@ -19,6 +19,7 @@ import torch
 
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.hints import unknown
+from archgraph.limits import LIMITS
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, tensor_of
@@ -82,7 +83,7 @@ class OnnxModule(OnnxPart):
         """Read a file's nodes and tensors; refuse what has no row."""
         super().__init__()
         self.where = where
-        self.watch: Callable[[str, Iterable[Any]], None] | None = None  # what is held at a step
+        self.at = ""  # the step that is computed
         main = proto.graph
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
@@ -122,7 +123,7 @@ class OnnxModule(OnnxPart):
 
     def _fold(self, stored: dict[str, torch.Tensor], asked: Collection[str]) -> None:
         """Compute what follows from constants alone; tensors of numbers among it are weights."""
-        rest = []
+        rest, held = [], 0
         read = {name for step in self.steps for name in step.inputs} | {*self.results}
         for step in self.steps:
             if step.kind in FOLDS and not read & {*step.outputs}:
@@ -141,6 +142,14 @@ class OnnxModule(OnnxPart):
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 place, found = f"{self.where}: {step}", str(error)[:200]
                 raise SpecError("cannot be computed", where=place, found=found) from error
+            held += value.nbytes
+            if held > LIMITS.folded_bytes:
+                raise SpecError(
+                    "computes too much from constants",
+                    where=f"{self.where}: {step}",
+                    found=f"{held:,} bytes",
+                    expected=f"at most {LIMITS.folded_bytes:,}",
+                )
             name = step.outputs[0]
             if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in asked:
                 stored[name] = tensor_of(value)
@@ -201,8 +210,7 @@ class OnnxModule(OnnxPart):
         env |= {name: self._leaf(path) for name, path in self.leaves.items()}
         last = {name: at for at, step in enumerate(self.steps) for name in step.inputs if name}
         for at, step in enumerate(self.steps):
-            if self.watch is not None:
-                self.watch(str(step), env.values())
+            self.at = str(step)
             try:
                 results = self._results(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:

@@ -43,7 +43,7 @@ class NumberVariable:
 
 @dataclass(frozen=True)
 class DerivedVariable:
-    """A variable for what follows from shapes and constants: a number, or a value's name."""
+    """A variable for one number of shapes and constants: the number, or the value's name."""
 
     name: str
 
@@ -120,6 +120,7 @@ class OnnxReader:
         known: Constants.
         stored: Tensors.
         derived: What follows from shapes and constants.
+        singles: What of that is one number.
         opset: The file's.
     """
 
@@ -127,6 +128,7 @@ class OnnxReader:
     known: Mapping[str, Any]
     stored: Mapping[str, torch.Tensor]
     derived: Collection[str]
+    singles: Collection[str]
     opset: int
 
     def matches(self, pattern: Pattern, operand: Any, found: Found) -> Iterator[Found]:
@@ -145,7 +147,7 @@ class OnnxReader:
                 yield from () if number is None else found.bound(name, number)
             case DerivedVariable(name):
                 number = self.number(operand)
-                if number is not None or operand in self.derived:
+                if number is not None or operand in self.singles:
                     yield from found.bound(name, operand if number is None else number)
             case TensorVariable(name):
                 yield from found.bound(name, operand) if operand in self.stored else ()

@@ -19,13 +19,14 @@ from archgraph.onnx.session import run, session  # noqa: E402 - after the packag
 SHAPES = {
     "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5),
     "qw": (8, 8), "kw": (8, 8), "vw": (8, 8), "cw": (8, 3, 1, 1), "gw": (8, 1, 1), "gb": (8, 1, 1),
-    "dw": (2, 8, 1, 1),
+    "dw": (2, 8, 1, 1), "one_row": (1, 8),
 }  # fmt: skip
 CONSTANTS = {
     "one": 1.0, "two": 2.0, "three": 3.0, "six": 6.0, "half": 0.5, "nearly": 0.51, "root": 2**0.5,
     "eps": 1e-5, "cubic": 0.044715, "slope": (2 / np.pi) ** 0.5, "scale": [0.7],
     "ones": [1.0] * 4, "others": [1.0, 1.0, 1.0, 1.1], "zeros": [0.0] * 4, "none": 0.0,
     "parts": [0, 4, -1], "heads": [0, 5, 2, 4], "whole": [0, 5, 8], "third": [3], "fourth": [4],
+    "places": [3, 1, 1, 1, 1],
 }  # fmt: skip
 
 CENTRED = "m = ReduceMean<axes = [{axis}]>(h) d = Sub(h, m) p = Pow(d, two)"
@@ -108,6 +109,11 @@ OTHERWISE = {
         "scaled_dot_product_attention",
         HEADS + "s1 = MatMul(q3, k3)" + SOFTMAX.format(axis=2),
     ),
+    "a scale for each position": (  # as many numbers as scores: the sizes 4, 5, 5, 5, 5
+        "scaled_dot_product_attention",
+        HEADS + "d1 = Shape(q2) d2 = Gather(d1, places) d3 = Cast<to = 1>(d2) "
+        "s0 = MatMul(q3, k3) s1 = Div(s0, d3)" + SOFTMAX.format(axis=-1),
+    ),
     "groups with weights": ("group_norm", GROUPS.format(ones="r1, others")),
 }
 
@@ -163,3 +169,10 @@ def test_what_only_looks_like_it_stays(name: str, tmp_path: Path):
     kind, nodes = OTHERWISE[name]
     graph, _ = loaded(written(nodes, tmp_path))
     assert f"aten.{kind}" not in [n.op for n in graph.nodes]
+
+
+def test_a_bias_wider_than_its_layer_is_added_apart(tmp_path: Path):
+    nodes = "l1 = Transpose<perm = [1, 0]>(one_row) l2 = MatMul(h, l1) z = Add(b, l2)"
+    graph, _ = loaded(written(nodes, tmp_path))
+    linear = next(node for node in graph.nodes if node.op == "aten.linear")
+    assert linear.arg("bias") is None

@@ -16,7 +16,9 @@ from archgraph.rewrite.laws import outputs
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
+from archgraph.onnx.network import _step  # noqa: E402
 from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
+from archgraph.onnx.singles import singles  # noqa: E402
 
 
 def recurrent(path: Path, batch: int, **other: tuple[int, ...]) -> Path:
@@ -58,7 +60,9 @@ def test_a_negative_size_is_a_free_one(tmp_path: Path):
     assert str(ag.load(tmp_path / "n.onnx").graph.node["x"].type) == "float32[batch, 3]"
 
 
-def file(path: Path, nodes: list[tuple[Any, ...]], batch: int | str, **constants: object) -> Path:
+def file(
+    path: Path, nodes: list[tuple[Any, ...]], batch: int | str, opset: int = 17, **constants: object
+) -> Path:
     """A file whose input and result have four values for each example."""
     real = onnx.TensorProto.FLOAT
     made = [onnx.helper.make_node(kind, [*given], [out], **at) for kind, given, out, at in nodes]
@@ -68,7 +72,8 @@ def file(path: Path, nodes: list[tuple[Any, ...]], batch: int | str, **constants
         [onnx.helper.make_tensor_value_info("y", real, ["", ""])],
         [onnx.numpy_helper.from_array(np.array(v), k) for k, v in constants.items()],
     )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    model.ir_version = 9
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -145,7 +150,7 @@ def test_what_the_graph_has_nothing_of_takes_no_memory(used: bool, tmp_path: Pat
     constants = {
         "r": np.array([1, 2**23]), "last": np.array(1), "w": np.eye(4, dtype=np.float32),
     }  # fmt: skip
-    path = file(tmp_path / "l.onnx", nodes, "N", **constants)
+    path = file(tmp_path / "l.onnx", nodes, "N", 17, **constants)
     resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if used:
@@ -206,7 +211,130 @@ def test_a_constant_of_many_axes_is_no_number(tmp_path: Path):
     ]  # fmt: skip
     numbers = {"root": 2**0.5, "one": 1.0, "half": [[[0.5]]]}
     constants = {k: np.array(v, np.float32) for k, v in numbers.items()}
-    path = file(tmp_path / "g.onnx", nodes, 2, **constants)
+    path = file(tmp_path / "g.onnx", nodes, 2, 17, **constants)
     assert str(ag.load(path).graph.nodes[-1].type) == "float32[1, batch, 4]"
-    path = file(tmp_path / "g.onnx", nodes, 2, **constants | {"half": np.array([0.5], np.float32)})
+    path = file(
+        tmp_path / "g.onnx", nodes, 2, 17, **constants | {"half": np.array([0.5], np.float32)}
+    )
     assert "gelu" in [n.op.split(".")[1] for n in ag.load(path).graph.nodes if n.op != "input"]
+
+
+WIDE = 2**14
+TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
+    "constants broadcast": (
+        [("Add", ["a", "b"], "big", {})],
+        {"a": np.zeros((WIDE, 1), np.int64), "b": np.zeros((1, WIDE), np.int64)},
+        "computes too much from constants.*2,147,483,648 bytes",
+    ),
+    "constants gathered": (
+        [("Gather", ["a", "b"], "big", {"axis": 1})],
+        {"a": np.zeros((WIDE, 1), np.int64), "b": np.zeros(WIDE, np.int64)},
+        "computes too much from constants",
+    ),
+    "what is folded broadcasts": (
+        [
+            ("ConstantOfShape", ["l"], "r", {}),
+            ("Reshape", ["r", "column"], "a", {}),
+            ("Reshape", ["r", "row"], "b", {}),
+            ("Add", ["a", "b"], "big", {}),
+        ],
+        {"l": np.array([WIDE]), "column": np.array([-1, 1]), "row": np.array([1, -1])},
+        r"Add: is too large; found \[16384, 16384\]",
+    ),
+    "much is folded": (
+        [("ConstantOfShape", ["l"], "r0", {})]
+        + [("Add", [f"r{i}", f"r{i}"], f"r{i + 1}", {}) for i in range(6)]
+        + [("Add", ["r5", "r6"], "big", {})],
+        {"l": np.array([2**23])},
+        "computes too much from constants",
+    ),
+    "scores inside an operator": (
+        [
+            ("Reshape", ["x", "s"], "q", {}),
+            ("Tile", ["q", "r"], "k", {}),
+            ("Attention", ["k", "k", "k"], "big", {"softcap": 2.0}),
+        ],
+        {"s": np.array([0, 1, 4, 1]), "r": np.array([1, 1, 2**11, 1])},
+        r"too large.*found 134,217,728 elements",
+    ),
+    "small views of large results": (
+        [("Tile", ["x", "r"], f"t{i}", {}) for i in range(8)]
+        + [("Slice", [f"t{i}", "zero", "two", "one"], f"s{i}", {}) for i in range(8)]
+        + [("Concat", [f"s{i}" for i in range(8)], "big", {"axis": 1})],
+        {"r": np.array([1, 2**22]), "zero": [0], "two": [2], "one": [1]},
+        "too large.*elements at once",
+    ),
+}
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["for its shape", "as a result"])
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: bool, tmp_path):
+    nodes, constants, message = TOO_LARGE[name]
+    shape = [
+        ("Shape", ["big"], "shape", {}),
+        ("Gather", ["shape", "last"], "many", {}),
+        ("ReduceMax", ["big"], "most", {"keepdims": 0}),
+        ("Cast", ["most" if shown else "many"], "real", {"to": onnx.TensorProto.FLOAT}),
+        ("Mul", ["x", "real"], "y", {}),
+    ]
+    path = file(tmp_path / "l.onnx", [*nodes, *shape], "N", 23, last=np.array(-1), **constants)
+    resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SpecError, match=f"(?s){message}"):
+        ag.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+
+
+def test_sizes_overflow_as_those_of_the_file_do(tmp_path: Path):
+    """Squares of squares of a size: whole numbers without bound would take years."""
+    squares: list[tuple[Any, ...]] = [
+        ("Mul", [f"n{i}", f"n{i}"], f"n{i + 1}", {}) for i in range(60)
+    ]
+    nodes = [
+        ("Shape", ["x"], "shape", {}),
+        ("Gather", ["shape", "last"], "n", {}),
+        ("Add", ["n", "last"], "n0", {}),
+        *squares,
+        ("Cast", ["n60"], "real", {"to": onnx.TensorProto.FLOAT}),
+        ("Mul", ["x", "real"], "y", {}),
+    ]
+    path = file(tmp_path / "s.onnx", nodes, "N", last=np.array(1))
+    graph, state = ag.load(path)
+    x = torch.randn(3, 4)
+    (expected,) = run(session(path), [x])
+    torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank"),
+    [
+        ("n = Shape<start = 1, end = 2>(x)", 1),
+        ("n = Shape<start = -1>(x)", 1),
+        ("n = Shape<start = -2>(x)", None),
+        ("n = Size(x)", 0),
+        ("s = Shape(x) n = Gather(s, scalar)", 0),
+        ("s = Shape(x) n = Gather(s, single)", 1),
+        ("s = Shape(x) n = Gather(s, pair)", None),
+        ("s = Shape(x) n = Slice(s, single, next)", 1),
+        ("s = Shape(x) n = Slice(s, minus, end)", 1),
+        ("s = Shape(x) n = Slice(s, minus, next)", None),
+        ("s = Shape(x) n = Slice(s, single, next, zero, next)", None),
+        ("s = Shape(x) a = Slice(s, single, next) b = Cast<to = 1>(a) n = Sqrt(b)", 1),
+        ("s = Shape(x) a = Cast<to = 1>(s) b = Gather(a, scalar) n = Unsqueeze(b, zero)", 1),
+        ("s = Shape(x) a = Gather(s, single) n = Squeeze(a)", 0),
+        ("s = Shape(x) a = Gather(s, scalar) n = Mul(a, s)", None),
+        ("s = Shape(x) a = Gather(s, scalar) n = Mul(a, deep)", None),
+        ("s = Size(x) a = Unsqueeze(s, zero) n = Unsqueeze(a, zero)", None),
+        ("n = Relu(x)", None),
+    ],
+)
+def test_what_is_one_number_for_certain(nodes: str, rank: int | None):
+    graph = onnx.parser.parse_graph(f"g (float[n, 4] x) => (float y) {{ {nodes} y = Relu(n) }}")
+    steps = [_step(node, "", i, 17) for i, node in enumerate(graph.node)]
+    known = {
+        "scalar": np.array(1), "single": np.array([1]), "pair": np.array([0, 1]),
+        "next": np.array([2]), "minus": np.array([-1]), "end": np.array([2**63 - 1]),
+        "zero": np.array([0]), "deep": np.array([[2]]),
+    }  # fmt: skip
+    assert singles(steps, known).get("n") == rank

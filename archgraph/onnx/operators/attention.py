@@ -47,17 +47,20 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _bias(at: Attributes, q: Any, k: Any, mask: Any, past: Any, lengths: Any) -> Any:
     """What is added to the scores: a mask, and -inf where a position may not look."""
-    last, columns = q.shape[2], torch.arange(k.shape[2])
+    last = q.shape[2]
     if mask is not None:
         fill = 0.0 if mask.dtype == torch.bool else -math.inf
         if mask.shape[-1] < k.shape[2]:
             mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=fill)
         if mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, -math.inf).to(q.dtype)
-    before = past if lengths is None else lengths.reshape(-1, 1, 1, 1) - last
-    ahead = columns - (torch.arange(last).unsqueeze(1) + before)  # of the query's own position
     right = 0 if at.get("is_causal", 0) else at.get("right_window_size", -1)
     left = at.get("left_window_size", -1)
+    if right < 0 and left < 0 and lengths is None:
+        return mask
+    columns = torch.arange(k.shape[2])
+    before = past if lengths is None else lengths.reshape(-1, 1, 1, 1) - last
+    ahead = columns - (torch.arange(last).unsqueeze(1) + before)  # of the query's own position
     rules = [ahead <= right] * (right >= 0) + [-ahead <= left] * (left >= 0)
     if lengths is not None:
         rules.append(columns < lengths.reshape(-1, 1, 1, 1))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from archgraph.onnx.operators.row import Attributes, Known, axes_of, whole
 Folding: TypeAlias = Callable[..., Known]
 
 
-def _div(at: Attributes, a: Known, b: Known) -> Known:
+def _div(a: Known, b: Known) -> Known:
     integer = a.dtype.kind in "iuO"
     return np.floor_divide(a, b) if integer else np.divide(a, b)
 
@@ -74,12 +75,40 @@ def _filled(at: Attributes, shape: Known) -> Known:
     return np.full(_bounded(whole(shape)), fill[0])
 
 
-def _bounded(shape: list[Any]) -> list[Any]:
+def _bounded(shape: Sequence[Any]) -> list[Any]:
     """Sizes of a constant, unless it is too large."""
-    elements = math.prod(int(size) for size in shape)
-    if min(shape, default=0) < 0 or elements > LIMITS.folded_elements:
-        raise SpecError("is too large", found=shape, expected=LIMITS.folded_elements)
-    return shape
+    sizes = [*shape]
+    elements = math.prod(int(size) for size in sizes)
+    if min(sizes, default=0) < 0 or elements > LIMITS.folded_elements:
+        raise SpecError("is too large", found=sizes, expected=LIMITS.folded_elements)
+    return sizes
+
+
+def _elementwise(function: Callable[..., Known]) -> Folding:
+    """A function of arrays that are broadcast to one shape."""
+
+    def compute(at: Attributes, *given: Known) -> Known:
+        _bounded(np.broadcast_shapes(*(np.shape(x) for x in given)))
+        with np.errstate(all="ignore"):
+            return np.asarray(function(*map(_stored, given)))
+
+    return compute
+
+
+def _stored(value: Known) -> Known:
+    """Sizes as whole numbers of 64 bits, which overflow as the file's do; those of a batch stay."""
+    return value.astype(np.int64) if value.dtype == object and not symbolic(value) else value
+
+
+def _gather(at: Attributes, x: Known, indices: Known) -> Known:
+    axis = at.get("axis", 0)
+    _bounded([*np.delete(np.array(x.shape), axis), *indices.shape])
+    return np.asarray(np.take(x, indices.astype(np.int64), axis))
+
+
+def _concat(at: Attributes, *given: Known) -> Known:
+    _bounded([sum(x.size for x in given)])
+    return np.concatenate(given, at.get("axis", 0))
 
 
 def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
@@ -91,7 +120,7 @@ def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
 
 def _expand(at: Attributes, x: Known, shape: Known) -> Known:
     sizes = np.broadcast_shapes(x.shape, tuple(whole(shape)))
-    _bounded(list(sizes))
+    _bounded(sizes)
     return np.broadcast_to(x, sizes)
 
 
@@ -105,32 +134,32 @@ def _reduce(function: Callable[..., Known]) -> Folding:
 
 
 FOLDS: dict[str, Folding] = {
-    "Add": lambda at, a, b: np.asarray(a + b),
-    "Sub": lambda at, a, b: a - b,
-    "Mul": lambda at, a, b: a * b,
-    "Div": _div,
+    "Add": _elementwise(operator.add),
+    "Sub": _elementwise(operator.sub),
+    "Mul": _elementwise(operator.mul),
+    "Div": _elementwise(_div),
     "Neg": lambda at, x: -x,
-    "Mod": lambda at, a, b: np.mod(a, b),
+    "Mod": _elementwise(np.mod),
     "Sqrt": lambda at, x: np.sqrt(x),
-    "Pow": lambda at, a, b: np.power(a, b),
+    "Pow": _elementwise(np.power),
     "Floor": lambda at, x: np.floor(x),
     "Ceil": lambda at, x: np.ceil(x),
-    "Max": lambda at, *x: functools.reduce(np.maximum, x),
-    "Min": lambda at, *x: functools.reduce(np.minimum, x),
-    "Equal": lambda at, a, b: np.asarray(np.equal(a, b), dtype=bool),
-    "Where": lambda at, c, a, b: np.asarray(np.where(c, a, b)),
+    "Max": _elementwise(lambda *x: functools.reduce(np.maximum, x)),
+    "Min": _elementwise(lambda *x: functools.reduce(np.minimum, x)),
+    "Equal": _elementwise(lambda a, b: np.asarray(np.equal(a, b), dtype=bool)),
+    "Where": _elementwise(np.where),
     "Identity": lambda at, x: x,
     "Cast": _cast,
     "CastLike": _cast_like,
     "Abs": lambda at, x: abs(x),
     "Not": lambda at, x: np.logical_not(x),
-    "And": lambda at, a, b: np.logical_and(a, b),
-    "Or": lambda at, a, b: np.logical_or(a, b),
-    "Less": lambda at, a, b: np.asarray(a < b, dtype=bool),
-    "Greater": lambda at, a, b: np.asarray(a > b, dtype=bool),
+    "And": _elementwise(np.logical_and),
+    "Or": _elementwise(np.logical_or),
+    "Less": _elementwise(lambda a, b: np.asarray(a < b, dtype=bool)),
+    "Greater": _elementwise(lambda a, b: np.asarray(a > b, dtype=bool)),
     "Size": lambda at, x: np.array(x.size, dtype=object),
-    "Concat": lambda at, *x: np.concatenate(x, at.get("axis", 0)),
-    "Gather": lambda at, x, i: np.asarray(np.take(x, i.astype(np.int64), at.get("axis", 0))),
+    "Concat": _concat,
+    "Gather": _gather,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Unsqueeze": lambda at, x, axes=None: np.expand_dims(x, tuple(axes_of(at, axes) or ())),

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
+from archgraph.errors import SpecError
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable
 
 
 def _group_norm(at: Attributes, x: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
@@ -24,7 +25,7 @@ def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any)
     """Attention of any rank; its scores are multiplied by numbers, or divided by them."""
     if order := at.get("perm"):
         k = k.permute(order)
-    first, second, over = (1.0 if n is None else float(np.ravel(n)[0]) for n in numbers)
+    first, second, over = (1.0 if n is None else _number(n) for n in numbers)
     scale = at.need("scale") * first * second / over
     if _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
@@ -33,6 +34,17 @@ def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any)
     if at.get("or_zero"):  # of a position that may look at nothing
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
+
+
+def _number(value: Known) -> float:
+    """The one number of a value.
+
+    Raises:
+        SpecError: If it has another size: a place that its shape does not have.
+    """
+    if np.size(value) != 1:
+        raise SpecError("is no number", found=f"{np.size(value)} numbers", expected="1")
+    return float(np.ravel(value)[0])
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,106 @@
+"""How much memory a module would take: it runs without data, and every result is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from archgraph.errors import SpecError
+from archgraph.limits import LIMITS
+
+
+def check_memory(
+    module: torch.nn.Module, inputs: Mapping[str, Any], where: Callable[[], str]
+) -> None:
+    """Refuse a module that holds too much at once, inside an operator or between two.
+
+    Args:
+        module: The module, in eval mode; one that cannot run without data is let through.
+        inputs: What it is called with.
+        where: Where it is now, for errors.
+
+    Raises:
+        SpecError: If it does.
+    """
+    counted = _Counted()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = {k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in inputs.items()}
+        try:
+            with torch.no_grad(), _Attention(), counted:
+                module(**given)
+        except _TooLarge as error:
+            found, most, of = error.args
+            raise SpecError(
+                "has results that are too large for a comparison of two examples",
+                where=where(),
+                found=f"{found:,} {of}",
+                expected=f"at most {most:,}",
+                hint="export the network for smaller inputs",
+            ) from None
+        except (IndexError, RuntimeError, SpecError, TypeError, ValueError):
+            return
+
+
+_FUSED = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+class _TooLarge(Exception):
+    """Ends a run without data; no error that a module could raise."""
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the elements of results as they are made, and of those that are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in pytree.tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.count(result)
+        return results
+
+    def count(self, result: torch.Tensor) -> None:
+        """Count memory that is new; a view keeps what it is of."""
+        storage = result.untyped_storage()
+        place = StorageWeakRef(storage)
+        if place in self.live:
+            return
+        elements = int(storage.nbytes()) // result.element_size()
+        self.live = {one: size for one, size in self.live.items() if not one.expired()}
+        self.live[place] = elements
+        for found, most, of in (
+            (elements, LIMITS.onnx_result_elements, "elements"),
+            (sum(self.live.values()), LIMITS.onnx_live_elements, "elements at once"),
+        ):
+            if found > most:
+                raise _TooLarge(found, most, of)
+
+
+class _Attention(TorchFunctionMode):
+    """Attention holds no scores where the CPU's fused kernel takes it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _FUSED:
+            q, k, v = args[:3]
+            if q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == v.shape[-1]:
+                return torch.zeros_like(q)
+        return func(*args, **(kwargs or {}))
