@@ -1,8 +1,9 @@
 """What a strategy's server does for ResNet-18 and ten clients, against one pass of ``torch.add_``.
 
-``pull``: everything that is sent to the ten clients of a round; ``merge``: what comes back examined
-and made into the next server state. Both are divided by adding every client's tensors, laid out in
-one piece, to a sum of their size once: the same bytes in the same run. Clients return their weights
+``pull``: everything that is sent to the ten clients of a round; ``examine``: what the strategy
+finds in what comes back, which a run computes in the clients' processes; ``merge``: the results
+made into the next server state. All are divided by adding every client's tensors, laid out in one
+piece, to a sum of their size once: the same bytes in the same run. Clients return their weights
 moved a little, and what else their program would send, as if they had trained.
 """
 
@@ -19,7 +20,6 @@ from archgraph.federation import (
     Client,
     Outcome,
     Result,
-    ServerState,
     Strategy,
     Task,
     Tier,
@@ -90,13 +90,9 @@ def returned(task: Task) -> Result:
     return task.result(Outcome(moved, others=others), 100)
 
 
-def merge_all(
-    strategy: Strategy, world: World, state: ServerState, results: Sequence[Result]
-) -> ServerState:
-    """What the server does with what comes back."""
-    for result in results:
-        strategy.examine(world, result)
-    return strategy.receive(world, state, results, 0)
+def examine_all(strategy: Strategy, world: World, results: Sequence[Result]) -> list[Result]:
+    """What is found in what comes back, client by client."""
+    return [strategy.examined(world, result) for result in results]
 
 
 def figures(repeat: int = 9) -> Iterator[tuple[str, float]]:
@@ -121,11 +117,13 @@ def figures(repeat: int = 9) -> Iterator[tuple[str, float]]:
 
         tasks = send()
         results = [returned(task) for task in tasks]
-        receive = functools.partial(merge_all, strategy, around, held, results)
-        bound, pull, merge = seconds(
-            added([task.state for task in tasks]), send, receive, repeat=repeat
+        examine = functools.partial(examine_all, strategy, around, results)
+        receive = functools.partial(strategy.receive, around, held, examine(), 0)
+        bound, pull, found, merge = seconds(
+            added([task.state for task in tasks]), send, examine, receive, repeat=repeat
         )
         yield f"{label}: pull / add_", pull / bound
+        yield f"{label}: examine / add_", found / bound
         yield f"{label}: merge / add_", merge / bound
 
 

@@ -166,22 +166,28 @@ class FedFA(Strategy):
         mask = self.mask_absent
         return part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
-    def examine(self, world: World, result: Result) -> None:
-        """Refuse a layer that α would blow up: its norm vanishes beside its largest weight."""
+    def examine(self, world: World, result: Result) -> State:
+        """``n_c`` of every scaled layer of the grafted model (lines 12, 18).
+
+        Raises:
+            RejectedUpdate: For a layer that α would blow up: its norm vanishes beside its largest
+                weight.
+        """
         if not self.scale or result.transfer is None:  # nothing of a score is averaged
-            return
-        for name in sorted(self._scaled(_fit(world, result.tier, self.variant).graph)):
-            weights = result.state[name]
-            if not self._may_be_steep(weights):
-                continue
-            size, largest = self._size(weights), float(weights.abs().max())
-            if largest > STEEPEST * size:
-                raise RejectedUpdate(
-                    "a few weights exceed all others",
-                    where=name,
-                    found=f"a weight of {largest:.3g} where the inner norm is {size:.3g}",
-                    expected=f"at most {STEEPEST:.0f} times the norm, which α divides by",
-                )
+            return {}
+        fit = _fit(world, result.tier, self.variant)
+        grafted = fit.graft.pull(result.state, copy=False, partial=True)
+        scaled = self._scaled(fit.grafted)
+        known: dict[int, Tensor] = {}  # a copied block's tensors are those of its source
+        norms = {}
+        for name in fit.grafted.state_names:
+            if name in scaled:
+                weights = grafted[name]
+                if id(weights) not in known:
+                    own = str(fit.graft.entries[name].source)
+                    known[id(weights)] = torch.tensor(self._norm(weights, own), dtype=torch.float64)
+                norms[name] = known[id(weights)]
+        return norms
 
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
@@ -191,12 +197,18 @@ class FedFA(Strategy):
         def grafted(result: Result) -> Result:
             """A client's model at the global depth (line 11, Algorithm 2)."""
             fit = _fit(world, result.tier, self.variant)
+            norms = result.findings or self.examine(world, result)
             skip = {k for k, entry in fit.graft.entries.items() if entry.source in result.skip}
-            weights = fit.graft.pull(result.state, copy=False, partial=True)
-            return dataclasses.replace(result, state=weights, transfer=fit.up, skip=frozenset(skip))
+            return dataclasses.replace(
+                result,
+                state=fit.graft.pull(result.state, copy=False, partial=True),
+                transfer=fit.up,
+                skip=frozenset(skip),
+                findings=norms,
+            )
 
-        def norms(result: Result) -> dict[str, float]:  # lines 12, 18
-            return self._norms(_fit(world, result.tier, self.variant), result.state)
+        def norms(result: Result) -> dict[str, float]:
+            return {name: float(norm) for name, norm in result.findings.items()}
 
         return covered_mean(  # lines 17, 19, 20, 22
             world,
@@ -227,38 +239,23 @@ class FedFA(Strategy):
             return frozenset(p.name for p in graph.params if p.role == "parameter")
         return ag.layer_weights(graph)
 
-    def _norms(self, fit: Fit, grafted: State) -> dict[str, float]:
-        """``n_c`` of every scaled entry of the grafted model."""
-        scaled = self._scaled(fit.grafted)
-        known: dict[int, float] = {}  # a copied block's tensors are those of its source
-        norms = {}
-        for name in fit.grafted.state_names:
-            if name not in scaled:
-                continue
-            weights = grafted[name]
-            if id(weights) not in known:
-                known[id(weights)] = self._size(weights)
-            norms[name] = known[id(weights)]
-        return norms
+    def _norm(self, weights: Tensor, name: str) -> float:
+        """``n_c`` of one entry; where every weight is an outlier, the norm of all of them.
 
-    def _size(self, weights: Tensor) -> float:
-        """``n_c`` of one entry; where every weight is an outlier, the norm of all of them."""
-        norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
-        return norm or inner_norm(weights, 1.0, rms=self.rms)
-
-    def _may_be_steep(self, weights: Tensor) -> bool:
-        """Whether the norm has to tell: as a rule counting does, at a fraction of its cost.
-
-        Where more weights are large than the norm leaves out, it counts a large one; so many are
-        soon found.
+        Raises:
+            RejectedUpdate: If α, which divides by it, would blow up the largest weight.
         """
-        flat = weights.detach().flatten()
-        if not len(flat):
-            return False
-        low, high = torch.aminmax(flat)
-        large = float(max(-low, high)) / STEEPEST * (math.sqrt(len(flat)) if self.rms else 1.0)
-        left_out = math.ceil((1 - self.percentile) * len(flat)) + 2
-        return large == 0 or int((flat[: 2 * left_out].abs() >= large).sum()) <= left_out
+        norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
+        norm = norm or inner_norm(weights, 1.0, rms=self.rms)
+        largest = max(map(abs, torch.aminmax(weights.detach()))).item() if weights.numel() else 0.0
+        if largest > STEEPEST * norm:
+            raise RejectedUpdate(
+                "a few weights exceed all others",
+                where=name,
+                found=f"a weight of {largest:.3g} where the inner norm is {norm:.3g}",
+                expected=f"at most {STEEPEST:.0f} times the norm, which α divides by",
+            )
+        return norm
 
 
 def inner_norm(

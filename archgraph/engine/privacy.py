@@ -80,7 +80,7 @@ def _unchanged(
         try:
             if task.others:
                 raise RejectedUpdate("further models", found=", ".join(task.others))
-            strategy.examine(world, result)
+            result = strategy.examined(world, result)
         except RejectedUpdate as error:
             raise RunError(
                 "takes more from clients than what it averages, which is not private",

@@ -19,15 +19,16 @@ from archgraph.engine.attack import Attack
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import isolated
+from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.precision import performed
 from archgraph.engine.progress import Bars
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import reason, shown
+from archgraph.engine.returned import reason, returned, shown
 from archgraph.engine.traffic import DOWN, UP, back, sent
 from archgraph.engine.workers import Died, Tell, Workers
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task, seeded
+from archgraph.language.aggregate import AggregateSpec
 from archgraph.plain import Json
 from archgraph.states import check_update
 from archgraph.states.clipping import UpdateSize, change, clipped
@@ -93,37 +94,39 @@ class Clock:
 
 
 class _Arrival(NamedTuple):
-    """The work of a client after all checks of a single update."""
+    """The work of a client after all checks of a single update.
+
+    Attributes:
+        task: What the client was to do.
+        who: Whose it is, for the record.
+        outcome: What came of it.
+        result: What the strategy sees of that.
+        seconds: How long the client worked.
+        change: The size of the change in what is merged; None: nothing limits it.
+        clipped: Factor by which the change was scaled down.
+    """
 
     task: Task
     who: dict[str, Json]
     outcome: Outcome
     result: Result
     seconds: float
+    change: UpdateSize | None = None
     clipped: float = 1.0
-
-    @property
-    def change(self) -> UpdateSize:
-        """The size of the change in what is merged."""
-        return change(self.task.state, self.result.state, self.result.skip)
-
-    def times(self, factor: float) -> _Arrival:
-        """This arrival with its update scaled by a factor."""
-        if factor == 1:
-            return self
-        result = self.result
-        state = clipped(self.task.state, result.state, factor, result.skip)
-        return self._replace(result=dataclasses.replace(result, state=state), clipped=factor)
 
     def spilled(self, spill: Spill) -> Callable[[], _Arrival]:
         """Write the tensors to disk, and return a function that reads this arrival back."""
         sent, back = spill.put(self.task.state), spill.put(self.outcome.state)
-        names, bare = tuple(self.result.state), self._having({}, {}, ())
-        return lambda: bare._having(spill.get(sent), spill.get(back), names)
+        findings, names = spill.put(self.result.findings), tuple(self.result.state)
+        bare = self._having({}, {}, (), {})
+        return lambda: bare._having(spill.get(sent), spill.get(back), names, spill.get(findings))
 
-    def _having(self, sent: State, state: State, returned: Iterable[str]) -> _Arrival:
+    def _having(
+        self, sent: State, state: State, returned: Iterable[str], findings: State
+    ) -> _Arrival:
         """This arrival with other tensors; the result has those of some names."""
-        result = dataclasses.replace(self.result, state={name: state[name] for name in returned})
+        own = {name: state[name] for name in returned}
+        result = dataclasses.replace(self.result, state=own, findings=findings)
         return self._replace(
             task=dataclasses.replace(self.task, state=sent),
             outcome=dataclasses.replace(self.outcome, state=state),
@@ -239,8 +242,12 @@ class Turn:
             found["seconds"] = time.perf_counter() - began
             result = self._result(task, outcome)
             found[UP] = back(result)
-            self._check(task, outcome, result)
-            return {**found, "outcome": vars(outcome)}
+            self._check(task, outcome)
+            with one_thread():  # the same bits in whatever process
+                findings = self._examined(result).findings
+                if self._limits:
+                    found["change"] = tuple(change(task.state, result.state, result.skip))
+            return {**found, "outcome": vars(outcome), "findings": findings}
         except RejectedUpdate as error:
             return {**found, "rejected": reason(error)}
         except KeyboardInterrupt:  # this one is the user's
@@ -269,33 +276,59 @@ class Turn:
             self.failed.append({**who, "reason": found["failed"]})
             return None
         outcome = Outcome(**found["outcome"])
-        return _Arrival(task, who, outcome, self._result(task, outcome), found["seconds"])
+        result = dataclasses.replace(self._result(task, outcome), findings=found["findings"])
+        size = UpdateSize(*found["change"]) if "change" in found else None
+        return _Arrival(task, who, outcome, result, found["seconds"], size)
+
+    @property
+    def _clip(self) -> AggregateSpec | None:
+        """What says how far updates are scaled down; None: nothing does."""
+        rules = self.experiment.world.aggregate
+        return None if rules is None or rules.clip is None or self.round == 0 else rules
+
+    @property
+    def _limits(self) -> bool:
+        """Whether anything depends on how large a change is."""
+        return self.experiment.bound is not None or self._clip is not None
 
     def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
         """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
-        bound, rules = self.experiment.bound, self.experiment.world.aggregate
-        if rules is not None and (rules.clip is None or self.round == 0):
-            rules = None
-        if bound is None and rules is None:
+        if not self._limits:
             yield from arrived
             return
-        sized, median = ((arrival, arrival.change) for arrival in arrived), 0.0
+        bound, rules, median = self.experiment.bound, self._clip, 0.0
+        sized = ((arrival, arrival.change or UpdateSize(0.0, 0)) for arrival in arrived)
         if bound is not None or (rules is not None and rules.clip == "median"):
             spill = Spill()
             waiting = [(arrival.spilled(spill), size) for arrival, size in sized]
             median = statistics.median(size.rms for _, size in waiting) if waiting else 0.0
             sized = ((read(), size) for read, size in waiting)
         for arrival, size in sized:
-            if bound is not None and size.rms > bound * median > 0:
-                error = RejectedUpdate(
-                    "the update is too large",
-                    found=f"a change of {size.rms:.3g} per value",
-                    expected=f"at most {bound * median:.3g}, {bound:g} times the round's median",
-                )
-                self.rejected.append({**arrival.who, "reason": str(error)})
+            try:
+                if bound is not None and size.rms > bound * median > 0:
+                    raise RejectedUpdate(
+                        "the update is too large",
+                        found=f"a change of {size.rms:.3g} per value",
+                        expected=f"at most {bound * median:.3g}, "
+                        f"{bound:g} times the round's median",
+                    )
+                if rules is not None:
+                    arrival = self._times(arrival, rules.factor(size, median))
+            except RejectedUpdate as error:
+                self.rejected.append({**arrival.who, "reason": reason(error)})
             else:
-                yield arrival if rules is None else arrival.times(rules.factor(size, median))
+                yield arrival
             del arrival
+
+    def _times(self, arrival: _Arrival, factor: float) -> _Arrival:
+        """An arrival with its update scaled by a factor, and examined as it is then."""
+        if factor == 1:
+            return arrival
+        result = arrival.result
+        state = clipped(arrival.task.state, result.state, factor, result.skip)
+        with one_thread():
+            result = self._examined(dataclasses.replace(result, state=state))
+        return arrival._replace(result=result, clipped=factor)
 
     def settle(self) -> None:
         """After the stream has ended.
@@ -349,7 +382,7 @@ class Turn:
             outcome = performed(program, work, setup.engine)
         return _copied(task, outcome)
 
-    def _check(self, task: Task, outcome: Outcome, result: Result) -> None:
+    def _check(self, task: Task, outcome: Outcome) -> None:
         """Refuse what the server must not take."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
@@ -368,7 +401,11 @@ class Turn:
                     where=name,
                     hint="call it by another name",
                 )
-        self.experiment.strategy.examine(self.experiment.world, result)
+
+    def _examined(self, result: Result) -> Result:
+        """The result with what the strategy finds in it."""
+        strategy, world = self.experiment.strategy, self.experiment.world
+        return returned(Result, strategy.examined(world, result), strategy, "examine")
 
 
 def check_form(task: Task, outcome: Outcome, *, private: bool = True) -> None:

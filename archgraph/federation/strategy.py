@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar, final
 
 from archgraph.errors import SpecError
 from archgraph.federation.outputs import Predict
@@ -173,12 +173,29 @@ class Strategy(ABC):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """What a sampled client is to do in this round."""
 
-    def examine(self, world: World, result: Result) -> None:  # noqa: B027  # most ask for weights
-        """Look at what came beside a client's weights, before the server takes any of it.
+    def examine(self, world: World, result: Result) -> State | None:
+        """Look at what came from a client, before the server takes any of it.
+
+        It runs in the process that the client's work ran in, several at a time: what ``receive``
+        needs to know of one result alone is best computed here.
+
+        Returns:
+            That, as tensors by name: ``result.findings`` of ``receive``; None: nothing.
 
         Raises:
             RejectedUpdate: If it is not what was asked for; the round goes on without this client.
         """
+        return None
+
+    @final
+    def examined(self, world: World, result: Result) -> Result:
+        """The result with what :meth:`examine` finds in it.
+
+        Raises:
+            RejectedUpdate: As :meth:`examine`.
+        """
+        findings = self.examine(world, result)
+        return dataclasses.replace(result, findings={} if findings is None else findings)
 
     @abstractmethod
     def receive(

@@ -216,6 +216,7 @@ class Result:
         tier: That of the task.
         skip: Entries that are not merged: ``Task.kept`` and ``Task.skip``.
         transfer: That of the task.
+        findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
     """
 
     client: int
@@ -227,6 +228,7 @@ class Result:
     tier: str = ""
     skip: frozenset[str] = frozenset()
     transfer: Transfer | None = None
+    findings: State = field(default_factory=dict)
 
     def weight(self, weights: Weights) -> float:
         """Weight of this client in a mean: its number of examples, or 1."""

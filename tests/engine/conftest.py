@@ -22,6 +22,7 @@ from archgraph.federation import (
     Program,
     Result,
     ServerState,
+    State,
     Strategy,
     Task,
     Tier,
@@ -58,10 +59,12 @@ class Mean(Strategy):
     tuned: Program | None = None
     seen: Callable[[Result], None] | None = None
     refuse: Callable[[Result], None] | None = None
+    find: Callable[[Result], Any] | None = None
 
-    def examine(self, world: World, result: Result) -> None:
+    def examine(self, world: World, result: Result) -> State | None:
         if self.refuse is not None:
             self.refuse(result)
+        return None if self.find is None else self.find(result)
 
     def init(self, world: World) -> ServerState:
         return ServerState(values={"results": 0}).with_group("global", world.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -15,7 +16,6 @@ import archgraph as ag
 from archgraph.federation import Outcome, Result, Task, TaskLoss, Train
 from archgraph.strategies.fedfa import (
     SAMPLE,
-    STEEPEST,
     FedFA,
     ZiCo,
     fit,
@@ -196,7 +196,8 @@ def test_a_layer_that_alpha_would_blow_up_is_refused(lab, options, small):
     layer = torch.full_like(lab.state["fc.weight"], small)
     layer[2, 3] = 1.0
     result = task.result(Outcome(lab.state | {"fc.weight": layer}), 10)
-    size = strategy._size(layer)
+    size = inner_norm(layer, strategy.percentile, strategy.inner, rms=strategy.rms)
+    size = size or inner_norm(layer, 1.0, rms=strategy.rms)
     if size * 2**20 < 1:
         with pytest.raises(ag.RejectedUpdate, match=r"fc\.weight: a few weights exceed all"):
             strategy.examine(world, result)
@@ -216,16 +217,29 @@ def test_many_weights_above_the_bound_do_not_hide_a_norm_below_it(lab):
         strategy.examine(world, result)
 
 
-@given(
-    values=st.lists(st.sampled_from([0.0, 1e-9, 1e-6, 1e-3, 1.0]), min_size=1, max_size=40),
-    share=SHARES,
-    inner=st.sampled_from(["abs", "central"]),
-    rms=st.booleans(),
-)
-def test_counting_never_misses_a_steep_layer(values, share, inner, rms):
-    strategy, weights = FedFA(percentile=share, inner=inner, rms=rms), torch.tensor(values)
-    if max(values) > STEEPEST * strategy._size(weights):
-        assert strategy._may_be_steep(weights)
+def test_norms_are_found_where_a_result_is_examined(lab, tiers):
+    """Copies of a block have its norm; `receive` takes what was found, and looks if nothing was."""
+    strategy, world = FedFA(), lab.make_world(lab.graph, lab.state, tiers, ["weak", "flat"])
+    state = strategy.init(world)
+    tasks = [strategy.send(world, state, client, 1) for client in range(2)]
+    results = [
+        strategy.examined(world, t.result(Outcome(lab.random_state(t.state, i)), 10))
+        for i, t in enumerate(tasks)
+    ]
+    for result in results:
+        assert result.findings.keys() == ag.layer_weights(lab.graph)
+        norm = inner_norm(result.state["layer2.1.conv1.weight"])
+        assert result.findings["layer2.1.conv1.weight"].item() == norm
+        assert result.findings["layer2.2.conv1.weight"].item() == norm
+    after = strategy.receive(world, state, results, 1).group("global")
+    bare = [dataclasses.replace(result, findings={}) for result in results]
+    again = strategy.receive(world, state, bare, 1).group("global")
+    assert all(torch.equal(again[name], value) for name, value in after.items())
+    halved = {name: norm / 2 for name, norm in results[0].findings.items()}
+    other = [dataclasses.replace(results[0], findings=halved), results[1]]
+    changed = strategy.receive(world, state, other, 1).group("global")
+    assert not torch.equal(changed["fc.weight"], after["fc.weight"])
+    assert FedFA(scale=False).examine(world, results[0]) == {}
 
 
 # ---------------------------------------------------------------- grafting and distribution

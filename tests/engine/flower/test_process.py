@@ -132,6 +132,19 @@ def test_a_reply_that_does_not_answer_its_task_is_refused_by_name(write, fault):
     assert [row["client"] for row in line["clients"]] == [0, 2, 3]
 
 
+def told(reply: Message) -> None:
+    """What the server computes itself, as a client would like it."""
+    names = list(reply.content["state"])
+    norms = {name: Array(torch.tensor(1e-9, dtype=torch.float64).numpy()) for name in names}
+    reply.content["findings"] = ArrayRecord(norms)
+
+
+def test_what_a_node_says_of_its_own_update_is_not_read(write):
+    """Norms of FedFA decide how much an update counts: the server takes them itself."""
+    file = write("fedfa", rounds=1)
+    assert bits(on_flower(file, change=tampered(told))) == bits(on_flower(file))
+
+
 def test_a_client_that_fails_says_why_to_the_server(write):
     file = write("heterofl", rounds=1)
     setup = prepare(file)
