@@ -205,6 +205,11 @@ class Leaves:
             params.append(Param(name, type_, role, tensor.requires_grad, tuple(aliases)))
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
+    def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """What a model's leaves hold now, copies."""
+        tensors = model.state_dict()
+        return {p.name: tensors[p.name].detach().clone() for p in self.params}
+
 
 def _traced_uncached(
     model: torch.nn.Module, args: Any, kwargs: Any, way: _Way
@@ -246,8 +251,7 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections
     check(graph)
-    state = {p.name: tensors[p.name].detach().clone() for p in leaves.params}
-    return Traced(graph, state), notes
+    return Traced(graph, leaves.state(model)), notes
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:

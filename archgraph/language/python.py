@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -18,6 +19,7 @@ from archgraph.errors import SpecError
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause
+from archgraph.language.captures import kept
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
 from archgraph.language.mistakes import shorten
@@ -73,8 +75,12 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             for name, given in spec.inputs.items()
         }
         _fits(document, model, inputs)
+        make = functools.partial(
+            trace, model, train=spec.train, strict=spec.strict, name=spec.name, **inputs
+        )
+        way = {"train": spec.train, "strict": spec.strict, "name": spec.name}
         with document.locating("python"):
-            traced = trace(model, train=spec.train, strict=spec.strict, name=spec.name, **inputs)
+            traced = kept(model, inputs, way, make)
     if not spec.sections:
         return traced.graph, traced.state
     graph = traced.graph.replace(sections=tuple(spec.sections.items()))

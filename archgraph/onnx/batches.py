@@ -88,7 +88,7 @@ def _said(module: OnnxModule, both: Mapping[str, Any], where: str) -> list[torch
     """
     check_memory(module, both, lambda: f"{where}: {module.at}")
     try:
-        return outputs(module.eval(), both)  # type: ignore[arg-type]  # a module as well
+        return outputs(module.eval(), both)
     except (RuntimeError, SpecError):
         return None
 

@@ -26,7 +26,7 @@ from archgraph.graph.ir import (
     replace,
     size_at,
 )
-from archgraph.module.build import ArchModule, build
+from archgraph.module.build import build
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import canonical_args, schema, torch_dtype
 from archgraph.rewrite.cut import cut
@@ -121,7 +121,7 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
     return {k: real(v) for k, v in graph.inputs}
 
 
-def outputs(module: ArchModule, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     """All output tensors of a module, in order, without gradients."""
     with torch.no_grad():
         result = module(**inputs)

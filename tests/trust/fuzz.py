@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if result.fault:
                 print(result, flush=True)  # noqa: T201 - the command's product
     if options.write:
-        page.write(options.write, "fuzz", _table(found))
+        rows = page.kept_rows(options.write, "fuzz")
+        lines = _table(found).splitlines()
+        rows |= dict(zip(found, lines[2:], strict=True))
+        page.write(options.write, "fuzz", "\n".join([*lines[:2], *rows.values()]))
     return 1 if any(result.fault for results in found.values() for result in results) else 0
 
 

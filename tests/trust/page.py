@@ -20,6 +20,24 @@ def write(page: Path, name: str, text: str) -> None:
     page.write_text(block.sub(lambda _: f"{begin}\n{text.strip()}\n\n{date}\n{end}", content))
 
 
+def kept_rows(page: Path, name: str) -> dict[str, str]:
+    """Lines of a command's table by their first cell, so that a part of it can be written anew.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "page.md")
+    ...     marks = "<!-- x: written by `python -m tests.trust.x` -->", "<!-- /x -->"
+    ...     _ = path.write_text(f"{marks[0]}{marks[1]}")
+    ...     write(path, "x", table(["what", "n"], [["a", 1], ["b", 2]]))
+    ...     kept_rows(path, "x")
+    {'a': '| a | 1 |', 'b': '| b | 2 |'}
+    """
+    begin, end = f"<!-- {name}: written by `python -m tests.trust.{name}` -->", f"<!-- /{name} -->"
+    block = page.read_text().partition(begin)[2].partition(end)[0]
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
