@@ -137,15 +137,11 @@ def test_whatever_it_is_made_of_makes_another_one(place: Place, name: str, old: 
         place.write("kept_net.py", NET.replace("BatchNorm1d(width)", "BatchNorm1d(5)"))
     graph, state, traced = place.load()
     assert (traced, place.kept()) == (1, 2)
-    x = torch.randn(3, *graph.node["x"].shape[1:])
+    given = random_inputs(graph, 3)
     model = sys.modules["kept_net"].Net(len(state["first.bias"]))
     model.load_state_dict(state)
-    assert (
-        difference(
-            outputs(ag.build(graph, state).eval(), {"x": x}), outputs(model.eval(), {"x": x})
-        )
-        < 1e-6
-    )
+    found, expected = (outputs(m.eval(), given) for m in (ag.build(graph, state), model))
+    assert difference(found, expected) < 1e-6
 
 
 @pytest.mark.parametrize("variable", ["KEPT", "KEPT_TRAINING"])
