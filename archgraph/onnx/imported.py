@@ -62,7 +62,11 @@ def imported(
             if isinstance(cause, SpecError):  # of a node
                 raise cause from None
             cause = cause.__cause__
-        raise SpecError("cannot be captured", where=where, found=str(error)[:500]) from error
+        # The node says more to who has the file than the line of ours that computes it.
+        place = f"{where}: {module.at}" if module.at else where
+        said = error.message.removeprefix(f"{type(module).__name__} cannot be captured: ")
+        found = said if module.at or not error.found else f"{said}, {error.found}"
+        raise SpecError("cannot be captured", where=place, found=found[:500]) from error
     first = [*given[0].type.tensor_type.shape.dim] if given else []
     stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)
     check_batches(traced.graph, traced.state, module, where, stated=stated)

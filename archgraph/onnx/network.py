@@ -83,7 +83,7 @@ class OnnxModule(OnnxPart):
         """Read a file's nodes and tensors; refuse what has no row."""
         super().__init__()
         self.where = where
-        self.at = ""  # the step that is computed
+        self.at = ""  # the step that is computed; none before the first and after the last one
         main = proto.graph
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
@@ -219,6 +219,7 @@ class OnnxModule(OnnxPart):
             for name in {*step.inputs}:  # what nobody reads again needs no memory
                 if last.get(name) == at and name not in self.results:
                     del env[name]
+        self.at = ""
         made = {name: self._result(name, env[name]) for name in self.results}
         return next(iter(made.values())) if len(made) == 1 else made
 

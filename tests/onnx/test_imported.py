@@ -176,10 +176,19 @@ def test_no_node_names_a_line_of_this_package(tmp_path: Path):
     assert {n.source for n in graph.nodes} == {""}
 
 
+def test_a_node_that_cannot_be_captured_is_named(tmp_path: Path):
+    stored = [onnx.helper.make_tensor("three", 1, [3], [0.0, 1.0, 2.0])]
+    nodes = [node("Mul", ["x", "three"], ["y"], name="scaled")]
+    with pytest.raises(SpecError, match=r"x\.onnx: Mul scaled: cannot be captured; found The size"):
+        ag.load(written(tmp_path, nodes, shape=["n", 2], rank=2, stored=stored))
+
+
 def test_a_constant_that_cannot_be_computed_is_refused(tmp_path: Path):
     stored = [onnx.helper.make_tensor("to", 7, [2], [0, -1])]
     nodes = [node("Softmax", ["to"], ["s"], axis=1), node("Mul", ["x", "s"], ["y"])]
-    with pytest.raises(SpecError, match=r"cannot be captured.*Dimension out of range"):
+    with pytest.raises(
+        SpecError, match=r"x\.onnx: cannot be captured; found cannot .*Dimension out of range"
+    ):
         ag.load(written(tmp_path, nodes, shape=["n", 2], rank=2, stored=stored))
 
 
