@@ -16,7 +16,7 @@ from archgraph.errors import SpecError, TraceError
 from archgraph.graph.ir import ArchGraph
 from archgraph.limits import LIMITS
 from archgraph.onnx.batches import check_batches
-from archgraph.onnx.network import OnnxModule
+from archgraph.onnx.network import STEP, OnnxModule
 from archgraph.onnx.tensors import DTYPES
 from archgraph.ops.schema import torch_dtype
 
@@ -57,15 +57,18 @@ def imported(
     try:
         traced = trace_own(module, examples, proto.graph.name or "OnnxModule")
     except TraceError as error:
+        step = ""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, SpecError):  # of a node
                 raise cause from None
-            cause = cause.__cause__
+            notes = getattr(cause, "__notes__", ())
+            step = next((n.removeprefix(STEP) for n in notes if n.startswith(STEP)), step)
+            cause = cause.__cause__ or cause.__context__
         # The node says more to who has the file than the line of ours that computes it.
-        place = f"{where}: {module.at}" if module.at else where
+        place = f"{where}: {step}" if step else where
         said = error.message.removeprefix(f"{type(module).__name__} cannot be captured: ")
-        found = said if module.at or not error.found else f"{said}, {error.found}"
+        found = said if step or not error.found else f"{said}, {error.found}"
         raise SpecError("cannot be captured", where=place, found=found[:500]) from error
     first = [*given[0].type.tensor_type.shape.dim] if given else []
     stated = bool(first) and (not first[0].HasField("dim_value") or first[0].dim_value != 1)

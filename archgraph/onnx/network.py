@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DOMAINS = ("", "ai.onnx")
 KNOWN_ELEMENTS = 4096  # whole numbers of an initializer that may be a shape or axes
+STEP = "at the node "  # beginning of a note on an error
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter writes a node's modules
 # Why operators without a row are refused; the others have none yet.
 REFUSED = {
@@ -83,7 +84,7 @@ class OnnxModule(OnnxPart):
         """Read a file's nodes and tensors; refuse what has no row."""
         super().__init__()
         self.where = where
-        self.at = ""  # the step that is computed; none before the first and after the last one
+        self.at = ""  # the step that is computed
         main = proto.graph
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         constants = [n for n in main.node if n.op_type == "Constant" and n.domain in DOMAINS]
@@ -215,11 +216,13 @@ class OnnxModule(OnnxPart):
                 results = self._results(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
+            except Exception as error:  # whatever torch raises; a capture may go on after it
+                error.add_note(f"{STEP}{step}")
+                raise
             env |= dict(zip(step.outputs, results, strict=False))
             for name in {*step.inputs}:  # what nobody reads again needs no memory
                 if last.get(name) == at and name not in self.results:
                     del env[name]
-        self.at = ""
         made = {name: self._result(name, env[name]) for name in self.results}
         return next(iter(made.values())) if len(made) == 1 else made
 
