@@ -221,7 +221,7 @@ def kind_of(graph: ArchGraph) -> str:
     return "residual CNN" if convolves and sums else "other"
 
 
-def unsettled(state: State) -> dict[str, torch.Tensor]:
+def unsettled(state: State, *, enlarged: bool = True) -> dict[str, torch.Tensor]:
     """The weights, random where an entry is all of one value, and large enough to matter."""
     made: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
@@ -231,7 +231,7 @@ def unsettled(state: State) -> dict[str, torch.Tensor]:
         if bool((tensor == tensor.mean()).all()):
             noise = 0.25 * torch.randn_like(tensor).tanh()
             made[name] = tensor + noise * tensor.abs().clamp(min=0.5)
-        elif tensor.dim() > 1:
+        elif enlarged and tensor.dim() > 1:
             natural = tensor[0].numel() ** -0.5
             made[name] = tensor * max(1.0, natural / float(tensor.std()))
     return made
