@@ -363,6 +363,20 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
             execute(experiment(Mine(), rounds=1, sampled=None))
 
 
+def test_large_weights_are_not_taken_for_infinite_ones(experiment, mean):
+    """Their sum is."""
+
+    @dataclass(frozen=True)
+    class Large(mean):  # type: ignore[misc, valid-type]  # a fixture is a variable
+        def receive(self, world, state, results, round):
+            after = super().receive(world, state, results, round)
+            bias = torch.full_like(state.group("global")["5.bias"], 3e38)
+            return after.with_group("global", {**after.group("global"), "5.bias": bias})
+
+    run = execute(experiment(Large(), rounds=1))
+    assert run.server.group("global")["5.bias"][0] == torch.tensor(3e38)
+
+
 @pytest.mark.parametrize(
     ("entry", "change", "said"),
     [
