@@ -169,15 +169,17 @@ class FedADP(Strategy):
             totals[fit] += weight
         if not totals:
             return old, {}
-        merger = ag.Merger(world.graph, old)
+        merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
+        left_out = NormPolicy(self.norm).left_out(world.graph)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             merger.add(
-                ag.Transfer.identity(world.graph),
-                fit.grown(mean, old),
+                identity,
+                mean if fit.exact else fit.grown(mean, old),
                 weight=totals[fit],
-                skip=NormPolicy(self.norm).left_out(world.graph),
+                skip=left_out,
                 trusted=True,
+                through=fit.up if fit.exact else None,
             )
         return merger.result()
 
@@ -260,15 +262,20 @@ class Fit:
     def grown(self, own: State, old: State) -> State:
         """The global state from the client's; what cannot be made of it is the old global's."""
         grown = self.up.pull(own, copy=False)
-        reached = self.frame.reached.transfer
-        only_renamed = all(entry.unchanged for entry in reached.entries.values())
-        if only_renamed and len(grown) == len(old):
+        if self.exact:
             return grown
-        values, covered = reached.push(grown)
+        values, covered = self.frame.reached.transfer.push(grown)
         return {
             name: torch.where(covered[name].to(value.device) > 0, values[name].to(value), value)
             for name, value in old.items()
         }
+
+    @functools.cached_property
+    def exact(self) -> bool:
+        """Whether all of the global state is made of the client's."""
+        reached = self.frame.reached.transfer
+        whole = all(entry.unchanged for entry in reached.entries.values())
+        return whole and self.up.target == reached.source
 
     @functools.cached_property
     def up(self) -> ag.Transfer:

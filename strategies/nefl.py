@@ -163,8 +163,9 @@ class NeFL(Strategy):
             for result in results:
                 consistent = Contribution.of(result, world.graph, self.weights)
                 group = f"submodel/{result.tier}"
-                names = tuple(state.group(group))
-                graph = self._submodel(world, world.tier(result.tier)).graph
+                submodel = self._submodel(world, world.tier(result.tier))
+                graph = submodel.graph
+                names = tuple(name for name in graph.state_names if name in submodel.own)
                 same = identity_of(graph, names)
                 own = {name: result.state[name] for name in names}
                 # A mean of equal numbers need not be that number.

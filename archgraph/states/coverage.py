@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from archgraph.states.dimension_map import DimMap, Vector
 from archgraph.states.entry import Entry
+
+# More bands of equal coverage than this are divided by a dense tensor instead of one by one.
+MAX_BANDS = 64
 
 # Per dimension the edges of cells (0, …, extent), and the table of the cells' values.
 Grid: TypeAlias = tuple[tuple[npt.NDArray[np.int64], ...], Vector]
@@ -38,11 +43,48 @@ class Term:
         """The coverage that an entry gives its source when it counts this much."""
         return Term(weight * entry.scale**2, entry.dims, rows)
 
-    def vectors(self) -> Iterator[Vector | None]:
+    def steps(self) -> Iterator[Steps | None]:
         """The vectors of the outer product that it is, ``None`` for ones; without the factor."""
         for dim, map_ in enumerate(self.dims):
-            rows = np.asarray(self.rows) if self.rows and dim == 0 else None
-            yield rows if map_ is None else map_.coverage(rows)
+            if self.rows and dim == 0:
+                rows = np.asarray(self.rows)
+                yield Steps.of(rows if map_ is None else map_.coverage(rows))
+            else:
+                yield None if map_ is None else _steps(map_)
+
+
+class Steps(NamedTuple):
+    """A vector, and where its value changes."""
+
+    vector: Vector
+    edges: tuple[int, ...]
+
+    @staticmethod
+    def of(vector: Vector) -> Steps:
+        """The steps of a vector."""
+        return Steps(vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _steps(map_: DimMap) -> Steps:
+    """What a map covers evenly: the same in every round."""
+    return Steps.of(map_.coverage())
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """How a sum is divided by its coverage; entries that are covered alike share it.
+
+    Attributes:
+        bands: Slices along the first dimension, and what each of their rows is divided by; 1 where
+            nothing is covered.
+        kept: Boxes where nothing is covered.
+        covered: Where anything is, if there are too many of these boxes; else None.
+    """
+
+    bands: list[tuple[slice, Tensor]]
+    kept: list[Slices]
+    covered: Tensor | None
 
 
 class Coverage(Mapping[str, Tensor]):
@@ -69,7 +111,8 @@ class Coverage(Mapping[str, Tensor]):
         self._unit = 1.0
         # Entries of one shape that are covered alike (all norms of a width) share their grid. Maps
         # are told apart by identity: the terms keep them alive, and hashing them takes longer.
-        self._grids: dict[tuple[Any, ...], tuple[Grid, list[tuple[Slices, float]]]] = {}
+        self._grids: dict[tuple[Any, ...], Grid] = {}
+        self._divisions: dict[tuple[Any, ...], Division] = {}
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
@@ -95,16 +138,39 @@ class Coverage(Mapping[str, Tensor]):
 
     def grid(self, name: str) -> Grid:
         """The coverage of an entry as cells of equal value."""
-        bounds, table = self._alike(name)[0]
+        key = self._key(name)
+        if key not in self._grids:
+            self._grids[key] = _grid(self._shapes[name], self._terms[name])
+        bounds, table = self._grids[key]
         return bounds, np.asarray(table * self._unit)
 
-    def boxes(self, name: str, limit: int) -> list[tuple[Slices, float]]:
+    def boxes(self, name: str) -> list[tuple[Slices, float]]:
         """The coverage of an entry as disjoint boxes that fill it, each of one value."""
-        (bounds, table), boxes = self._alike(name)
-        if not boxes and table.size <= limit:
-            edges = [part.tolist() for part in bounds]
-            boxes.extend(_boxes(edges, (table * self._unit).tolist()))
-        return boxes
+        bounds, table = self.grid(name)
+        return [*_boxes([part.tolist() for part in bounds], table.tolist())]
+
+    def division(
+        self, name: str, dtype: torch.dtype, count: float = 1.0, share: float = 1.0
+    ) -> Division:
+        """How a sum is divided by the coverage of its entry.
+
+        Args:
+            name: Of the entry.
+            dtype: Of the sum.
+            count: What the coverage is divided by before.
+            share: What it is multiplied by then.
+        """
+        key = (*self._key(name), dtype, count, share)
+        if key not in self._divisions:
+            grid, shape = self.grid(name), self._shapes[name]
+            self._divisions[key] = _division(grid, shape, dtype, count, share)
+        return self._divisions[key]
+
+    def even(self, name: str) -> float | None:
+        """The coverage of an entry that every term covers as a whole; None: of another one."""
+        if any(term.rows or any(term.dims) for term in self._terms[name]):
+            return None
+        return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:
         """The coverage, every weight multiplied."""
@@ -120,12 +186,10 @@ class Coverage(Mapping[str, Tensor]):
             sizes = np.multiply.outer(sizes, np.diff(edges))
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
-    def _alike(self, name: str) -> tuple[Grid, list[tuple[Slices, float]]]:
-        shape, terms = self._shapes[name], self._terms[name]
-        key = (shape, *[(id(term.dims), term.factor, term.rows) for term in terms])
-        if key not in self._grids:
-            self._grids[key] = _grid(shape, terms), []
-        return self._grids[key]
+    def _key(self, name: str) -> tuple[Any, ...]:
+        """What entries have in common that are covered alike."""
+        terms = [(id(term.dims), term.factor, term.rows) for term in self._terms[name]]
+        return (self._shapes[name], *terms)
 
     def __repr__(self) -> str:
         full = sum(self.share(name) == 1 for name in self)
@@ -138,22 +202,19 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
     An edge stands where the vector of any product changes; a cell's value is the sum over the
     products of their vectors' values at its lower corner.
     """
-    products = [(term.factor, list(term.vectors())) for term in terms]
+    products = [(term.factor, list(term.steps())) for term in terms]
     bounds = []
     for dim, extent in enumerate(shape):
-        changes = np.zeros(max(extent - 1, 0), dtype=bool)
-        for _, vectors in products:
-            if (vector := vectors[dim]) is not None:
-                changes |= vector[1:] != vector[:-1]
-        bounds.append(np.concatenate(([0], np.flatnonzero(changes) + 1, [extent])))
+        cuts = {edge for _, axes in products if (steps := axes[dim]) for edge in steps.edges}
+        bounds.append(np.array([0, *sorted(cuts), extent]))
     table = np.zeros([len(edges) - 1 for edges in bounds])
-    for factor, vectors in products:
+    for factor, axes in products:
         part = np.asarray(factor)
-        for edges, vector in zip(bounds, vectors, strict=True):
-            cells = np.ones(len(edges) - 1)
-            if vector is not None and len(vector):
-                cells = vector[edges[:-1]]
-            part = np.multiply.outer(part, cells)
+        for edges, steps in zip(bounds, axes, strict=True):
+            if steps is not None and len(steps.vector):
+                part = np.multiply.outer(part, steps.vector[edges[:-1]])
+            else:
+                part = part[..., None]  # ones
         table += part
     return tuple(bounds), table
 
@@ -171,3 +232,37 @@ def _boxes(
             here = slice(edges[start], edges[stop])
             yield from _boxes(bounds[1:], table[start], (*outer, here))
             start = stop
+
+
+def _division(
+    grid: Grid, shape: tuple[int, ...], dtype: torch.dtype, count: float, share: float
+) -> Division:
+    """See :class:`Division`: a band of rows is divided by one row, which is read from a cache."""
+    bounds, table = grid
+    covered = table > 0
+    divisors = np.where(covered, table, 1.0) / count * share
+    edges = bounds[0].tolist()
+    starts = [0, *(i for i in range(1, len(table)) if (divisors[i] != divisors[i - 1]).any())]
+    bands = []
+    if len(starts) <= MAX_BANDS:
+        for start, stop in itertools.pairwise([*starts, len(table)]):
+            row = _dense(divisors[start], bounds[1:], shape[1:]).to(dtype)
+            bands.append((slice(edges[start], edges[stop]), row))
+    else:
+        bands.append((slice(None), _dense(divisors, bounds, shape).to(dtype)))
+    if covered.all():
+        return Division(bands, [], None)
+    if table.size > MAX_BANDS:
+        return Division(bands, [], _dense(covered, bounds, shape))
+    boxes = _boxes([part.tolist() for part in bounds], covered.tolist())
+    return Division(bands, [box for box, reached in boxes if not reached], None)
+
+
+def _dense(
+    table: npt.NDArray[Any], bounds: Iterable[npt.NDArray[np.int64]], shape: tuple[int, ...]
+) -> Tensor:
+    """A table of cells, each as large as it is."""
+    for dim, edges in enumerate(bounds):
+        if len(edges) > 2:
+            table = np.repeat(table, np.diff(edges), axis=dim)
+    return torch.from_numpy(np.array(np.broadcast_to(table, shape)))

@@ -7,6 +7,7 @@ maps are equal values and composing them stays closed. Transfers are Kronecker p
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -277,8 +278,9 @@ class DimMap:
             matrix = torch.from_numpy(self.matrix()).to(x)
             return torch.tensordot(matrix, x, dims=([1], [dim])).movedim(0, dim)
         y = x.index_select(dim, self._tensor(self.positions, x))
-        if self.weights:
-            y *= self._factors(dim, x)
+        if self.weights:  # along whole rows: later dimensions may be as short as a kernel
+            factors = torch.from_numpy(self.values).to(x)
+            y.flatten(dim).mul_(factors.repeat_interleave(math.prod(x.shape[dim + 1 :])))
         if self.offsets:
             shape = (*x.shape[:dim], self.length, *x.shape[dim + 1 :])
             y = x.new_zeros(shape).index_add_(dim, self._tensor(self.targets, x), y)

@@ -26,15 +26,15 @@ from archgraph.analysis.roles import frozen
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.states.coverage import Coverage, Term
+from archgraph.states.coverage import Coverage, Slices, Term
 from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
-from archgraph.states.state import Signature, State, accumulator, signature
+from archgraph.states.state import Signature, State, accumulator, first_difference, signature
 from archgraph.states.transfer import Transfer
 from archgraph.states.updates import SUMMABLE, check_options, check_update, expected_entries
 
-# More cells of equal coverage than this are divided by a dense tensor instead of one by one.
-MAX_CELLS = 64
+# Fewer values than this are compared faster as they are.
+SMALL = 1 << 12
 
 # Weights are relative to a unit that keeps their sum below HEAVY; one below LIGHT counts as that:
 # beside the others it is less than a rounding, and where it is alone its value stays.
@@ -52,7 +52,7 @@ class _Lane:
         entry: Where the client's entry comes from.
         source: Its global name.
         dtype: What it is summed in.
-        sliced: Whether it adds straight into a view of the global sum.
+        view: The part of the global sum that it adds straight into; None: it has a sum of its own.
         averaged: Whether it is averaged; else the maximum counts.
         into: What it adds to, once that exists: the view, or its own sum in the client's shape;
             for an integer entry the maximum.
@@ -66,7 +66,7 @@ class _Lane:
     entry: Entry
     source: str
     dtype: torch.dtype
-    sliced: bool
+    view: Slices | None
     averaged: bool
     into: Tensor | None = None
     weight: float = 0.0
@@ -75,9 +75,14 @@ class _Lane:
     shrunk: float = 1.0
 
     @property
+    def sliced(self) -> bool:
+        """Whether it adds straight into a view of the global sum."""
+        return self.view is not None
+
+    @property
     def scale(self) -> float:
         """Factor that goes with ``into``: a sum of its own is scaled when it is embedded."""
-        return self.entry.scale * self.shrunk if self.sliced else self.shrunk
+        return self.shrunk if self.view is None else self.entry.scale * self.shrunk
 
     def term(self) -> Term | None:
         """Coverage that it gives its global entry."""
@@ -160,6 +165,7 @@ class Merger:
         rows: Mapping[str, Tensor] | None = None,
         skip: Collection[str] = (),
         trusted: bool = False,
+        through: Transfer | None = None,
     ) -> None:
         """Add one client's update.
 
@@ -176,17 +182,30 @@ class Merger:
                 state has them or not.
             trusted: Whether the values are known to be finite and below ``SUMMABLE``; saves a pass
                 over them.
+            through: What makes the client's entries of those of ``state``, one at a time while they
+                are added; None: they are those of ``state``.
 
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
                 the entry's name; nothing of it was added.
-            ArchGraphError: If the transfer does not start at the global architecture, or the
-                result was already taken.
+            ArchGraphError: If the transfer does not start at the global architecture or where
+                ``through`` ends, or the result was already taken.
         """
         self._check_open()
         group = self._groups.get(transfer.digest) or self._group(transfer)
         scales, rows = scales or {}, rows or {}
-        large = check_update(transfer.target, state, finite=not trusted, optional=skip)
+        if through is not None and through.target != transfer.target:
+            raise ArchGraphError(
+                "what makes the client's entries does not end where the transfer does",
+                **first_difference(through.target, transfer.target),
+            )
+        if through is not None and not trusted:  # what is made is looked at as a whole
+            check_update(through.source, state, finite=False)
+            state, through = through.pull(state, copy=False), None
+        if through is not None:
+            large = check_update(through.source, state, finite=False)
+        else:
+            large = check_update(transfer.target, state, finite=not trusted, optional=skip)
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         check_options(transfer, weight, scales, rows, skip, large)
@@ -197,20 +216,31 @@ class Merger:
         for name in {*large, *(n for n, scale in scales.items() if abs(scale) > STEEP)}:
             self._shrink(group.get(name), large.get(name, SUMMABLE) * abs(scales.get(name, 1.0)))
         self.clients += 1
+        sums: dict[float, tuple[list[Tensor], list[Tensor]]] = {}  # by the factor of the values
         for name, lane in group.items():
             if name in skip:
                 continue
-            value = state[name]
+            value = state[name] if through is None else through.entry(name, state)
             if not lane.averaged:
                 lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
-            elif lane.into is not None and name not in rows:  # what nearly every update is made of
+            elif name not in rows and (into := self._view(lane)) is not None:
+                # what nearly every update is made of
                 scale = scales.get(name, 1.0)
-                if not (lane.repeated and self._repeats(lane, value, scale)):
-                    lane.into.add_(value, alpha=weight * lane.scale * scale)
+                if not (lane.repeated and self._repeats(lane, into, value, scale)):
+                    factor = weight * lane.scale * scale
+                    if through is not None:  # while it is in the cache
+                        into.add_(value, alpha=factor)
+                    else:
+                        totals, values = sums.setdefault(factor, ([], []))
+                        totals.append(into)
+                        values.append(value)
                 lane.weight += weight
             else:
                 self._add(lane, value, weight, scales.get(name, 1.0), rows.get(name))
-        self._embed(keep=self._limit)
+        for factor, (totals, values) in sums.items():
+            _add_each(totals, values, factor)
+        if len(self._groups) > self._limit:
+            self._embed(keep=self._limit)
 
     @torch.no_grad()
     def result(
@@ -271,7 +301,8 @@ class Merger:
             if entry.source is None or entry.source in self._frozen or want.dtype == torch.bool:
                 continue
             dtype = self._dtype or accumulator(self._old[entry.source].dtype)
-            lane = _Lane(entry, entry.source, dtype, entry.sliced, want.averaged)
+            view = transfer.views.get(want.name)
+            lane = _Lane(entry, entry.source, dtype, view, want.averaged)
             lane.shrunk = self._shrunk.get(lane.source, 1.0)
             lanes[want.name] = lane
         return lanes
@@ -316,11 +347,11 @@ class Merger:
                 if one.into is not None and not one.sliced:
                     one.into.mul_(power / old)
 
-    def _repeats(self, lane: _Lane, value: Tensor, scale: float) -> bool:
+    def _repeats(self, lane: _Lane, into: Tensor, value: Tensor, scale: float) -> bool:
         """Whether an update is equal to those before it; if not, they become their sum."""
         factor = lane.repeated * lane.scale
         same = value.to(lane.dtype) if factor == 1 else value.to(lane.dtype) * factor
-        if scale == 1 and lane.into is not None and _equal(lane.into, same):
+        if scale == 1 and _equal(into, same):
             return True
         self._differ(lane.source)
         return False
@@ -333,6 +364,13 @@ class Merger:
                 lane.into.mul_(lane.weight / lane.repeated)
             lane.repeated = 0.0
 
+    def _view(self, lane: _Lane) -> Tensor | None:
+        """What a lane adds to, if there is anything yet: perhaps others have made its sum."""
+        if lane.into is None and lane.view is not None and lane.source in self._sums:
+            self._differ(lane.source)
+            lane.into = self._sums[lane.source][lane.view]
+        return lane.into
+
     def _add(
         self, lane: _Lane, value: Tensor, weight: float, scale: float, rows: Tensor | None
     ) -> None:
@@ -340,10 +378,10 @@ class Merger:
         self._differ(lane.source)
         first = lane.sliced and lane.source not in self._sums
         fresh = False
-        if lane.into is None and lane.sliced:
+        if lane.into is None and lane.view is not None:
             # The first update of a whole entry need not be added to zeros.
-            fresh = rows is None and not any(lane.entry.dims) and lane.source not in self._sums
-            lane.into = lane.entry.view(self._sum(lane.source, lane.dtype, empty=fresh))
+            fresh = rows is None and not lane.view and lane.source not in self._sums
+            lane.into = self._sum(lane.source, lane.dtype, empty=fresh)[lane.view]
         elif lane.into is None:
             fresh = rows is None
             make = torch.empty if fresh else torch.zeros
@@ -390,7 +428,7 @@ class Merger:
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
         """``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
-        boxes, share = coverage.boxes(name, MAX_CELLS), self._shrunk.get(name, 1.0)
+        share = self._shrunk.get(name, 1.0)
         count = 1.0
         if name in self._repeated:  # one value, counted once
             count = self._repeated[name].weight
@@ -398,26 +436,24 @@ class Merger:
         large = name in self._shrunk and factor == 1
         if name in self._shrunk and factor:  # in one step: the mean alone may be too large
             share, factor = share / factor, 1.0
-        if not boxes:
-            dense = coverage[name].to(device=self._device, dtype=new.dtype)
-            new.div_(dense / count * share)
-            if factor != 1:
-                new.mul_(factor)
-            if large:  # rounded beyond the largest number
-                new.nan_to_num_(nan=math.nan)
-            return torch.where(dense > 0, new.to(old.dtype), old)
-        for box, cover in boxes:
-            if cover > 0:
-                part = new[box].div_(cover / count * share)
-                if factor != 1:
-                    part.mul_(factor)
-        if large:
+        division = None
+        if even := coverage.even(name):
+            new.div_(even / count * share)
+        else:
+            division = coverage.division(name, new.dtype, count, share)
+            for rows, divisor in division.bands:
+                new[rows].div_(divisor.to(self._device))
+        if factor != 1:
+            new.mul_(factor)
+        if large:  # rounded beyond the largest number
             new.nan_to_num_(nan=math.nan)
         new = new.to(old.dtype)
-        for box, cover in boxes:
-            if cover == 0:
-                new[box] = old[box]
-        return new
+        if division is None:
+            return new
+        for box in division.kept:
+            new[box] = old[box]
+        covered = division.covered
+        return new if covered is None else torch.where(covered.to(self._device), new, old)
 
     def _peaks(self) -> dict[str, Tensor]:
         """Maximum over the clients of every integer entry, the old value where none has it."""
@@ -445,10 +481,21 @@ class Merger:
         return {name: value.view(self._old[name].shape) for name, value in result.items()}
 
 
+def _add_each(sums: list[Tensor], values: list[Tensor], factor: float) -> None:
+    """Add ``factor · values`` to sums in their order: some may be views of the same one."""
+    if all(value.is_cpu for value in sums):
+        torch._foreach_add_(sums, values, alpha=factor)  # one after the other there
+    else:
+        for into, value in zip(sums, values, strict=True):
+            into.add_(value, alpha=factor)
+
+
 def _equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one shape and dtype are equal; stops at the first difference."""
     pair = (first, second)
-    if all(t.is_contiguous() and t.nbytes % 8 == t.storage_offset() == 0 for t in pair):
+    if first.numel() > SMALL and all(
+        t.is_contiguous() and t.nbytes % 8 == t.storage_offset() == 0 for t in pair
+    ):
         # Bits as integers of eight bytes compare several times as fast as numbers.
         pair = (first.view(-1).view(torch.int64), second.view(-1).view(torch.int64))
     return torch.equal(*pair)

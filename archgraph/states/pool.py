@@ -300,9 +300,9 @@ def _outer(entry: Entry, window: slice, mask: Tensor | None) -> Tensor:
     """What an entry covers of some rows of its source, to be broadcast."""
     term = Term.of(entry, rows=() if mask is None else tuple(mask.tolist()))
     product = torch.tensor(term.factor, dtype=torch.float64)
-    for dim, vector in enumerate(term.vectors()):
-        if vector is not None:
-            along = torch.from_numpy(np.asarray(vector, dtype=np.float64))
+    for dim, steps in enumerate(term.steps()):
+        if steps is not None:
+            along = torch.tensor(steps.vector, dtype=torch.float64)
             along = along[window] if dim == 0 else along
             product = product * along.view(-1, *[1] * (len(entry.dims) - dim - 1))
     return product

@@ -192,25 +192,39 @@ class Transfer:
             seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
         device = next((value.device for value in state.values()), None)
         result: dict[str, Tensor] = {}
-        for name, entry, shape, dtype, index in self._plan:
-            if entry.source is None:
-                result[name] = entry.pull(None, dtype=dtype or torch.float32, seed=seed)
-                result[name] = result[name].to(device=device)
-                continue
-            value = state.get(entry.source)
-            if value is None and partial:
-                continue
-            if value is None or value.shape != shape:
-                value = entry_of(state, entry.source, shape)
-            if not copy and entry.unchanged and dtype is None:
-                result[name] = value
-                continue
-            if index is None:
-                value = entry.pull(value)
-            else:
-                value = value[index].clone(memory_format=torch.contiguous_format)
-            result[name] = value if dtype is None else value.to(dtype)
+        for name in self._plan:
+            value = self._made(name, state, seed, copy, partial)
+            if value is not None:
+                result[name] = value if self.entries[name].init is None else value.to(device=device)
         return result
+
+    def entry(self, name: str, state: State) -> Tensor:
+        """One entry of what :meth:`pull` gives, which may be one of the state's own tensors.
+
+        Raises:
+            RewriteError: As :meth:`pull`.
+        """
+        value = self._made(name, state, 0, copy=False, partial=False)
+        assert value is not None
+        return value
+
+    def _made(self, name: str, state: State, seed: int, copy: bool, partial: bool) -> Tensor | None:
+        """An entry of the target; None: what it comes from is missing."""
+        entry, shape, dtype, index = self._plan[name]
+        if entry.source is None:
+            return entry.pull(None, dtype=dtype or torch.float32, seed=seed)
+        value = state.get(entry.source)
+        if value is None and partial:
+            return None
+        if value is None or value.shape != shape:
+            value = entry_of(state, entry.source, shape)
+        if not copy and dtype is None and entry.unchanged:
+            return value
+        if index is None:
+            value = entry.pull(value)
+        else:
+            value = value[index].clone(memory_format=torch.contiguous_format)
+        return value if dtype is None else value.to(dtype)
 
     @torch.no_grad()
     def push(self, state: State) -> tuple[dict[str, Tensor], Coverage]:
@@ -298,21 +312,31 @@ class Transfer:
         ]
 
     @functools.cached_property
-    def _plan(self) -> list[tuple[str, Entry, torch.Size, torch.dtype | None, Slices | None]]:
-        """Per target entry: name, entry, source shape, dtype if it changes, slices if it is a view.
+    def views(self) -> Mapping[str, Slices]:
+        """Target entries that are one view of their source, apart from a scale: its slices."""
+        return {
+            name: tuple((m and m.window) or slice(None) for m in entry.dims)
+            if any(entry.dims)
+            else ()
+            for name, entry in self.entries.items()
+            if entry.sliced
+        }
+
+    @functools.cached_property
+    def _plan(self) -> dict[str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None]]:
+        """Per target entry: entry, source shape, dtype if it changes, slices if it is a view.
 
         Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
         same is computed for each pull.
         """
-        slots, plan = {slot.name: slot for slot in self.source}, []
+        slots, plan = {slot.name: slot for slot in self.source}, {}
         for slot in self.target:
-            entry, index, dtype = self.entries[slot.name], None, None
+            entry, dtype = self.entries[slot.name], None
             shape = () if entry.source is None else slots[entry.source].shape
             if entry.source is None or slots[entry.source].dtype != slot.dtype:
                 dtype = slot.torch_dtype
-            if entry.sliced and entry.scale == 1:
-                index = tuple((m and m.window) or slice(None) for m in entry.dims)
-            plan.append((slot.name, entry, torch.Size(shape), dtype, index))
+            index = self.views.get(slot.name) if entry.scale == 1 else None
+            plan[slot.name] = entry, torch.Size(shape), dtype, index
         return plan
 
 

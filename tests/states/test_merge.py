@@ -228,7 +228,93 @@ def test_more_cells_than_are_worth_slicing():
     assert same_bits(new["w"][1::2], old["w"][1::2])
 
 
+@given(clients, st.integers(1, 80))
+def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Client], bands: int):
+    """By bands of rows or by a dense tensor, and what is not covered keeps the old value."""
+    merger, old = Merger(SLOTS, random(SLOTS, 100)), random(SLOTS, 100)
+    for one in clients:
+        merger.add(*one)
+    _, coverage = merger.result()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("archgraph.states.coverage.MAX_BANDS", bands)
+        for name in ("conv.weight", "norm.mean", "fc.weight"):
+            dense = coverage[name]
+            division = coverage.division(name, torch.float64, 3.0, 0.5)
+            quotient = torch.ones_like(old[name], dtype=torch.float64)
+            for rows, divisor in division.bands:
+                quotient[rows] /= divisor
+            expected = torch.where(dense > 0, 1 / (dense / 3 * 0.5), 6.0)
+            torch.testing.assert_close(quotient, expected, rtol=1e-15, atol=0)
+            kept = torch.zeros_like(old[name], dtype=torch.bool)
+            for box in division.kept:
+                kept[box] = True
+            if division.covered is not None:
+                kept = ~division.covered
+            assert torch.equal(kept, dense == 0)
+            even = coverage.even(name)
+            assert even is None or (dense == even).all()
+
+
 # ------------------------------------------------------------------------------------ options
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.5, 50), st.booleans())
+def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight, trusted):
+    """Entries made one at a time are added as those of a whole state are, bit for bit."""
+    down = KINDS[kind]
+
+    def spread(length: int, size: int, averaged: bool) -> DimMap | None:
+        where = [i % length for i in range(size)]
+        return DimMap.of(where, length, weights=[0.5] * size if averaged else None)
+
+    entries = {
+        slot.name: Entry(
+            slot.name,
+            tuple(
+                spread(*lengths, slot.averaged)
+                for lengths in zip(small.shape, slot.shape, strict=True)
+            ),
+        )
+        for small, slot in zip(down.target, SLOTS, strict=True)
+    }
+    grow = Transfer(down.target, SLOTS, entries)
+    states = [random(down.target, seed + i) for i in range(3)]
+    results = []
+    for through in (None, grow):
+        merger = Merger(SLOTS, random(SLOTS, 100))
+        merger.add(*client("full", 7))
+        for state in states:
+            update = state if through else grow.pull(state)
+            merger.add(FULL, update, weight, skip=["fc.weight"], trusted=trusted, through=through)
+        results.append(merger.result()[0])
+    assert all(same_bits(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_what_makes_the_entries_ends_where_the_transfer_does():
+    narrow = KINDS["prefix"]
+    merger = Merger(SLOTS, random(SLOTS, 0))
+    with pytest.raises(ArchGraphError, match=r"conv\.weight: what makes the client's entries does"):
+        merger.add(FULL, random(SLOTS, 1), through=narrow)
+    bad = random(SLOTS, 1) | {"norm.mean": torch.full((6,), math.nan)}
+    with pytest.raises(RejectedUpdate, match=r"norm\.mean: not finite"):
+        merger.add(FULL, bad, through=FULL)
+    for trusted in (True, False):
+        with pytest.raises(RejectedUpdate, match=r"fc\.weight: missing entry"):
+            merger.add(FULL, random(SLOTS[:3], 1), through=FULL, trusted=trusted)
+    assert merger.clients == 0
+
+
+def test_two_entries_of_one_global_entry_add_up_in_their_order():
+    slots = (Slot("w", (2,), "float32"),)
+    twice = tuple(slot._replace(name=name) for slot in slots for name in ("a", "b"))
+    both = Transfer(slots, twice, {name: Entry("w", (None,)) for name in ("a", "b")})
+    merger, values = Merger(slots, {"w": torch.zeros(2)}), [1e8, 1.0, -1e8, 3.0, 1e8, -1e8]
+    for a, b in zip(values[::2], values[1::2], strict=True):
+        merger.add(both, {"a": torch.full((2,), a), "b": torch.full((2,), b)})
+    total = torch.zeros(())
+    for value in values:
+        total += torch.tensor(value)
+    assert merger.result()[0]["w"].tolist() == [float(total / 6)] * 2
 
 
 def test_scales_count_in_the_numerator_alone():

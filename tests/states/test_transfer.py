@@ -265,6 +265,28 @@ def test_a_transfer_travels_without_what_it_computed():
     assert torch.equal(again.coverage["w"], half.coverage["w"])
 
 
+def test_one_entry_is_made_as_all_are():
+    half = transfer(W, W._replace(shape=(2, 3)), DimMap.of([3, 0], 4), None)
+    state = {"w": torch.arange(12.0).view(4, 3)}
+    assert torch.equal(half.entry("w", state), half.pull(state)["w"])
+    assert Transfer.identity((W,)).entry("w", state) is state["w"]
+    with pytest.raises(RewriteError, match="w: the state lacks an entry"):
+        half.entry("w", {})
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2), (3, 5, 2, 2)])
+def test_weights_of_a_map_stand_along_its_dimension(shape):
+    dim = shape.index(5)
+    map_ = DimMap.of([4, 0, 0], 5, weights=[0.5, 2.0, -1.0])
+    assert map_ is not None
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    factors = torch.tensor([0.5, 2.0, -1.0]).view(
+        [-1 if d == dim else 1 for d in range(len(shape))]
+    )
+    expected = x.index_select(dim, torch.tensor([4, 0, 0])) * factors
+    assert torch.equal(map_.gather(x, dim), expected)
+
+
 def test_what_is_covered_evenly_is_looked_up_as_one_number():
     half = Term.of(Entry("w", (DimMap.of(range(2), 4), None)))
     coverage = Coverage({"w": (4, 3), "v": (4, 3)}, {"w": [half], "v": [Term(1.0, (None, None))]})

@@ -491,6 +491,7 @@ def test_copies_are_kept_unless_they_are_redrawn(lab, tiers, redraw):
     assert (ups[0] == ups[1]) is not redraw
     again = lab.replace(world, seed=1)
     assert strategy.fit(again, again.tier("slim")).up != ups[0]
+    assert strategy.fit(world, world.tier("slim")).exact  # nothing is the old global's
     assert (
         strategy.fit(world, lab.replace(world.tier("slim"), name="twin")).up
         == strategy.fit(world, world.tier("slim")).up
