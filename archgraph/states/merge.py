@@ -206,7 +206,7 @@ class Merger:
             large = check_update(through.source, state, finite=False)
         else:
             large = check_update(transfer.target, state, finite=not trusted, optional=skip)
-        if any(value.device != self._device for value in state.values()):
+        if {value.device for value in state.values()} != {self._device}:
             state = {name: value.to(self._device) for name, value in state.items()}
         check_options(transfer, weight, scales, rows, skip, large)
         # From here on nothing can be refused.
@@ -223,8 +223,9 @@ class Merger:
             value = state[name] if through is None else through.entry(name, state)
             if not lane.averaged:
                 lane.into = value.clone() if lane.into is None else lane.into.maximum(value)
-            elif name not in rows and (into := self._view(lane)) is not None:
-                # what nearly every update is made of
+                continue
+            into = lane.into if lane.into is not None else self._view(lane)
+            if into is not None and name not in rows:  # what nearly every update is made of
                 scale = scales.get(name, 1.0)
                 if not (lane.repeated and self._repeats(lane, into, value, scale)):
                     factor = weight * lane.scale * scale
@@ -365,8 +366,8 @@ class Merger:
             lane.repeated = 0.0
 
     def _view(self, lane: _Lane) -> Tensor | None:
-        """What a lane adds to, if there is anything yet: perhaps others have made its sum."""
-        if lane.into is None and lane.view is not None and lane.source in self._sums:
+        """What a lane adds to from now on, if others have made its sum."""
+        if lane.view is not None and lane.source in self._sums:
             self._differ(lane.source)
             lane.into = self._sums[lane.source][lane.view]
         return lane.into
