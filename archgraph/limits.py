@@ -48,7 +48,7 @@ class Limits:
     onnx_live_elements: int = 2**27  # the same, of all results that are there at once
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
     folded_elements: int = 2**24  # elements of what an ONNX file computes from constants
-    folded_bytes: int = 2**28  # the same, of all that is
+    folded_bytes: int = 5 * 2**27  # bytes of all that it does; weights of one value are among it
 
 
 LIMITS = Limits()

@@ -30,8 +30,10 @@ def check_memory(
     Raises:
         SpecError: If it does.
     """
-    counted = _Counted()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        # What the module has is there already; a view of it (a weight transposed) takes nothing.
+        own = [mode.from_tensor(tensor) for tensor in (*module.parameters(), *module.buffers())]
+        counted = _Counted([tensor.untyped_storage() for tensor in own])
         given = {k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in inputs.items()}
         try:
             with torch.no_grad(), _Attention(), counted:
@@ -63,9 +65,9 @@ class _TooLarge(Exception):
 class _Counted(TorchDispatchMode):
     """Counts the elements of results as they are made, and of those that are still there."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[torch.UntypedStorage]) -> None:
         super().__init__()
-        self.live: dict[StorageWeakRef, int] = {}
+        self.live: dict[StorageWeakRef, int] = {StorageWeakRef(storage): 0 for storage in own}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

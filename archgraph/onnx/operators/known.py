@@ -72,15 +72,15 @@ def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
 def _filled(at: Attributes, shape: Known) -> Known:
     value = at.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    return np.full(_bounded(whole(shape)), fill[0])
+    return np.full(_bounded(whole(shape), LIMITS.folded_bytes // fill.itemsize), fill[0])
 
 
-def _bounded(shape: Sequence[Any]) -> list[Any]:
-    """Sizes of a constant, unless it is too large."""
+def _bounded(shape: Sequence[Any], most: int = LIMITS.folded_elements) -> list[Any]:
+    """Sizes of a constant, unless it has too many elements."""
     sizes = [*shape]
     elements = math.prod(int(size) for size in sizes)
-    if min(sizes, default=0) < 0 or elements > LIMITS.folded_elements:
-        raise SpecError("is too large", found=sizes, expected=LIMITS.folded_elements)
+    if min(sizes, default=0) < 0 or elements > most:
+        raise SpecError("is too large", found=sizes, expected=f"at most {most:,} elements")
     return sizes
 
 
