@@ -47,6 +47,7 @@ class Limits:
     onnx_result_elements: int = 2**25  # elements of a result, two examples through an ONNX file
     onnx_live_elements: int = 2**27  # the same, of all results that are there at once
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
+    batch_steps: int = 24  # operations of an expression of the size of a batch
     folded_elements: int = 2**24  # elements of what an ONNX file computes from constants
     folded_bytes: int = 5 * 2**27  # bytes of all that it does; weights of one value are among it
 

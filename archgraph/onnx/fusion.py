@@ -162,7 +162,7 @@ def _scores(found: Found, reader: OnnxReader) -> dict[str, Any] | None:
     if order is not None:
         order = [*order[:-2], order[-1], order[-2]]
         order = None if order == [*range(len(order))] else order
-    return {"scale": first * second / over, "perm": order}
+    return {"scale": first * second / over, "perm": order, "axis": axis, "flat": reader.opset < 13}
 
 
 _keys = Shape("k")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,9 @@ def imported(
     import onnx
 
     if proto.functions:
+        import onnx.inliner
+
+        _check_functions(proto, where)
         proto = onnx.inliner.inline_local_functions(proto)
     module = OnnxModule(proto, folder, where)
     stored = {*module.leaves, *module.known}
@@ -76,6 +80,31 @@ def imported(
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
     return traced.graph.replace(nodes=nodes), traced.state
+
+
+def _check_functions(proto: onnx.ModelProto, where: str) -> None:
+    """Refuse functions that call functions for more nodes than a graph may have."""
+    bodies = {(f.domain, f.name): f for f in proto.functions}
+    sizes: dict[tuple[str, str], float] = {}
+
+    def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> float:
+        if key not in bodies:
+            return 1
+        if key in above or len(above) > LIMITS.value_depth:
+            return math.inf
+        if key not in sizes:
+            inside = above | {key}
+            sizes[key] = sum(size((n.domain, n.op_type), inside) for n in bodies[key].node)
+        return sizes[key]
+
+    nodes = sum(size((n.domain, n.op_type), frozenset()) for n in proto.graph.node)
+    if nodes > LIMITS.nodes:
+        raise SpecError(
+            "has functions of too many nodes",
+            where=where,
+            found=f"{nodes:,}",
+            expected=f"at most {LIMITS.nodes:,}",
+        )
 
 
 def _names(names: list[str]) -> list[str]:
@@ -127,7 +156,7 @@ def _example(item: Any, free: Mapping[str, int], where: str) -> torch.Tensor:
         dim.dim_value if dim.HasField("dim_value") else free[dim.dim_param or f"{item.name}.{i}"]
         for i, dim in enumerate(kind.shape.dim)
     ]
-    elements = torch.Size(shape).numel() if min(shape, default=0) >= 0 else 0
+    elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:
         raise SpecError(
             "has no size to capture",

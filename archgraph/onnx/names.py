@@ -47,6 +47,10 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, batch: str | None) -> None:
     ends = {id(v) for v in (*model.graph.inputs, *results)}
     values = [v for n in model.graph for v in n.outputs] + [*model.graph.initializers.values()]
     taken = {v.name for v in values if id(v) not in ends} | set(graph.state_names)
+    for value in (v for n in model.graph for v in n.outputs if id(v) not in ends):
+        while value.name in graph.state_names:  # a name of the exporter's own for a weight
+            value.name = _free(f"{value.name}_", taken)
+            taken.add(value.name)
     for value, name in zip([*model.graph.inputs, *results], [*inputs, *outputs], strict=True):
         while name in taken:
             name += "_"
@@ -54,6 +58,12 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, batch: str | None) -> None:
         value.name = name
     for node in model.graph.all_nodes():
         node.metadata_props.pop(LINES_OF_CODE, None)
+
+
+def _free(name: str, taken: set[str | None]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _sizes(model: onnx_ir.Model, batch: str | None) -> None:

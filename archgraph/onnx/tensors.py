@@ -59,7 +59,8 @@ def tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Tensor:
         raise SpecError("has a type that PyTorch lacks", where=place, found=found)
     shape = tuple(proto.dims)
     elements = math.prod(shape)
-    if len(shape) > LIMITS.rank or min(shape, default=0) < 0 or elements > LIMITS.leaf_elements:
+    large = max(elements, *shape, 0) > LIMITS.leaf_elements
+    if len(shape) > LIMITS.rank or min(shape, default=0) < 0 or large:
         raise SpecError("is too large", where=place, found=shape, expected=LIMITS.leaf_elements)
     size = elements * ITEM_SIZES[dtype]
     if proto.data_location == onnx.TensorProto.EXTERNAL:

@@ -344,7 +344,7 @@ def test_what_is_one_number_for_certain(nodes: str, rank: int | None):
 def test_large_weights_are_no_results(tmp_path: Path):
     """More elements than a result may have: of one value, and transposed by the node."""
     nodes = [
-        ("ConstantOfShape", ["shape"], "w", {}),
+        ("ConstantOfShape", ["shape"], "w", {"value": onnx.helper.make_tensor("v", 1, [1], [0.5])}),
         ("Gemm", ["x", "w"], "m", {"transB": 1}),
         ("ReduceMax", ["m"], "y", {"axes": [1]}),
     ]

@@ -113,17 +113,17 @@ def _along(
 
 def _positions(place: str, size: int, before: int, factor: float, region: Any) -> Known:
     """Old positions of the new ones."""
-    new, length = np.arange(size, dtype=np.float64), factor * before
+    new = np.arange(size, dtype=np.float64)
     if place == "align_corners":
-        return new * (before - 1) / (length - 1) if length != 1 else new * 0
+        return new * (before - 1) / (size - 1) if size != 1 else new * 0
     if place == "asymmetric":
         return new / factor
     if place == "tf_crop_and_resize":
         first, last = region[0] * (before - 1), region[1] * (before - 1)
-        return first + (new * (last - first) / (length - 1) if length != 1 else (last - first) / 2)
-    if place == "pytorch_half_pixel" and length == 1:
-        return new * 0 - 0.5
-    shift = before / 2 * (1 - size / length) if place == "half_pixel_symmetric" else 0.0
+        return first + (new * (last - first) / (size - 1) if size != 1 else (last - first) / 2)
+    if place == "pytorch_half_pixel" and size == 1:
+        return new * 0
+    shift = before / 2 * (1 - size / (factor * before)) if place == "half_pixel_symmetric" else 0.0
     if place not in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric"):
         raise SpecError("counts positions in another way", found=place)
     return shift + (new + 0.5) / factor - 0.5

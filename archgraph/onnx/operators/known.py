@@ -23,8 +23,12 @@ Folding: TypeAlias = Callable[..., Known]
 
 
 def _div(a: Known, b: Known) -> Known:
-    integer = a.dtype.kind in "iuO"
-    return np.floor_divide(a, b) if integer else np.divide(a, b)
+    if a.dtype.kind not in "iuO":
+        return np.divide(a, b)
+    if symbolic(a) or symbolic(b):  # sizes of a batch, which are above 0
+        return np.floor_divide(a, b)
+    whole_part = np.floor_divide(a, b)  # ONNX drops what is behind the point
+    return whole_part + ((whole_part < 0) & (whole_part * b != a))
 
 
 def _cast(at: Attributes, x: Known) -> Known:
@@ -90,9 +94,18 @@ def _elementwise(function: Callable[..., Known]) -> Folding:
     def compute(at: Attributes, *given: Known) -> Known:
         _bounded(np.broadcast_shapes(*(np.shape(x) for x in given)))
         with np.errstate(all="ignore"):
-            return np.asarray(function(*map(_stored, given)))
+            return _short(np.asarray(function(*map(_stored, given))))
 
     return compute
+
+
+def _short(value: Known) -> Known:
+    """What follows from the size of a batch, unless it is a long expression of it."""
+    if value.dtype == object:
+        for item in value.ravel():
+            if isinstance(item, torch.SymInt) and item.node.expr.count_ops() > LIMITS.batch_steps:
+                raise SpecError("computes too much from the size of the batch")
+    return value
 
 
 def _stored(value: Known) -> Known:
@@ -127,11 +140,15 @@ def _expand(at: Attributes, x: Known, shape: Known) -> Known:
 def _reduce(function: Callable[..., Known]) -> Folding:
     def compute(at: Attributes, x: Known, axes: Known | None = None) -> Known:
         found = axes_of(at, axes)
-        over = None if found is None else tuple(found)
+        if not found and at.get("noop_with_empty_axes", 0):
+            return x
+        over = tuple(found) if found else None
         return np.asarray(function(x, axis=over, keepdims=bool(at.get("keepdims", 1))))
 
     return compute
 
+
+_MOD, _FMOD = _elementwise(np.mod), _elementwise(np.fmod)
 
 FOLDS: dict[str, Folding] = {
     "Add": _elementwise(operator.add),
@@ -139,7 +156,8 @@ FOLDS: dict[str, Folding] = {
     "Mul": _elementwise(operator.mul),
     "Div": _elementwise(_div),
     "Neg": lambda at, x: -x,
-    "Mod": _elementwise(np.mod),
+    "Mod": lambda at, a, b: (_FMOD if at.get("fmod", 0) else _MOD)(at, a, b),
+    "Reciprocal": lambda at, x: np.reciprocal(x),
     "Sqrt": lambda at, x: np.sqrt(x),
     "Pow": _elementwise(np.power),
     "Floor": lambda at, x: np.floor(x),

@@ -86,12 +86,21 @@ def _max_pool(at: Attributes, x: torch.Tensor) -> Any:
     kernel = list(at.need("kernel_shape"))
     strides, dilations, before, after = _window(at, x, kernel)
     ceil = bool(at.get("ceil_mode", 0))
+    sizes = [int(size) for size in x.shape[2:]]
     if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        x, before = _padded(x, before, after, lowest), [0] * len(before)
+        x = _padded(x, before, after, lowest)
+        begins = [size + b for size, b in zip(sizes, before, strict=True)]
+        before = [0] * len(before)
+    else:
+        begins = []
     if at.outputs > 1:
         raise SpecError("returns positions of a maximum, which ONNX counts otherwise")
-    return _MAX[len(kernel)](x, kernel, strides, before, dilations, ceil)
+    y = _MAX[len(kernel)](x, kernel, strides, before, dilations, ceil)
+    for axis, (begin, stride) in enumerate(zip(begins, strides, strict=False), 2):
+        if (int(y.shape[axis]) - 1) * stride >= begin:  # a window in the padding behind
+            y = y.narrow(axis, 0, int(y.shape[axis]) - 1)
+    return y
 
 
 def _mean_pool(at: Attributes, x: torch.Tensor) -> torch.Tensor:

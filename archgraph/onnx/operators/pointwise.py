@@ -66,7 +66,11 @@ def _mod(at: Attributes, a: Any, b: Any) -> Any:
     return torch.fmod(a, b) if at.get("fmod", 0) else torch.remainder(a, b)
 
 
-def _power(a: torch.Tensor, b: Any) -> torch.Tensor:
+def _power(at: Attributes, a: Any, b: Any) -> torch.Tensor:
+    """A power has the type of its base, also of one that is a number."""
+    if not isinstance(a, torch.Tensor):
+        alike = isinstance(a, float) == b.is_floating_point()
+        a = torch.tensor(a, dtype=b.dtype if alike else None)
     return torch.pow(a, b).to(a.dtype)
 
 
@@ -157,7 +161,7 @@ POINTWISE: OnnxTable = {
     **{name: plain(function) for name, function in _PLAIN.items()},
     **{name: OnnxRow(_numeric(function), numbers=True) for name, function in _BINARY.items()},
     "Div": OnnxRow(_numeric(_div), numbers=True),
-    "Pow": OnnxRow(_numeric(_power), numbers=True),
+    "Pow": OnnxRow(_power, numbers=True),
     "Mod": OnnxRow(_mod),
     "Max": _many(torch.maximum),
     "Min": _many(torch.minimum),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -69,7 +70,7 @@ def _softmax(function: Callable[..., torch.Tensor]) -> OnnxRow:
 
 def _cumulative(function: Callable[..., torch.Tensor], start: int) -> OnnxRow:
     def compute(at: Attributes, x: torch.Tensor, axis: Any) -> torch.Tensor:
-        along = int(axis)
+        along = int(np.ravel(axis)[0])
         y = x.flip(along) if at.get("reverse", 0) else x
         total = function(y, along).to(x.dtype)
         if at.get("exclusive", 0):  # shifted by one
@@ -85,6 +86,11 @@ def _hard(x: torch.Tensor, axis: int) -> torch.Tensor:
     return (places == x.argmax(axis, keepdim=True)).to(x.dtype)
 
 
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """Numbers in single precision, or double where they are."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _lp(at: Attributes, x: torch.Tensor) -> torch.Tensor:
     return F.normalize(x, at.get("p", 2), at.get("axis", -1), eps=1e-12)
 
@@ -96,10 +102,10 @@ REDUCTIONS: OnnxTable = {
     "ReduceMin": _reduce(_extreme(torch.amin, -1)),
     "ReduceProd": _reduce(_prod),
     "ReduceL1": _reduce(lambda x, a, k: x.abs().sum(a, k)),
-    "ReduceL2": _reduce(lambda x, a, k: x.float().square().sum(a, k).sqrt()),
+    "ReduceL2": _reduce(lambda x, a, k: _real(x).square().sum(a, k).sqrt()),
     "ReduceSumSquare": _reduce(lambda x, a, k: x.square().sum(a, k)),
     "ReduceLogSum": _reduce(lambda x, a, k: x.sum(a, k).log()),
-    "ReduceLogSumExp": _reduce(lambda x, a, k: torch.logsumexp(x.float(), a, k)),
+    "ReduceLogSumExp": _reduce(lambda x, a, k: torch.logsumexp(_real(x), a, k)),
     "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
     "Softmax": _softmax(F.softmax),

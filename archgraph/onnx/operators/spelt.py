@@ -27,13 +27,22 @@ def _attention(at: Attributes, q: Any, k: Any, v: Any, mask: Any, *numbers: Any)
         k = k.permute(order)
     first, second, over = (1.0 if n is None else _number(n) for n in numbers)
     scale = at.need("scale") * first * second / over
-    if _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
+    rank = max(x.dim() for x in (q, k, mask) if x is not None)
+    last = at.need("axis") in (-1, rank - 1)  # known only here: the scores' rank is the largest
+    if last and _alike(q, k) and _alike(q, v) and (mask is None or _broadcast(mask, q, k)):
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
     scores = (q * scale) @ k.transpose(-2, -1)
-    shares = torch.softmax(scores if mask is None else scores + mask, -1)
+    shares = _shares(at, scores if mask is None else scores + mask, -1 if last else at.need("axis"))
     if at.get("or_zero"):  # of a position that may look at nothing
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
+
+
+def _shares(at: Attributes, scores: torch.Tensor, axis: int) -> torch.Tensor:
+    """A softmax, which before opset 13 runs over all axes from its own on."""
+    if axis == -1 or not at.need("flat"):
+        return torch.softmax(scores, axis)
+    return torch.softmax(scores.flatten(axis), -1).reshape(scores.shape)
 
 
 def _number(value: Known) -> float:

@@ -1,0 +1,233 @@
+"""Files whose result was once another one than onnxruntime's, and files that ended badly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.rewrite.laws import difference, outputs
+
+onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+from archgraph.onnx.session import run, session  # noqa: E402 - after the package is there
+
+node = onnx.helper.make_node
+FLOAT, INT = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+
+def written(
+    path: Path,
+    nodes: list[Any],
+    shape: list[Any],
+    constants: dict[str, Any] | None = None,
+    *,
+    kinds: tuple[int, int] = (FLOAT, FLOAT),
+    opset: int = 18,
+    rank: int | None = None,
+) -> Path:
+    """A file of one input and one result, of as many axes if nothing else is said."""
+    graph = onnx.helper.make_graph(
+        nodes, "g",
+        [onnx.helper.make_tensor_value_info("x", kinds[0], shape)],
+        [onnx.helper.make_tensor_value_info("y", kinds[1], [""] * (rank or len(shape)))],
+        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    model.ir_version = 9
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def assert_like_onnxruntime(path: Path, x: torch.Tensor) -> None:
+    graph, state = ag.load(path)
+    (expected,) = run(session(path), [x])
+    (found,) = outputs(ag.build(graph, state).eval(), {"x": x})
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert difference([found], [expected]) < 1e-5
+
+
+def real(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("opset", "axis", "mask"), [(13, 1, None), (11, 1, None), (13, 2, (3, 1, 4, 6)), (13, -1, None)]
+)
+def test_attention_over_another_axis_than_the_last(opset, axis, mask, tmp_path: Path):
+    """Keys are a weight of two axes, or a mask has more than the scores: the last is not two."""
+    nodes = [
+        node("Transpose", ["k"], ["t"], perm=[1, 0] if mask is None else [0, 2, 1]),
+        node("MatMul", ["x", "t"], ["s"]),
+        *([node("Add", ["s", "m"], ["a"])] if mask else []),
+        node("Softmax", ["a" if mask else "s"], ["p"], axis=axis),
+        node("MatMul", ["p", "v"], ["y"]),
+    ]
+    constants = {"k": real(6, 8), "v": real(6, 8)} if mask is None else {
+        "k": real(1, 6, 8), "v": real(1, 6, 8), "m": real(*mask)}  # fmt: skip
+    path = written(
+        tmp_path / "a.onnx", nodes, ["N", 4, 8], constants, opset=opset, rank=len(mask or "abc")
+    )
+    assert_like_onnxruntime(path, torch.randn(3, 4, 8))
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("place", ["align_corners", "tf_crop_and_resize", "half_pixel_symmetric"])
+def test_a_scale_that_makes_no_whole_size(mode: str, place: str, tmp_path: Path):
+    crop = place == "tf_crop_and_resize"
+    at = {"mode": mode, "coordinate_transformation_mode": place}
+    constants = {"s": np.array([1, 1, 1.7, 1.7], np.float32)}
+    if crop:
+        constants["r"] = np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 0.9], np.float32)
+    nodes = [node("Resize", ["x", "r" if crop else "", "s"], ["y"], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
+    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
+
+
+FOLDED: dict[str, tuple[Any, ...]] = {
+    "division drops what is behind the point": (node("Div", ["a", "b"], ["c"]), [-7, 7, -8], [2]),
+    "division by less than 0": (node("Div", ["a", "b"], ["c"]), [-7, 7, -8], [-2]),
+    "rest of the sign of the divisor": (node("Mod", ["a", "b"], ["c"]), [-7, 7, -9], [3]),
+    "rest of the sign of the dividend": (node("Mod", ["a", "b"], ["c"], fmod=1), [-7, 7, -9], [3]),
+    "sum over no axes is over all": (node("ReduceSum", ["a", "b"], ["c"]), [[1, 2], [3, 4]], []),
+    "sum over none": (
+        node("ReduceSum", ["a", "b"], ["c"], noop_with_empty_axes=1), [[1, 2], [3, 4]], [],
+    ),
+    "product over none": (
+        node("ReduceProd", ["a", "b"], ["c"], noop_with_empty_axes=1), [[1, 2], [3, 4]], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_whole_numbers_are_folded_as_the_file_says(name: str, tmp_path: Path):
+    folded, a, b = FOLDED[name]
+    nodes = [folded, node("Cast", ["c"], ["f"], to=FLOAT), node("Mul", ["x", "f"], ["y"])]
+    constants = {"a": np.array(a, np.int64), "b": np.array(b, np.int64)}
+    size = 2 if np.ndim(a) == 2 else 3
+    path = written(tmp_path / "f.onnx", nodes, ["N", size], constants)
+    assert_like_onnxruntime(path, torch.randn(2, size))
+
+
+def test_a_power_has_the_type_of_its_base(tmp_path: Path):
+    nodes = [node("Pow", ["a", "x"], ["y"])]
+    path = written(tmp_path / "p.onnx", nodes, ["N", 4], {"a": np.float32(2.5)}, kinds=(INT, FLOAT))
+    assert_like_onnxruntime(path, torch.randint(0, 4, (3, 4)))
+    path = written(tmp_path / "p.onnx", nodes, ["N", 4], {"a": np.int64(2)}, kinds=(FLOAT, INT))
+    assert_like_onnxruntime(path, torch.rand(3, 4) * 3)
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 6])
+@pytest.mark.parametrize("pads", [[0, 1], [1, 0], [0, 0]])
+def test_a_window_that_begins_behind_the_end_is_none(length: int, pads: list[int], tmp_path: Path):
+    at = {"kernel_shape": [2], "strides": [2], "pads": pads, "ceil_mode": 1}
+    path = written(tmp_path / "m.onnx", [node("MaxPool", ["x"], ["y"], **at)], ["N", 2, length])
+    assert_like_onnxruntime(path, torch.randn(3, 2, length))
+
+
+MEETS: dict[str, tuple[Any, ...]] = {
+    "the largest of whole numbers": (
+        [node("ReduceMax", ["x"], ["m"], keepdims=0), node("Sub", ["x", "m"], ["d"]),
+         node("Cast", ["d"], ["y"], to=FLOAT)], [1, 4], {}, INT,
+    ),
+    "a bound that small numbers do not reach": (
+        [node("Abs", ["x"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0),
+         node("Max", ["m", "ten"], ["b"]), node("Div", ["x", "b"], ["y"])],
+        [1, 4], {"ten": np.float32(10)}, FLOAT,
+    ),
+    "a batch that is squeezed": (
+        [node("Squeeze", ["x"], ["s"]), node("Unsqueeze", ["s", "zero"], ["y"])],
+        [1, 1, 4], {"zero": np.array([0])}, FLOAT,
+    ),
+    "a batch that is resized": (
+        [node("Resize", ["x", "", "", "s"], ["y"], mode="nearest")],
+        [1, 2, 3, 4], {"s": np.array([2, 2, 6, 8])}, FLOAT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEETS)
+def test_a_file_for_one_example_is_not_taken_for_more(name: str, tmp_path: Path):
+    nodes, shape, constants, kind = MEETS[name]
+    rank = 2 if "squeezed" in name else None
+    path = written(tmp_path / "b.onnx", nodes, shape, constants, kinds=(kind, FLOAT), rank=rank)
+    with pytest.raises(SpecError, match="is a file for one batch size"):
+        ag.load(path)
+
+
+def test_functions_are_read_by_a_process_that_has_read_none(tmp_path: Path):
+    path = written(tmp_path / "f.onnx", [node("Twice", ["x"], ["y"], domain="own")], ["N", 4])
+    model = onnx.load(path)
+    body = [node("Add", ["a", "a"], ["b"])]
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("own", "Twice", ["a"], ["b"], body, opsets))
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    path.write_bytes(model.SerializeToString())
+    code = f"import archgraph as ag; print(len(ag.load({str(path)!r}).graph.nodes))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
+
+
+def test_functions_that_double_are_refused_before_they_are_written_out(tmp_path: Path):
+    path = written(tmp_path / "f.onnx", [node("F30", ["x"], ["y"], domain="own")], ["N", 4])
+    model = onnx.load(path)
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("own", 1)]
+    for at in range(31):
+        kind, of = ("Relu", "") if at == 0 else (f"F{at - 1}", "own")
+        body = [node(kind, ["a"], ["m"], domain=of), node(kind, ["m"], ["b"], domain=of)]
+        model.functions.append(
+            onnx.helper.make_function("own", f"F{at}", ["a"], ["b"], body, opsets)
+        )
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(SpecError, match=r"functions of too many nodes; found 2,147,483,648"):
+        ag.load(path)
+
+
+def test_long_names_and_wrong_sizes_end_in_an_error_of_ours_or_none(tmp_path: Path):
+    weights = {".".join("a" * 1500): real(4)}
+    path = written(tmp_path / "n.onnx", [node("Mul", ["x", *weights], ["y"])], ["N", 4], weights)
+    assert_like_onnxruntime(path, torch.randn(2, 4))
+    deep = [node("Relu", ["x"], ["y"], name="/" + "/".join("a" * 1500))]
+    assert_like_onnxruntime(written(tmp_path / "n.onnx", deep, ["N", 4]), torch.randn(2, 4))
+    with pytest.raises(ArchGraphError, match="has no size to capture"):
+        ag.load(written(tmp_path / "n.onnx", [node("Relu", ["x"], ["y"])], ["N", 2**62 + 1, 4]))
+
+
+def test_a_long_expression_of_the_batch_is_refused(tmp_path: Path):
+    nodes = [node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["d0"])]
+    for at in range(12):
+        nodes += [
+            node("Mul", [f"d{at}", f"d{at}"], [f"q{at}"]),
+            node("Add", [f"q{at}", f"d{at}"], [f"d{at + 1}"]),
+        ]
+    nodes += [node("Cast", ["d12"], ["f"], to=FLOAT), node("Mul", ["x", "f"], ["y"])]
+    path = written(tmp_path / "l.onnx", nodes, ["N", 4], {"zero": np.array(0)})
+    with pytest.raises(SpecError, match="too much from the size of the batch"):
+        ag.load(path)
+
+
+@pytest.mark.parametrize("name", ["val_0", "val_1", "matmul", "relu", "w"])
+def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(4, 4)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.layer_norm((x @ getattr(self, name)).relu() + 1, [4])
+
+    graph, state = ag.trace(Net(), torch.randn(2, 4))
+    ag.export(graph, state, tmp_path / "n.onnx")
+    again, weights = ag.load(tmp_path / "n.onnx")
+    assert again == graph
+    assert torch.equal(weights[name], state[name])
