@@ -90,7 +90,7 @@ PLANTED = (
     ),
     Planted(
         "states", f"{STATES}/transfer.py",
-        "if not copy and entry.unchanged", "if entry.unchanged",
+        "if not copy and dtype is None and entry.unchanged", "if dtype is None and entry.unchanged",
         "pull lends the server's own tensors",
     ),
     Planted(

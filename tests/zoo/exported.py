@@ -71,7 +71,9 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     del traced
     expected: list[torch.Tensor] = []
     with exam.check("original"), torch.no_grad():
-        model.load_state_dict({**model.state_dict(), **state})
+        full = model.state_dict()  # with the versions of its layers
+        full.update(state)
+        model.load_state_dict(full)
         expected = tensors(model(*args, **kwargs))
     # In the order in which forward takes them, as the file does.
     given = tensors(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
