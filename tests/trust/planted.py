@@ -167,10 +167,6 @@ EQUIVALENT = {
     "archgraph/states/dimension_map.py DimMap.scatter: dim > 0 → dim >= 0": (
         "it decides what scattering costs, not what it gives"
     ),
-    "archgraph/states/merge.py Merger.add: any((value.device != self._device for value in "
-    "state.values())) → not any((value.device != self._device for value in state.values()))": (
-        "moving a tensor to where it is gives that tensor"
-    ),
     "archgraph/federation/private_means.py _delta: counted(one).pull(state.group(one.group), "
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
