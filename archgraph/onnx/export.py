@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
+CONTROL = ("If", "Loop", "Scan")
 PLACES = ("inside", "beside")
 
 
@@ -144,6 +145,13 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
             "cannot be expressed in ONNX", where=graph.name or None, found=_cause(error)
         ) from error
     assert made is not None
+    for node in made.model.graph:
+        if node.op_type in CONTROL:  # of which onnxruntime may end the process
+            raise GraphError(
+                "cannot be expressed in ONNX",
+                where=graph.name or None,
+                found=f"{node.op_type}, control flow, which would not be read again",
+            )
     name_all(made.model, graph, program.batch)
     return made.model
 

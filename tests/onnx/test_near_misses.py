@@ -231,3 +231,40 @@ def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
     again, weights = ag.load(tmp_path / "n.onnx")
     assert again == graph
     assert torch.equal(weights[name], state[name])
+
+
+def test_a_resize_between_many_positions_is_refused(tmp_path: Path):
+    nodes = [
+        node(
+            "Resize",
+            ["x", "", "s"],
+            ["y"],
+            mode="linear",
+            coordinate_transformation_mode="asymmetric",
+        )
+    ]
+    path = written(
+        tmp_path / "r.onnx", nodes, ["N", 1, 4096], {"s": np.array([1, 1, 16], np.float32)}
+    )
+    with pytest.raises(
+        SpecError, match="Resize: resizes between too many positions; found 4,096 and"
+    ):
+        ag.load(path)
+
+
+@pytest.mark.parametrize("step", [-1, -2, -3])
+def test_a_slice_that_runs_backwards(step: int, tmp_path: Path):
+    ends = {
+        "a": np.array([2**62]),
+        "b": np.array([-(2**62)]),
+        "c": np.array([1]),
+        "d": np.array([step]),
+    }
+    path = written(tmp_path / "s.onnx", [node("Slice", ["x", *ends], ["y"])], ["N", 7], ends)
+    assert_like_onnxruntime(path, torch.randn(3, 7))
+
+
+def test_what_the_exporter_writes_with_control_flow_is_refused(tmp_path: Path):
+    graph, state = ag.trace(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
+    with pytest.raises(ArchGraphError, match="cannot be expressed in ONNX; found If"):
+        ag.export(graph, state, tmp_path / "e.onnx")

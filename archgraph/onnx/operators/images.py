@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
+from archgraph.limits import LIMITS
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, whole
 
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -140,6 +141,12 @@ def _rounded(positions: Known, rounding: str) -> Known:
 
 def _weights(at: Attributes, positions: Known, before: int, factor: float) -> Known:
     """How much each old position counts for each new one; beyond the border counts its edge."""
+    if len(positions) * before > LIMITS.folded_elements:
+        raise SpecError(
+            "resizes between too many positions",
+            found=f"{before:,} and {len(positions):,}",
+            expected=f"at most {LIMITS.folded_elements:,} pairs of them",
+        )
     cubic = at.get("mode") == "cubic"
     a = at.get("cubic_coeff_a", -0.75)
     narrow = min(factor, 1.0) if at.get("antialias", 0) else 1.0

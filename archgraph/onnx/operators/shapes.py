@@ -73,8 +73,8 @@ def _slice(
         if by > 0:
             x = torch.ops.aten.slice.Tensor(x, axis % x.dim(), begin, end, by)
         else:
-            picked = range(*slice(begin, end, by).indices(int(x.shape[axis])))
-            x = x.index_select(axis % x.dim(), torch.tensor([*picked], dtype=torch.long))
+            picked = torch.arange(*slice(begin, end, by).indices(int(x.shape[axis])))
+            x = x.index_select(axis % x.dim(), picked)
     return x
 
 
