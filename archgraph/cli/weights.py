@@ -135,11 +135,11 @@ def export(
     The batch size stays free and weights keep their names, so that every command takes the file as
     a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX file, or of
     a model written in Python; any other model file has none and is written with the weights that a
-    run with seed 0 starts from.
+    run with seed 0 starts from. A run's model has the running statistics that it is tested with.
     """
     import archgraph
 
-    graph, weights = _one(model, data, state)
+    graph, weights = _one(model, data, state, tested=True)
     wrote(
         archgraph.export(
             graph,
@@ -178,7 +178,9 @@ def with_weights(
     return dict(zip(names, shown, strict=True)), weights
 
 
-def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
+def _models(
+    name: str, data: Path | None, file: Path | None, tested: bool = False
+) -> dict[str, Any]:
     """Architectures with weights: all of a run folder, one of it (RUN:MODEL), or a model file's.
 
     A model without a file of weights has its own, if it is written in Python, else untrained ones.
@@ -196,7 +198,9 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
     if Path(folder or name).is_dir():
         if file is not None:
             raise SpecError("has weights of its own", where=name, found=f"--state {file}")
-        trained_models: dict[str, Any] = dict(trained(folder or name, data_root=data))
+        trained_models: dict[str, Any] = dict(
+            trained(folder or name, data_root=data, tested=tested)
+        )
         if not mark:
             return trained_models
         if chosen not in trained_models:
@@ -214,9 +218,9 @@ def _models(name: str, data: Path | None, file: Path | None) -> dict[str, Any]:
     return {"": (graph, state or archgraph.initial_state(graph, 0))}
 
 
-def _one(name: str, data: Path | None, file: Path | None) -> Any:
+def _one(name: str, data: Path | None, file: Path | None, tested: bool = False) -> Any:
     """An architecture with weights; of a run folder its global model."""
-    models = _models(name, data, file)
+    models = _models(name, data, file, tested)
     if len(models) > 1 and "global" not in models:
         raise SpecError(
             "holds several models", where=name, found=", ".join(models), expected=f"{name}:MODEL"

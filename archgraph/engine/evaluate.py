@@ -16,7 +16,7 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.precision import performed
-from archgraph.engine.recalibration import recalibrated
+from archgraph.engine.recalibration import as_tested
 from archgraph.engine.returned import reason
 from archgraph.engine.testing import Answers, answers
 from archgraph.engine.workers import Died, Tell, Workers
@@ -115,18 +115,7 @@ class Evaluator:
 
     def _state(self, model: Evaluated, state: State) -> State:
         """Weights of the model, with the statistics that it is tested with."""
-        if model.statistics == "stored":
-            return state
-        setup = self.experiment
-        return recalibrated(
-            model.graph,
-            state,
-            setup.training,
-            batch=setup.evaluate.batch,
-            examples=setup.evaluate.statistics,
-            seed=setup.world.seed,
-            device=setup.world.device,
-        )
+        return as_tested(self.experiment, model, state)
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""

@@ -11,7 +11,9 @@ import math
 import torch
 
 from archgraph.engine.data import Split
+from archgraph.engine.experiment import Experiment
 from archgraph.federation import (
+    Evaluated,
     Model,
     State,
     module_of,
@@ -69,6 +71,27 @@ def recalibrated(
         name: (total / len(pieces)).to(state[name].dtype).cpu() for name, total in sums.items()
     }
     return {name: means.get(name, tensor) for name, tensor in state.items()}
+
+
+def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
+    """Weights of a model of a run, with the statistics that it is tested with.
+
+    Args:
+        setup: The run's experiment.
+        model: What is tested.
+        state: Its weights, or a client's version of them.
+    """
+    if model.statistics == "stored":
+        return state
+    return recalibrated(
+        model.graph,
+        state,
+        setup.training,
+        batch=setup.evaluate.batch,
+        examples=setup.evaluate.statistics,
+        seed=setup.world.seed,
+        device=setup.world.device,
+    )
 
 
 @per_graph

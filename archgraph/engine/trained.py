@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.recalibration import as_tested
 from archgraph.engine.record import RunRecord
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
-from archgraph.federation import Evaluated, Model, ServerState
+from archgraph.federation import Evaluated, Model, ServerState, State
 from archgraph.plain import finite
 
 
@@ -20,6 +21,7 @@ def trained(
     data_root: str | os.PathLike[str] | None = None,
     data: object = None,
     python: bool = False,
+    tested: bool = False,
 ) -> dict[str, Model]:
     """Architectures with weights by name: ``global``, tiers, clusters.
 
@@ -31,6 +33,8 @@ def trained(
         data_root: Folder of the data; None: the run's.
         data: The data, where it was an argument of the run.
         python: Consent to run the Python code that the run's experiment and models name.
+        tested: With the running statistics that each model is tested with, which some methods
+            compute from training data before a test; False: with those of the checkpoint.
 
     Raises:
         ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
@@ -45,11 +49,17 @@ def trained(
     server = ServerState(checkpoint.tensors, checkpoint.values)
     models = setup.strategy.evaluated(setup.world, server)
     kept = {client: KeptByClient.from_flat(flat) for client, flat in checkpoint.kept.items()}
-    return dict(versions(models, kept))
+
+    def state_of(model: Evaluated, state: State) -> State:
+        return as_tested(setup, model, state) if tested else state
+
+    return dict(versions(models, kept, state_of))
 
 
 def versions(
-    models: Iterable[Evaluated], kept: Mapping[int, KeptByClient]
+    models: Iterable[Evaluated],
+    kept: Mapping[int, KeptByClient],
+    state_of: Callable[[Evaluated, State], State] = lambda _, state: state,
 ) -> Iterator[tuple[str, Model]]:
     """Names and weights, one at a time: of each model, or of each client's version of it.
 
@@ -57,10 +67,10 @@ def versions(
     """
     for model in models:
         if not (model.clients and (model.kept or model.states is not None)):
-            yield model.name, Model(model.graph, model.state)
+            yield model.name, Model(model.graph, state_of(model, model.state))
             continue
         for client in model.clients:
             state = model.state if model.states is None else model.states(client)
             if model.kept and client in kept:
                 state = kept[client].over(state)
-            yield f"{model.name}/{client}", Model(model.graph, state)
+            yield f"{model.name}/{client}", Model(model.graph, state_of(model, state))

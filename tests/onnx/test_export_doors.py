@@ -11,12 +11,37 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
+from archgraph.engine import load_dataset
 from archgraph.errors import GraphError, SpecError
-from archgraph.onnx.session import distance
+from archgraph.onnx.session import distance, session
+from archgraph.onnx.session import run as onnxruntime_result
+from tests.cli.terminal import call, refused
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+
+
+RUN = """\
+name: exported
+archgraph: 1
+family:
+  model:
+    archgraph: 1
+    name: net
+    inputs: {image: [1, 8, 8]}
+    sections:
+      - name: body
+        steps: [{conv: {out: 16, kernel: 3}}, batch_norm, relu, {max_pool: 2}]
+      - name: head
+        steps: [flatten, {linear: 10}]
+  clients: [{name: whole, count: 2}, {name: half, count: 2, take: 0.5}]
+data: {dataset: digits}
+strategy: {heterofl: {}}
+rounds: 2
+local: {lr: 0.1, batch: 20, epochs: 2}
+seed: 0
+"""
 
 
 class Results(nn.Module):
@@ -203,3 +228,27 @@ def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeyp
         GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
     ):
         written(results, tmp_path / "r.onnx")
+
+
+def test_a_model_of_a_run_is_exported_as_it_was_tested(tmp_path: Path):
+    """HeteroFL computes running statistics before a test: those of the state are the start's."""
+    (tmp_path / "run.yaml").write_text(RUN)
+    run = ag.run(tmp_path / "run.yaml", out=tmp_path / "run", progress=False)
+    for name in ("global", "half"):
+        path = tmp_path / f"{name}.onnx"
+        done = call("export", f"{tmp_path / 'run'}:{name}", "-o", path)
+        assert done.exit_code == 0, done.output
+        test = load_dataset("digits").test
+        inputs, targets = test.batch(slice(None))
+        right = onnxruntime_result(session(path), [inputs])[0].argmax(1) == targets
+        measured = run.rounds[-1]["evaluation"]["models"][name]["accuracy"]
+        assert float(right.float().mean()) == pytest.approx(measured, abs=2e-3)
+        assert measured > 0.3
+
+
+def test_rewrite_does_not_write_yaml_into_an_onnx_file(results, tmp_path: Path):
+    path = written(results, tmp_path / "r.onnx")
+    before = path.read_bytes()
+    done = call("rewrite", path, "--take", "0.5", "-o", path)
+    refused(done, "writes architectures, as YAML and without weights")
+    assert path.read_bytes() == before
