@@ -108,6 +108,9 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
     """The branches of a residual block, numbered where there are several (a transformer's two)."""
     if not block.sums:
         raise RewriteError("not a residual block", where=block.name, found=block.kind)
+    owner = block.name
+    while owner in graph.param:  # a block that is called by its weight: no leaf is inside a leaf
+        owner += "_"
     for number, (merge, shortcut) in enumerate(block.sums, 1):
         node = graph.node[merge]
         operands = [v for _, v in node.args if isinstance(v, (Ref, Mode))]
@@ -119,6 +122,6 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
                 found=f"%{merge} adds {len(operands)} values",
                 expected="the shortcut and one branch",
             )
-        path = f"{block.name}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
+        path = f"{owner}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
         maker = refs(in_mode(others[0], False))[0]
         yield Branch(block, node, others[0], graph.node[maker], path)

@@ -268,3 +268,18 @@ def test_what_the_exporter_writes_with_control_flow_is_refused(tmp_path: Path):
     graph, state = ag.trace(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
     with pytest.raises(ArchGraphError, match="cannot be expressed in ONNX; found If"):
         ag.export(graph, state, tmp_path / "e.onnx")
+
+
+def test_a_block_that_is_called_by_its_weight_gets_leaves_beside_it(tmp_path: Path):
+    nodes = [
+        node("MatMul", ["x", "k1"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("MatMul", ["b", "k2"], ["c"]),
+        node("Add", ["c", "x"], ["r"]),
+        node("MatMul", ["r", "k3"], ["y"]),
+    ]
+    weights = {"k1": real(4, 4), "k2": real(4, 4), "k3": real(4, 4)}
+    graph, _ = ag.load(written(tmp_path / "k.onnx", nodes, ["N", 4], weights))
+    for changed in (ag.add_step_sizes(graph).graph, ag.add_adapters(graph, 2).graph):
+        new = {p.name for p in changed.params} - set(weights)
+        assert new and not any(name.startswith(("k1.", "k2.", "k3.")) for name in new)
