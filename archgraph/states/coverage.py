@@ -43,32 +43,34 @@ class Term:
         """The coverage that an entry gives its source when it counts this much."""
         return Term(weight * entry.scale**2, entry.dims, rows)
 
-    def steps(self) -> Iterator[Steps | None]:
+    def steps(self) -> Iterator[SteppedVector | None]:
         """The vectors of the outer product that it is, ``None`` for ones; without the factor."""
         for dim, map_ in enumerate(self.dims):
             if self.rows and dim == 0:
                 rows = np.asarray(self.rows)
-                yield Steps.of(rows if map_ is None else map_.coverage(rows))
+                yield SteppedVector.of(rows if map_ is None else map_.coverage(rows))
             else:
                 yield None if map_ is None else _steps(map_)
 
 
-class Steps(NamedTuple):
+class SteppedVector(NamedTuple):
     """A vector, and where its value changes."""
 
     vector: Vector
     edges: tuple[int, ...]
 
     @staticmethod
-    def of(vector: Vector) -> Steps:
+    def of(vector: Vector) -> SteppedVector:
         """The steps of a vector."""
-        return Steps(vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist()))
+        return SteppedVector(
+            vector, tuple((np.flatnonzero(vector[1:] != vector[:-1]) + 1).tolist())
+        )
 
 
 @functools.lru_cache(maxsize=1024)
-def _steps(map_: DimMap) -> Steps:
+def _steps(map_: DimMap) -> SteppedVector:
     """What a map covers evenly: the same in every round."""
-    return Steps.of(map_.coverage())
+    return SteppedVector.of(map_.coverage())
 
 
 @dataclass(frozen=True, eq=False)
