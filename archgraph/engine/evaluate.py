@@ -16,10 +16,11 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.precision import performed
+from archgraph.engine.process import Died, Tell
 from archgraph.engine.recalibration import as_tested
 from archgraph.engine.returned import reason
 from archgraph.engine.testing import Answers, answers
-from archgraph.engine.workers import Died, Tell, Workers
+from archgraph.engine.workers import Workers
 from archgraph.federation import (
     GLOBAL,
     Evaluated,

@@ -216,6 +216,7 @@ def execute(
     """Run an experiment that is prepared already, in this process or elsewhere; see :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
+        stack.callback(loop.close)
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
         checkpoint = None

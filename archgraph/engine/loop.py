@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from archgraph.engine.attempt import Attempt
 from archgraph.engine.before import local_test, trained_together
 from archgraph.engine.changes import Changes
 from archgraph.engine.checkpoint import Checkpoint
@@ -28,7 +29,9 @@ from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
+from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
+from archgraph.states import Transfer
 from archgraph.tables import plural
 
 
@@ -96,7 +99,7 @@ class Loop:
         """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
         turn = Turn(
-            self.experiment, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
+            self._attempt, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
         )
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
@@ -126,7 +129,9 @@ class Loop:
         setup, number = self.experiment, self.done + 1
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
-        turn = Turn(setup, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
+        turn = Turn(
+            self._attempt, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
+        )
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         clients = len(world.participants)
         drawn = sample(
@@ -231,6 +236,15 @@ class Loop:
         selection = self.experiment.selection
         return None if selection is None else selection.chosen(self.lines)
 
+    def close(self) -> None:
+        """End the processes in which clients worked."""
+        self._workers.close()
+
+    @functools.cached_property
+    def _attempt(self) -> Attempt:
+        """What clients do; one for all rounds, so that processes can go on with it."""
+        return Attempt(self.experiment)
+
     @functools.cached_property
     def _workers(self) -> Workers:
         """Where clients work."""
@@ -242,6 +256,7 @@ class Loop:
             always=asked.workers is not None,
             deadline=asked.deadline,
             memory=asked.memory,
+            known=(ArchGraph, Transfer),
         )
 
     @functools.cached_property

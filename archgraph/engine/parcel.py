@@ -1,11 +1,14 @@
-"""Plain values and tensors from a process to the one that started it, through memory of both."""
+"""Values from one process to another, through memory that both map."""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import pickle
 import tempfile
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -15,12 +18,51 @@ from torch import Tensor
 ALIGNED = 64
 
 
-class Parcel:
-    """Memory that a process and its children share, for one value.
+class Known:
+    """Frozen values that a process has been sent already: by number from then on.
 
-    The value holds tensors, None, booleans, numbers, texts, tuples, lists and mappings of these: a
-    process that a faulty program has run in can send nothing else. Tensors are copied once, by the
-    process that packs; the other one maps them.
+    The process that sends and the one that receives have one each, in step with each other.
+
+    Args:
+        kinds: Types of such values.
+    """
+
+    def __init__(self, kinds: tuple[type, ...] = ()) -> None:
+        self.kinds = kinds
+        self._values: list[object] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, value: object) -> tuple[int, bytes | None]:
+        """The number of a value to send, and the value itself if it is new."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return number, None
+        text = pickle.dumps(value, protocol=5)
+        return self._add(value), text
+
+    def value(self, number: int, text: bytes | None) -> object:
+        """The value of a number that was received."""
+        if text is not None:
+            # From the process that this one was forked from.
+            self._add(pickle.loads(text))
+        return self._values[number]
+
+    def _add(self, value: object) -> int:
+        number = self._numbers[id(value)] = len(self._values)
+        self._values.append(value)  # alive as long as its number: no other value has its id
+        return number
+
+
+class Parcel:
+    """Memory that processes share, for one value.
+
+    What a process gives back holds tensors, None, booleans, numbers, texts, tuples, lists and
+    mappings of these: a process that a faulty program has run in can send nothing else. What a
+    process is given, by the one that it was forked from, may be anything that can be pickled.
+    Tensors are copied once, by the process that packs; the other one maps them.
+
+    Args:
+        place: Descriptor of memory that another process has packed; None: new memory.
 
     Example:
         >>> parcel = Parcel()
@@ -30,48 +72,110 @@ class Parcel:
         >>> parcel.close()
     """
 
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self._place = os.memfd_create("archgraph")
+    def __init__(self, place: int | None = None) -> None:
+        if place is not None:
+            self.place = place
+        elif hasattr(os, "memfd_create"):
+            self.place = os.memfd_create("archgraph")
         else:  # a file without a name
             with tempfile.TemporaryFile() as file:
-                self._place = os.dup(file.fileno())
+                self.place = os.dup(file.fileno())
 
-    def pack(self, value: Any) -> None:
+    def pack(self, value: Any, known: Known | None = None) -> None:
         """Write a value.
 
+        Args:
+            value: The value.
+            known: What the receiver has; None: the value is plain, for a receiver that does not
+                trust this process.
+
         Raises:
-            PicklingError: If it holds something else.
+            PicklingError: If it is to be plain and holds something else.
         """
         text = io.BytesIO()
-        with os.fdopen(self._place, "wb", closefd=False) as file:
+        with os.fdopen(self.place, "wb", closefd=False) as file:
             file.seek(ALIGNED)
-            _Packer(text, file).dump(value)
+            packer = _Packer(text, file) if known is None else _AnyPacker(text, file, known)
+            packer.dump(value)
             at = file.tell()
             file.write(text.getvalue())
             file.seek(0)
             file.write(at.to_bytes(8, "little") + len(text.getvalue()).to_bytes(8, "little"))
 
-    def unpack(self) -> Any:
-        """The value that was written, once the process that wrote it has ended.
+    def unpack(self, known: Known | None = None) -> Any:
+        """The value that was written.
+
+        Args:
+            known: What this process was sent before, by one that it trusts; None: only a plain
+                value is read.
 
         Raises:
             UnpicklingError: If it holds something else, or is not whole.
         """
-        size = os.fstat(self._place).st_size
+        size = os.fstat(self.place).st_size
         # Private: what is written to a tensor stays here, and no file stays open for it.
-        whole = torch.from_file(f"/dev/fd/{self._place}", False, size, dtype=torch.uint8)
+        whole = torch.from_file(f"/dev/fd/{self.place}", False, size, dtype=torch.uint8)
         at, length = (int.from_bytes(bytes(whole[i : i + 8].tolist()), "little") for i in (0, 8))
         if not length:
             raise pickle.UnpicklingError("nothing was written")
-        return _Unpacker(io.BytesIO(whole[at : at + length].numpy().data), whole).load()
+        text = io.BytesIO(whole[at : at + length].numpy().data)
+        unpacker = _Unpacker(text, whole) if known is None else _AnyUnpacker(text, whole, known)
+        return unpacker.load()
 
     def close(self) -> None:
         """Give the memory back, once no tensor maps it any more."""
-        os.close(self._place)
+        os.close(self.place)
+
+
+@contextlib.contextmanager
+def parcel(place: int | None = None) -> Iterator[Parcel]:
+    """A parcel that is closed afterwards."""
+    one = Parcel(place)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+class _AnyPacker(pickle.Pickler):
+    """Any value; tensors are written to the file beside."""
+
+    def __init__(self, text: io.BytesIO, file: io.BufferedWriter, known: Known) -> None:
+        super().__init__(text, protocol=5)
+        self._file, self._known = file, known
+        self._written: dict[int, tuple[Any, ...]] = {}
+
+    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        if isinstance(value, self._known.kinds):
+            return self._known.number(value)
+        if type(value) is not Tensor or value.requires_grad or not _plain(value):
+            return None
+        if id(value) not in self._written:
+            self._written[id(value)] = self._write(value)
+        return self._written[id(value)]
+
+    def _write(self, value: Tensor) -> tuple[Any, ...]:
+        """Its address; with the strides of a copy of it, on which bits of sums may depend."""
+        dense = value if value.is_contiguous() else value.clone()
+        at = _written(self._file, dense.as_strided((dense.numel(),), (1,)))
+        return _name(value.dtype), tuple(value.shape), dense.stride(), at
+
+
+class _AnyUnpacker(pickle.Unpickler):
+    def __init__(self, text: io.BytesIO, whole: Tensor, known: Known) -> None:
+        super().__init__(text)
+        self._whole, self._known = whole, known
+
+    def persistent_load(self, address: tuple[Any, ...]) -> object:
+        if len(address) == 2:
+            return self._known.value(*address)
+        name, shape, stride, at = address
+        return _read(self._whole, name, math.prod(shape), at).as_strided(shape, stride)
 
 
 class _Packer(pickle.Pickler):
+    """Plain values, and tensors."""
+
     def __init__(self, text: io.BytesIO, file: io.BufferedWriter) -> None:
         super().__init__(text, protocol=5)
         self._file = file
@@ -79,10 +183,8 @@ class _Packer(pickle.Pickler):
     def persistent_id(self, value: Any) -> tuple[str, tuple[int, ...], int] | None:
         if not isinstance(value, Tensor):
             return None
-        at = -(-self._file.tell() // ALIGNED) * ALIGNED
-        self._file.seek(at)
-        self._file.write(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return str(value.dtype).removeprefix("torch."), tuple(value.shape), at
+        flat = value.detach().cpu().contiguous().flatten()
+        return _name(value.dtype), tuple(value.shape), _written(self._file, flat)
 
     def reducer_override(self, value: Any) -> NoReturn:
         raise pickle.PicklingError(f"neither a plain value nor a tensor: {type(value).__name__}")
@@ -95,12 +197,33 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, address: tuple[str, tuple[int, ...], int]) -> Tensor:
         name, shape, at = address
-        dtype = getattr(torch, name)
-        empty = torch.empty(shape, dtype=dtype, device="meta")
-        if not empty.numel():
-            return torch.empty(shape, dtype=dtype)
-        flat = self._whole[at : at + empty.numel() * empty.element_size()]
-        return flat.view(dtype).view(shape)
+        return _read(self._whole, name, math.prod(shape), at).view(shape)
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"neither a plain value nor a tensor: {module}.{name}")
+
+
+def _plain(value: Tensor) -> bool:
+    """Whether a tensor is an ordinary one in this machine's memory."""
+    ordinary = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+    return ordinary and value.device.type == "cpu" and not (value.is_conj() or value.is_neg())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _written(file: io.BufferedWriter, flat: Tensor) -> int:
+    """Where in a file the values of a tensor have been written."""
+    at = -(-file.tell() // ALIGNED) * ALIGNED
+    file.seek(at)
+    file.write(flat.view(torch.uint8).numpy().data)
+    return at
+
+
+def _read(whole: Tensor, name: str, count: int, at: int) -> Tensor:
+    """So many values of a type, in the memory of a parcel."""
+    dtype: torch.dtype = getattr(torch, name)
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return whole[at : at + count * dtype.itemsize].view(dtype)

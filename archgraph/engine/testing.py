@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from archgraph.engine.data import Split
 from archgraph.engine.isolation import one_thread
-from archgraph.engine.workers import Died, Tell, Workers
+from archgraph.engine.process import Died, Tell
+from archgraph.engine.workers import Workers
 from archgraph.federation import LearningTask, Metric, Predict, mask_absent
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.metrics import IGNORED

@@ -7,37 +7,26 @@ import dataclasses
 import functools
 import statistics
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-import torch
-
 from archgraph.analysis.roles import frozen
-from archgraph.engine.attack import Attack
+from archgraph.engine.attempt import Assignment, Attempt, copies, malicious
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import isolated, one_thread
-from archgraph.engine.precision import performed
+from archgraph.engine.isolation import one_thread
+from archgraph.engine.process import Died, attempted
 from archgraph.engine.progress import Bars
-from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import reason, returned, shown
-from archgraph.engine.traffic import DOWN, UP, back, sent
-from archgraph.engine.workers import Died, Tell, Workers
+from archgraph.engine.returned import reason, shown
+from archgraph.engine.traffic import DOWN, UP, sent
+from archgraph.engine.workers import Workers
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, State, Task, seeded
-from archgraph.language.aggregate import AggregateSpec
+from archgraph.federation import Outcome, Result, State, Task
 from archgraph.plain import Json
-from archgraph.states import check_update
-from archgraph.states.clipping import UpdateSize, change, clipped
+from archgraph.states.clipping import UpdateSize, clipped
 from archgraph.states.spill import Spill
-
-# What the record says of an accepted client, beside its metrics.
-RECORDED = frozenset(
-    {"client", "name", "examples", "malicious", "clipped", "seconds", "trained", MACS, DOWN, UP}
-)
 
 # A task with a function that returns its outcome, or raises what became of it.
 Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
@@ -139,7 +128,7 @@ class Turn:
     """One round's clients: their work as a stream of results, and what became of each.
 
     Attributes:
-        experiment: What is run.
+        attempt: What clients do with what they are assigned.
         round: Counted from 1; 0 for the survey.
         kept: What clients kept; replaced client by client as results are accepted.
         watch: Progress bars.
@@ -152,7 +141,7 @@ class Turn:
         elsewhere: Where the clients work; None: on this machine.
     """
 
-    experiment: Experiment
+    attempt: Attempt
     round: int
     kept: dict[int, KeptByClient]
     watch: Bars
@@ -164,6 +153,11 @@ class Turn:
     test: LocalTest | None = None
     elsewhere: Elsewhere | None = None
     _first: BaseException | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self.attempt.experiment
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time for each worker.
@@ -179,8 +173,9 @@ class Turn:
             own = {name: outcome.state[name] for name in changing if name in outcome.state}
             if own or outcome.keep or task.client in self.kept:
                 # Copies: else the memory of all that has come back would stay for a part of it.
-                self.kept[task.client] = KeptByClient(_copies(own), _copies(outcome.keep))
-            more: dict[str, Json] = {"malicious": True} if self._malicious(task.client) else {}
+                self.kept[task.client] = KeptByClient(copies(own), copies(outcome.keep))
+            attacks = malicious(self.experiment, self.round, task.client)
+            more: dict[str, Json] = {"malicious": True} if attacks else {}
             more |= {"clipped": arrival.clipped} if arrival.clipped < 1 else {}
             if "seen" in outcome.metrics:
                 more[MACS] = of_client(task, outcome.metrics["seen"])
@@ -209,18 +204,24 @@ class Turn:
         """What came of each task, in their order."""
         if self.elsewhere is None:
             yield from self.workers.calls(
-                self._attempt,
+                self.attempt,
                 tasks,
+                made=self._assignment,
                 key=lambda task: task.client,
                 told=self.watch.step,
                 waiting=lambda: self.clock.measure("local"),
+                again=True,
             )
             return
         for task, work in self.elsewhere(self.round, tasks, self.kept):
             with self.clock.measure("local"):
-                found = self._checked(task, work)
+                found = attempted(functools.partial(self.attempt.checked, self.round, task, work))
             yield task, found
             del found
+
+    def _assignment(self, task: Task) -> Assignment:
+        """What a client begins with, now."""
+        return Assignment(self.round, task, self.kept.get(task.client, KeptByClient()))
 
     def _announced(self, task: Task) -> Task:
         self.watch.client(self._name(task))
@@ -229,74 +230,33 @@ class Turn:
     def _name(self, task: Task) -> str:
         return task.tier or self.experiment.world.clients[task.client].name
 
-    def _attempt(self, task: Task, tell: Tell) -> dict[str, Any]:
-        """What a client does, and all that is checked of a single update; in whatever process."""
-        return self._checked(task, functools.partial(self._work, task, tell))
-
-    def _checked(self, task: Task, work: Callable[[], Outcome]) -> dict[str, Any]:
-        """What comes of a client's work, and of all checks of a single update."""
-        found: dict[str, Any] = {}
-        began = time.perf_counter()
-        try:
-            outcome = work()
-            found["seconds"] = time.perf_counter() - began
-            result = self._result(task, outcome)
-            found[UP] = back(result)
-            self._check(task, outcome)
-            with one_thread():  # the same bits in whatever process
-                findings = self._examined(result).findings
-                if self._limits:
-                    found["change"] = tuple(change(task.state, result.state, result.skip))
-            return {**found, "outcome": vars(outcome), "findings": findings}
-        except RejectedUpdate as error:
-            return {**found, "rejected": reason(error)}
-        except KeyboardInterrupt:  # this one is the user's
-            raise
-        except BaseException as error:  # whatever a client dies of, the others go on
-            self._first = self._first or error
-            return {**found, "failed": reason(error), "trace": traceback.format_exc()}
-
-    def _result(self, task: Task, outcome: Outcome) -> Result:
-        return task.result(outcome, len(self.experiment.shares[task.client]))
-
     def _arrival(self, task: Task, found: dict[str, Any] | Died) -> _Arrival | None:
         """What came of an attempt; None if the client failed or its update was refused."""
-        if isinstance(found, Died):
-            found = {"failed": shown(found.reason), "trace": found.trace}
         who: dict[str, Json] = {"client": task.client, "name": self._name(task)}
         who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
+        if isinstance(found, Died):
+            if self._first is None:
+                self._first = found.error
+            if self._first is None:  # it was in another process
+                self._first = ChildProcessError(found.reason)
+                self._first.add_note(found.trace)
+            self.failed.append({**who, "reason": shown(found.reason)})
+            return None
         who |= {UP: found[UP]} if UP in found else {}
         if "rejected" in found:
             self.rejected.append({**who, "reason": found["rejected"]})
             return None
-        if "failed" in found:
-            if self._first is None:  # it was in another process
-                self._first = ChildProcessError(found["failed"])
-                self._first.add_note(found["trace"])
-            self.failed.append({**who, "reason": found["failed"]})
-            return None
         outcome = Outcome(**found["outcome"])
-        result = dataclasses.replace(self._result(task, outcome), findings=found["findings"])
+        result = dataclasses.replace(self.attempt.result(task, outcome), findings=found["findings"])
         size = UpdateSize(*found["change"]) if "change" in found else None
         return _Arrival(task, who, outcome, result, found["seconds"], size)
 
-    @property
-    def _clip(self) -> AggregateSpec | None:
-        """What says how far updates are scaled down; None: nothing does."""
-        rules = self.experiment.world.aggregate
-        return None if rules is None or rules.clip is None or self.round == 0 else rules
-
-    @property
-    def _limits(self) -> bool:
-        """Whether anything depends on how large a change is."""
-        return self.experiment.bound is not None or self._clip is not None
-
     def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
         """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
-        if not self._limits:
+        if not self.attempt.limits(self.round):
             yield from arrived
             return
-        bound, rules, median = self.experiment.bound, self._clip, 0.0
+        bound, rules, median = self.experiment.bound, self.attempt.clip(self.round), 0.0
         sized = ((arrival, arrival.change or UpdateSize(0.0, 0)) for arrival in arrived)
         if bound is not None or (rules is not None and rules.clip == "median"):
             spill = Spill()
@@ -327,7 +287,7 @@ class Turn:
         result = arrival.result
         state = clipped(arrival.task.state, result.state, factor, result.skip)
         with one_thread():
-            result = self._examined(dataclasses.replace(result, state=state))
+            result = self.attempt.examined(dataclasses.replace(result, state=state))
         return arrival._replace(result=result, clipped=factor)
 
     def settle(self) -> None:
@@ -347,115 +307,3 @@ class Turn:
     def report(self) -> dict[str, Json]:
         """What became of the clients, as the record has it."""
         return {"clients": self.accepted, "rejected": self.rejected, "failed": self.failed}
-
-    def _malicious(self, client: int) -> bool:
-        return client in self.experiment.malicious and self.round > 0
-
-    def _work(self, task: Task, tell: Tell) -> Outcome:
-        """What the client does."""
-        setup = self.experiment
-        world, device = setup.world, setup.world.device
-        kept = self.kept.get(task.client, KeptByClient())
-        state = kept.over(task.state, task.kept)
-        missing = [name for name in task.graph.state_names if name not in state]
-        if missing:
-            raise RunError(
-                "the task lacks entries that the client never kept", found=", ".join(missing[:3])
-            )
-        program = task.program
-        if setup.attack is not None and self._malicious(task.client):
-            program = Attack(program, setup.attack.intensity, world.seed)
-        generator = seeded(world.seed, "client", self.round, task.client)
-        with isolated(generator, device):
-            work = setup.work(
-                task.client,
-                self.round,
-                task.graph,
-                state,
-                generator,
-                keep=kept.keep,
-                others=task.others,
-                extras=task.extras,
-                values=task.values,
-                progress=tell,
-            )
-            outcome = performed(program, work, setup.engine)
-        return _copied(task, outcome)
-
-    def _check(self, task: Task, outcome: Outcome) -> None:
-        """Refuse what the server must not take."""
-        steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
-        sent = {k: v for k, v in task.state.items() if k not in task.kept}
-        check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
-        for name, state in outcome.others.items():
-            model = task.others[name]
-            with _within(name):
-                check_ranges(model.graph, model.state, state, steps)
-        for name, tensor in outcome.extras.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise RejectedUpdate("not finite", where=name, expected="finite numbers")
-        for name in outcome.metrics:
-            if name in RECORDED:
-                raise RejectedUpdate(
-                    "a metric has the name of a fact that the record holds",
-                    where=name,
-                    hint="call it by another name",
-                )
-
-    def _examined(self, result: Result) -> Result:
-        """The result with what the strategy finds in it."""
-        strategy, world = self.experiment.strategy, self.experiment.world
-        return returned(Result, strategy.examined(world, result), strategy, "examine")
-
-
-def check_form(task: Task, outcome: Outcome, *, private: bool = True) -> None:
-    """Check names, shapes and types of what came back for a task.
-
-    Args:
-        task: What was asked for.
-        outcome: What came back.
-        private: Whether entries that stay with the client have to be there.
-
-    Raises:
-        RejectedUpdate: If an entry or a model is missing, was not asked for, or has another form.
-    """
-    optional = () if private else task.kept
-    check_update(task.graph, outcome.state, finite=False, optional=optional)
-    if set(outcome.others) != set(task.others):
-        raise RejectedUpdate(
-            "other models than the task's",
-            found=", ".join(outcome.others) or "none",
-            expected=", ".join(task.others) or "none",
-        )
-    for name, state in outcome.others.items():
-        with _within(name):
-            check_update(task.others[name].graph, state, finite=False)
-
-
-def _copied(task: Task, outcome: Outcome) -> Outcome:
-    """What a program returned, in memory of its own: it may go on writing into what it holds.
-
-    Names and shapes come first, since a copy of what is not as large as the model could be larger
-    than the memory. Values are looked at once they cannot change any more.
-    """
-    check_form(task, outcome)
-    return dataclasses.replace(
-        outcome,
-        state=_copies(outcome.state),
-        keep=_copies(outcome.keep),
-        others={name: _copies(state) for name, state in outcome.others.items()},
-        extras=_copies(outcome.extras),
-    )
-
-
-@contextlib.contextmanager
-def _within(model: str) -> Iterator[None]:
-    """Say of a refusal which of a task's further models it is about."""
-    try:
-        yield
-    except RejectedUpdate as error:
-        raise error.within(model) from None
-
-
-def _copies(state: State) -> State:
-    return {name: tensor.clone() for name, tensor in state.items()}

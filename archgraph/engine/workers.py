@@ -1,64 +1,41 @@
-"""Calls side by side: so many processes of one thread each, a new one for every call.
-
-A process is forked: it shares all memory with this one until one of them writes, so neither data
-nor models nor a task are copied to it, and whatever a program does to it ends with it.
-"""
+"""Calls side by side: so many processes of one thread each (:mod:`archgraph.engine.process`)."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
-import os
-import resource
-import signal
-import threading
+import functools
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context, parent_process
-from multiprocessing.process import BaseProcess
-from pathlib import Path
+from multiprocessing import connection
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-import torch
-
-from archgraph.engine.parcel import Parcel
+from archgraph.engine.process import (
+    Died,
+    Ended,
+    Function,
+    Process,
+    Refused,
+    Tell,
+    attempted,
+)
 
 T = TypeVar("T")
-Tell: TypeAlias = Callable[..., object]
-"""Hears how far a call is: keywords of plain values."""
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
 # A call of less is over before a process has started and ended, which takes about 0.02 s.
 LEAST = 0.1
 # Results that wait for an earlier one, for each worker.
 AHEAD = 2
-# Seconds between two reports of a process on how far it is.
-REPORTS = 0.2
-MEGABYTE = 2**20
+# Seconds of work after which a process takes no further call: to start it took a fiftieth.
+LIFE = 3.0
 
 
-class Died(NamedTuple):
-    """A call that came to nothing.
-
-    Attributes:
-        reason: Why.
-        trace: Where, if that is known.
-    """
-
-    reason: str
-    trace: str = ""
-
-
-class _Started(NamedTuple):
+class _Call(NamedTuple):
     """A call that is under way in a process."""
 
     number: int
-    process: BaseProcess
-    parcel: Parcel
+    process: Process[Any]
     ends: float
 
 
@@ -73,48 +50,62 @@ class Workers:
 
     Attributes:
         count: Processes at a time; one alone is this process, where nothing is limited.
-        always: Whether each call has a process of its own, however short it is; else short ones are
-            made in this process: as long as the last call took less than 0.1 s.
+        always: Whether calls are made in processes however short they are; else short ones are made
+            in this process: as long as the last call took less than 0.1 s.
         deadline: Seconds after which a call is ended.
         memory: Megabytes that a process may use beside those that it shares with this one.
+        life: Seconds of work after which a process takes no further call; with a deadline or a bound
+            on memory, none takes a second one.
+        known: Types of frozen values that a process is sent once.
     """
 
     count: int = 1
     always: bool = False
     deadline: float | None = None
     memory: float | None = None
+    life: float = LIFE
+    known: tuple[type, ...] = ()
     _seconds: float = field(default=0.0, init=False)
+    _idle: list[Process[Any]] = field(default_factory=list, init=False)
 
     @property
     def apart(self) -> bool:
-        """Whether the next call is made in a process of its own."""
-        if self.deadline is not None or self.memory is not None:
-            return True
-        return self.count > 1 and (self.always or self._seconds >= LEAST)
+        """Whether the next call is made in another process."""
+        return self.limited or (self.count > 1 and (self.always or self._seconds >= LEAST))
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything bounds a call."""
+        return self.deadline is not None or self.memory is not None
 
     def calls(
         self,
-        function: Callable[[T, Tell], Any],
+        function: Function[Any],
         items: Iterable[T],
         *,
+        made: Callable[[T], Any] = lambda item: item,
         key: Callable[[T], Hashable] | None = None,
         told: Tell = lambda **values: None,
         waiting: Waiting = contextlib.nullcontext,
         as_they_end: bool = False,
+        again: bool = False,
     ) -> Generator[tuple[T, Any], None, None]:
         """Each item with what the function made of it, in the order of the items.
 
         Items are taken as workers become free. What a process gives back holds plain values and
-        tensors; a process that ends without it gives :class:`Died`. A call in this process raises
-        what it dies of.
+        tensors. A call that dies gives :class:`Died`, in whatever process. A process sees what was
+        there when it was started, and the items.
 
         Args:
             function: Is called with an item, and what to tell how far it is.
             items: What to call it with.
+            made: What to call it with instead, from an item, when its call begins.
             key: Of items with the same key the second begins when the first has been dealt with.
             told: Hears how far the calls are.
             waiting: Entered while calls are begun and waited for.
             as_they_end: In the order in which they end instead.
+            again: Whether the same function will be called again: processes wait for that, until
+                :meth:`close`.
         """
         rest = iter(items)
         while not self.apart:
@@ -124,21 +115,49 @@ class Workers:
                 return
             with waiting():
                 began = time.perf_counter()
-                done = function(item, told)
+                done = attempted(functools.partial(function, made(item), told))
                 self._seconds = time.perf_counter() - began
             yield item, done
             del item, done
-        with contextlib.closing(_SideBySide(self, function, told)) as running:
-            yield from running.results(rest, key, waiting, as_they_end)
-            self._seconds = running.seconds or self._seconds
+        try:
+            with contextlib.closing(_SideBySide(self, function, made, told)) as running:
+                yield from running.results(rest, key, waiting, as_they_end)
+                self._seconds = running.seconds or self._seconds
+        finally:
+            if not again:
+                self.close()
+
+    def close(self) -> None:
+        """End processes that wait for further calls."""
+        while self._idle:
+            self._idle.pop().end()
+
+    def begun(self, function: Function[T], item: T) -> Process[T]:
+        """A process that calls a function with an item: one that has waited, or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.function is function and process.send(item):
+                return process
+            process.end()
+        life = 0.0 if self.limited else self.life
+        return Process(function, item, known=self.known, life=life, memory=self.memory)
+
+    def done(self, process: Process[Any], *, last: bool) -> None:
+        """Let a process wait, or end it."""
+        if last:
+            process.end()
+        else:
+            self._idle.append(process)
 
 
 class _SideBySide(Generic[T]):
     """Calls that are under way."""
 
-    def __init__(self, workers: Workers, function: Callable[[T, Tell], Any], told: Tell) -> None:
-        self.workers, self.function, self.told = workers, function, told
-        self.active: dict[connection.Connection, _Started] = {}
+    def __init__(
+        self, workers: Workers, function: Function[Any], made: Callable[[T], Any], told: Tell
+    ) -> None:
+        self.workers, self.function, self.made, self.told = workers, function, made, told
+        self.active: dict[connection.Connection, _Call] = {}
         self.ended: dict[int, Any] = {}
         self.items: dict[int, T] = {}
         self.seconds = 0.0
@@ -171,8 +190,9 @@ class _SideBySide(Generic[T]):
 
     def close(self) -> None:
         """End what is under way."""
-        for pipe in list(self.active):
-            self._end(pipe, None)
+        while self.active:
+            _, call = self.active.popitem()
+            call.process.end()
 
     def _free(self, item: T, key: Callable[[T], Hashable] | None) -> bool:
         count = self.workers.count
@@ -181,19 +201,9 @@ class _SideBySide(Generic[T]):
         return key is None or key(item) not in map(key, self.items.values())
 
     def _start(self, number: int, item: T) -> None:
-        context = get_context("fork")
-        ours, theirs = context.Pipe(duplex=False)
-        parcel = Parcel()
-        process = context.Process(
-            target=_call, args=(self.function, item, parcel, theirs, self.workers.memory)
-        )
-        with warnings.catch_warnings():
-            # Python warns of threads; those of this process hold nothing that the new one needs.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
+        process = self.workers.begun(self.function, self.made(item))
         ends = time.monotonic() + (self.workers.deadline or float("inf"))
-        self.active[ours] = _Started(number, process, parcel, ends)
+        self.active[process.pipe] = _Call(number, process, ends)
         self.items[number] = item
 
     def _wait(self) -> None:
@@ -204,92 +214,21 @@ class _SideBySide(Generic[T]):
             self._hear(pipe)  # type: ignore[arg-type]  # one of its keys
         for pipe, one in list(self.active.items()):
             if time.monotonic() >= one.ends:
-                self._end(pipe, Died(f"not done after {self.workers.deadline:g} s (deadline)"))
+                late = Died(f"not done after {self.workers.deadline:g} s (deadline)")
+                self._end(pipe, Ended(late))
 
     def _hear(self, pipe: connection.Connection) -> None:
-        try:
-            said = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError, ValueError):
-            self._end(pipe, Died(""))
-            return
-        if "seconds" not in said:
+        said = self.active[pipe].process.hear()
+        if isinstance(said, Ended):
+            self._end(pipe, said)
+        else:
             self.told(**said)
+
+    def _end(self, pipe: connection.Connection, ended: Ended) -> None:
+        number, process, _ = self.active.pop(pipe)
+        self.workers.done(process, last=ended.last)
+        if isinstance(ended.value, Refused):  # a new process has it without reading it
+            self._start(number, self.items[number])
             return
-        self.seconds = said["seconds"]
-        self._end(pipe, Died(said["reason"], said["trace"]) if "reason" in said else said)
-
-    def _end(self, pipe: connection.Connection, result: Any) -> None:
-        """Take what a process has left behind, and end it."""
-        number, process, parcel, _ = self.active.pop(pipe)
-        pipe.close()
-        if result == Died(""):
-            process.join()
-            result = Died(_ending(process.exitcode or 0))
-        process.kill()
-        process.join()
-        process.close()
-        if isinstance(result, dict):
-            try:
-                result = parcel.unpack()
-            except Exception as error:  # nothing that a process leaves behind ends a run
-                result = Died(f"what the process sent cannot be read ({type(error).__name__})")
-        parcel.close()
-        self.ended[number] = result
-
-
-def _ending(code: int) -> str:
-    """How a process ended.
-
-    >>> _ending(3), _ending(-9)
-    ('its process ended with exit code 3', 'its process was ended by SIGKILL')
-    """
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    return f"its process was ended by {signal.Signals(-code).name}"
-
-
-def _call(
-    function: Callable[[Any, Tell], Any],
-    item: Any,
-    parcel: Parcel,
-    pipe: connection.Connection,
-    memory: float | None,
-) -> None:
-    # An interrupt from the keyboard reaches all processes; the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    gc.freeze()  # else a collection would touch, and so copy, all that is shared
-    torch.set_num_threads(1)
-    began = last = time.perf_counter()
-
-    def tell(**values: Any) -> None:
-        nonlocal last
-        if time.perf_counter() - last > REPORTS:
-            last = time.perf_counter()
-            pipe.send_bytes(json.dumps(values).encode())
-
-    lost = {}
-    try:
-        if memory is not None:
-            _limit(int(memory * MEGABYTE))
-        parcel.pack(function(item, tell))
-    except BaseException as error:  # whatever it dies of is told
-        lost = {"reason": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    seconds = time.perf_counter() - began
-    pipe.send_bytes(json.dumps({"seconds": seconds, **lost}).encode())
-    pipe.close()
-    os._exit(0)
-
-
-def _limit(more: int) -> None:
-    """Allow this process so many bytes beside those that it has."""
-    data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_DATA, (data + more, data + more))
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)  # at once: a run that is cut off goes on from its last checkpoint
+        self.seconds = ended.seconds
+        self.ended[number] = ended.value

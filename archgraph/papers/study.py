@@ -17,7 +17,8 @@ from archgraph.engine.data import DATASETS, ROOT_VARIABLE
 from archgraph.engine.data.files import lacking
 from archgraph.engine.data.source import source
 from archgraph.engine.pretrained import lacking_weights
-from archgraph.engine.workers import Died, Workers
+from archgraph.engine.process import Died
+from archgraph.engine.workers import Workers
 from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
 from archgraph.language.consent import allowed, given
 from archgraph.language.data import NamedData
@@ -293,7 +294,7 @@ def _missing(
         told(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
-    ended = Workers(workers, always=True).calls(
+    ended = Workers(workers, always=True, life=0.0).calls(
         lambda one, tell: _run(one, data, python), listed, as_they_end=True
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):

@@ -177,18 +177,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkeypatch):
     """Interrupted inside round 3 by something that no handler catches."""
-    from archgraph.engine.turn import Turn
+    from archgraph.engine.attempt import Attempt
 
     file = write(rounds=3, sample=4, **STRATEGIES[name])
     whole = ag.run(file, out=tmp_path / "whole")
-    work = Turn._work
+    work, third = Attempt.__call__, []
 
-    def die(self: Any, task: Any, tell: Any) -> Any:
-        if self.round == 3 and len(self.accepted) == 2:
+    def die(self: Any, what: Any, tell: Any) -> Any:
+        if what.round == 3:
+            third.append(what.task.client)
+        if len(third) == 3:
             raise KeyboardInterrupt
-        return work(self, task, tell)
+        return work(self, what, tell)
 
-    monkeypatch.setattr(Turn, "_work", die)
+    monkeypatch.setattr(Attempt, "__call__", die)
     with pytest.raises(KeyboardInterrupt):
         ag.run(file, out=tmp_path / "broken")
     monkeypatch.undo()

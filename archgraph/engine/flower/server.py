@@ -17,11 +17,12 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from archgraph.engine.attempt import check_form
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.records import FORMAT, read_outcome, task_record
 from archgraph.engine.returned import LONGEST, outcome_of
-from archgraph.engine.turn import Working, check_form
+from archgraph.engine.turn import Working
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
 

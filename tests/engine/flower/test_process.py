@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from flwr.app import Array, ArrayRecord, Context, Message
 
 import archgraph as ag
+from archgraph.engine.attempt import check_form
 from archgraph.engine.flower.client import client_app
 from archgraph.engine.flower.process import ProcessGrid
 from archgraph.engine.flower.server import Nodes
 from archgraph.engine.local import Run, execute
-from archgraph.engine.turn import check_form
 from archgraph.engine.world import prepare
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Outcome

@@ -1,0 +1,204 @@
+"""What a client does in a round, and all that is checked of its update alone; in any process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from archgraph.engine.attack import Attack
+from archgraph.engine.client import KeptByClient
+from archgraph.engine.computed import MACS
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.isolation import isolated, one_thread
+from archgraph.engine.precision import performed
+from archgraph.engine.process import Tell
+from archgraph.engine.ranges import PASSES, check_ranges
+from archgraph.engine.returned import reason, returned
+from archgraph.engine.traffic import DOWN, UP, back
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation import Outcome, Result, State, Task, seeded
+from archgraph.language.aggregate import AggregateSpec
+from archgraph.states import check_update
+from archgraph.states.clipping import change
+
+# What the record says of an accepted client, beside its metrics.
+RECORDED = frozenset(
+    {"client", "name", "examples", "malicious", "clipped", "seconds", "trained", MACS, DOWN, UP}
+)
+
+
+class Assignment(NamedTuple):
+    """What a client works on.
+
+    Attributes:
+        round: Counted from 1; 0 for the survey.
+        task: What it is to do.
+        kept: What it kept from earlier rounds.
+    """
+
+    round: int
+    task: Task
+    kept: KeptByClient
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """Does what clients of an experiment are assigned, and checks what they return."""
+
+    experiment: Experiment
+
+    def __call__(self, what: Assignment, tell: Tell) -> dict[str, Any]:
+        """What came of it, in plain values and tensors."""
+        return self.checked(what.round, what.task, functools.partial(self._work, what, tell))
+
+    def checked(self, round: int, task: Task, work: Callable[[], Outcome]) -> dict[str, Any]:
+        """What comes of a client's work, wherever it is done, and of all checks of it alone."""
+        found: dict[str, Any] = {}
+        began = time.perf_counter()
+        try:
+            outcome = work()
+            found["seconds"] = time.perf_counter() - began
+            result = self.result(task, outcome)
+            found[UP] = back(result)
+            self._check(task, outcome)
+            with one_thread():  # the same bits in whatever process
+                findings = self.examined(result).findings
+                if self.limits(round):
+                    found["change"] = tuple(change(task.state, result.state, result.skip))
+            return {**found, "outcome": vars(outcome), "findings": findings}
+        except RejectedUpdate as error:
+            return {**found, "rejected": reason(error)}
+
+    def result(self, task: Task, outcome: Outcome) -> Result:
+        """What the server sees of an outcome."""
+        return task.result(outcome, len(self.experiment.shares[task.client]))
+
+    def examined(self, result: Result) -> Result:
+        """The result with what the strategy finds in it."""
+        strategy, world = self.experiment.strategy, self.experiment.world
+        return returned(Result, strategy.examined(world, result), strategy, "examine")
+
+    def clip(self, round: int) -> AggregateSpec | None:
+        """What says how far updates are scaled down; None: nothing does."""
+        rules = self.experiment.world.aggregate
+        return None if rules is None or rules.clip is None or round == 0 else rules
+
+    def limits(self, round: int) -> bool:
+        """Whether anything depends on how large a change is."""
+        return self.experiment.bound is not None or self.clip(round) is not None
+
+    def _work(self, what: Assignment, tell: Tell) -> Outcome:
+        """What the client does."""
+        setup, task, kept = self.experiment, what.task, what.kept
+        world, device = setup.world, setup.world.device
+        state = kept.over(task.state, task.kept)
+        missing = [name for name in task.graph.state_names if name not in state]
+        if missing:
+            raise RunError(
+                "the task lacks entries that the client never kept", found=", ".join(missing[:3])
+            )
+        program = task.program
+        if setup.attack is not None and malicious(setup, what.round, task.client):
+            program = Attack(program, setup.attack.intensity, world.seed)
+        generator = seeded(world.seed, "client", what.round, task.client)
+        with isolated(generator, device):
+            work = setup.work(
+                task.client,
+                what.round,
+                task.graph,
+                state,
+                generator,
+                keep=kept.keep,
+                others=task.others,
+                extras=task.extras,
+                values=task.values,
+                progress=tell,
+            )
+            outcome = performed(program, work, setup.engine)
+        return _copied(task, outcome)
+
+    def _check(self, task: Task, outcome: Outcome) -> None:
+        """Refuse what the server must not take."""
+        steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
+        sent = {k: v for k, v in task.state.items() if k not in task.kept}
+        check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
+        for name, state in outcome.others.items():
+            model = task.others[name]
+            with _within(name):
+                check_ranges(model.graph, model.state, state, steps)
+        for name, tensor in outcome.extras.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise RejectedUpdate("not finite", where=name, expected="finite numbers")
+        for name in outcome.metrics:
+            if name in RECORDED:
+                raise RejectedUpdate(
+                    "a metric has the name of a fact that the record holds",
+                    where=name,
+                    hint="call it by another name",
+                )
+
+
+def malicious(experiment: Experiment, round: int, client: int) -> bool:
+    """Whether a client attacks in a round."""
+    return client in experiment.malicious and round > 0
+
+
+def check_form(task: Task, outcome: Outcome, *, private: bool = True) -> None:
+    """Check names, shapes and types of what came back for a task.
+
+    Args:
+        task: What was asked for.
+        outcome: What came back.
+        private: Whether entries that stay with the client have to be there.
+
+    Raises:
+        RejectedUpdate: If an entry or a model is missing, was not asked for, or has another form.
+    """
+    optional = () if private else task.kept
+    check_update(task.graph, outcome.state, finite=False, optional=optional)
+    if set(outcome.others) != set(task.others):
+        raise RejectedUpdate(
+            "other models than the task's",
+            found=", ".join(outcome.others) or "none",
+            expected=", ".join(task.others) or "none",
+        )
+    for name, state in outcome.others.items():
+        with _within(name):
+            check_update(task.others[name].graph, state, finite=False)
+
+
+def _copied(task: Task, outcome: Outcome) -> Outcome:
+    """What a program returned, in memory of its own: it may go on writing into what it holds.
+
+    Names and shapes come first, since a copy of what is not as large as the model could be larger
+    than the memory. Values are looked at once they cannot change any more.
+    """
+    check_form(task, outcome)
+    return dataclasses.replace(
+        outcome,
+        state=copies(outcome.state),
+        keep=copies(outcome.keep),
+        others={name: copies(state) for name, state in outcome.others.items()},
+        extras=copies(outcome.extras),
+    )
+
+
+@contextlib.contextmanager
+def _within(model: str) -> Iterator[None]:
+    """Say of a refusal which of a task's further models it is about."""
+    try:
+        yield
+    except RejectedUpdate as error:
+        raise error.within(model) from None
+
+
+def copies(state: State) -> State:
+    """A state in memory of its own."""
+    return {name: tensor.clone() for name, tensor in state.items()}
