@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from archgraph.engine.attempt import Attempt
 from archgraph.engine.before import local_test, trained_together
 from archgraph.engine.changes import Changes
 from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.computed import computed
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
@@ -98,9 +98,7 @@ class Loop:
     def start(self, state: ServerState) -> None:
         """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
-        turn = Turn(
-            self._attempt, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
-        )
+        turn = Turn(self._work, 0, self.kept, self.watch, self._workers, elsewhere=self.elsewhere)
         with turn.clock.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             after = strategy.surveyed(world, state, turn.results(tasks))
@@ -130,7 +128,12 @@ class Loop:
         world, strategy = setup.world, setup.strategy
         began = time.perf_counter()
         turn = Turn(
-            self._attempt, number, self.kept, self.watch, self._workers, elsewhere=self.elsewhere
+            self._work,
+            number,
+            self.kept,
+            self.watch,
+            self._workers,
+            elsewhere=self.elsewhere,
         )
         poisson = setup.privacy is not None and setup.privacy.sampling == "poisson"
         clients = len(world.participants)
@@ -241,9 +244,9 @@ class Loop:
         self._workers.close()
 
     @functools.cached_property
-    def _attempt(self) -> Attempt:
+    def _work(self) -> ClientWork:
         """What clients do; one for all rounds, so that processes can go on with it."""
-        return Attempt(self.experiment)
+        return ClientWork(self.experiment)
 
     @functools.cached_property
     def _workers(self) -> Workers:

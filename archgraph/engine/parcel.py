@@ -18,7 +18,7 @@ from torch import Tensor
 ALIGNED = 64
 
 
-class Known:
+class SentOnce:
     """Frozen values that a process has been sent already: by number from then on.
 
     The process that sends and the one that receives have one each, in step with each other.
@@ -81,7 +81,7 @@ class Parcel:
             with tempfile.TemporaryFile() as file:
                 self.place = os.dup(file.fileno())
 
-    def pack(self, value: Any, known: Known | None = None) -> None:
+    def pack(self, value: Any, known: SentOnce | None = None) -> None:
         """Write a value.
 
         Args:
@@ -102,7 +102,7 @@ class Parcel:
             file.seek(0)
             file.write(at.to_bytes(8, "little") + len(text.getvalue()).to_bytes(8, "little"))
 
-    def unpack(self, known: Known | None = None) -> Any:
+    def unpack(self, known: SentOnce | None = None) -> Any:
         """The value that was written.
 
         Args:
@@ -140,7 +140,7 @@ def parcel(place: int | None = None) -> Iterator[Parcel]:
 class _AnyPacker(pickle.Pickler):
     """Any value; tensors are written to the file beside."""
 
-    def __init__(self, text: io.BytesIO, file: io.BufferedWriter, known: Known) -> None:
+    def __init__(self, text: io.BytesIO, file: io.BufferedWriter, known: SentOnce) -> None:
         super().__init__(text, protocol=5)
         self._file, self._known = file, known
         self._written: dict[int, tuple[Any, ...]] = {}
@@ -162,7 +162,7 @@ class _AnyPacker(pickle.Pickler):
 
 
 class _AnyUnpacker(pickle.Unpickler):
-    def __init__(self, text: io.BytesIO, whole: Tensor, known: Known) -> None:
+    def __init__(self, text: io.BytesIO, whole: Tensor, known: SentOnce) -> None:
         super().__init__(text)
         self._whole, self._known = whole, known
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from archgraph.engine.parcel import Known, parcel
+from archgraph.engine.parcel import SentOnce, parcel
 from archgraph.engine.returned import reason
 from archgraph.engine.traces import Traces
 
@@ -51,7 +51,7 @@ class Died(NamedTuple):
     error: BaseException | None = None
 
 
-class Refused(NamedTuple):
+class Unread(NamedTuple):
     """A call that was not made, since the process cannot read its item."""
 
 
@@ -93,7 +93,7 @@ class Process(Generic[T]):
         memory: float | None = None,
     ) -> None:
         self.function = function
-        self._known = Known(known)
+        self._known = SentOnce(known)
         context = get_context("fork")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -125,7 +125,7 @@ class Process(Generic[T]):
             said = json.loads(self.pipe.recv_bytes())
             if "seconds" not in said:
                 return said
-            value: Any = Refused() if said.get("refused") else None
+            value: Any = Unread() if said.get("refused") else None
             if "reason" in said:
                 value = Died(said["reason"], said["trace"])
             elif value is None:
@@ -176,7 +176,7 @@ def _serve(
     function: Function[Any],
     item: Any,
     pipe: connection.Connection,
-    known: Known,
+    known: SentOnce,
     life: float,
     memory: float | None,
 ) -> None:

@@ -59,7 +59,7 @@ def _hooks() -> tuple[int, ...]:
     )
 
 
-# What is compared, beside names.
+# What is compared, beside names; modes come first, since what follows may not work in them.
 _COUNTS: list[Callable[[], object]] = [
     torch._C._len_torch_function_stack,
     torch._C._len_torch_dispatch_stack,
@@ -105,7 +105,7 @@ class Traces:
         self._memory = resident if self._memory is None else self._memory
         return (
             resident <= self._memory + LEFT
-            and [count() for count in _COUNTS] == self._counts
+            and all(count() == before for count, before in zip(_COUNTS, self._counts, strict=True))
             and all(_same(space, names, values) for space, names, values in self._spaces)
         )
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from archgraph.analysis.roles import frozen
-from archgraph.engine.attempt import Assignment, Attempt, copies, malicious
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.clientwork import Assignment, ClientWork, copies, malicious
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import one_thread
@@ -128,7 +128,7 @@ class Turn:
     """One round's clients: their work as a stream of results, and what became of each.
 
     Attributes:
-        attempt: What clients do with what they are assigned.
+        work: What clients do with what they are assigned.
         round: Counted from 1; 0 for the survey.
         kept: What clients kept; replaced client by client as results are accepted.
         watch: Progress bars.
@@ -141,7 +141,7 @@ class Turn:
         elsewhere: Where the clients work; None: on this machine.
     """
 
-    attempt: Attempt
+    work: ClientWork
     round: int
     kept: dict[int, KeptByClient]
     watch: Bars
@@ -157,7 +157,7 @@ class Turn:
     @property
     def experiment(self) -> Experiment:
         """What is run."""
-        return self.attempt.experiment
+        return self.work.experiment
 
     def results(self, tasks: Iterable[Task]) -> Iterator[Result]:
         """The work of one client after the other; one update is alive at a time for each worker.
@@ -204,7 +204,7 @@ class Turn:
         """What came of each task, in their order."""
         if self.elsewhere is None:
             yield from self.workers.calls(
-                self.attempt,
+                self.work,
                 tasks,
                 made=self._assignment,
                 key=lambda task: task.client,
@@ -215,7 +215,7 @@ class Turn:
             return
         for task, work in self.elsewhere(self.round, tasks, self.kept):
             with self.clock.measure("local"):
-                found = attempted(functools.partial(self.attempt.checked, self.round, task, work))
+                found = attempted(functools.partial(self.work.checked, self.round, task, work))
             yield task, found
             del found
 
@@ -247,16 +247,16 @@ class Turn:
             self.rejected.append({**who, "reason": found["rejected"]})
             return None
         outcome = Outcome(**found["outcome"])
-        result = dataclasses.replace(self.attempt.result(task, outcome), findings=found["findings"])
+        result = dataclasses.replace(self.work.result(task, outcome), findings=found["findings"])
         size = UpdateSize(*found["change"]) if "change" in found else None
         return _Arrival(task, who, outcome, result, found["seconds"], size)
 
     def _limited(self, arrived: Iterator[_Arrival]) -> Iterator[_Arrival]:
         """Arrivals whose change `bound` allows, scaled down as far as `clip` says."""
-        if not self.attempt.limits(self.round):
+        if not self.work.limits(self.round):
             yield from arrived
             return
-        bound, rules, median = self.experiment.bound, self.attempt.clip(self.round), 0.0
+        bound, rules, median = self.experiment.bound, self.work.clip(self.round), 0.0
         sized = ((arrival, arrival.change or UpdateSize(0.0, 0)) for arrival in arrived)
         if bound is not None or (rules is not None and rules.clip == "median"):
             spill = Spill()
@@ -287,7 +287,7 @@ class Turn:
         result = arrival.result
         state = clipped(arrival.task.state, result.state, factor, result.skip)
         with one_thread():
-            result = self.attempt.examined(dataclasses.replace(result, state=state))
+            result = self.work.examined(dataclasses.replace(result, state=state))
         return arrival._replace(result=result, clipped=factor)
 
     def settle(self) -> None:

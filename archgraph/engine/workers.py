@@ -15,8 +15,8 @@ from archgraph.engine.process import (
     Ended,
     Function,
     Process,
-    Refused,
     Tell,
+    Unread,
     attempted,
 )
 
@@ -54,8 +54,8 @@ class Workers:
             in this process: as long as the last call took less than 0.1 s.
         deadline: Seconds after which a call is ended.
         memory: Megabytes that a process may use beside those that it shares with this one.
-        life: Seconds of work after which a process takes no further call; with a deadline or a bound
-            on memory, none takes a second one.
+        life: Seconds of work after which a process takes no further call; with a deadline, or
+            bounded memory, none takes a second one.
         known: Types of frozen values that a process is sent once.
     """
 
@@ -227,7 +227,7 @@ class _SideBySide(Generic[T]):
     def _end(self, pipe: connection.Connection, ended: Ended) -> None:
         number, process, _ = self.active.pop(pipe)
         self.workers.done(process, last=ended.last)
-        if isinstance(ended.value, Refused):  # a new process has it without reading it
+        if isinstance(ended.value, Unread):  # a new process has it without reading it
             self._start(number, self.items[number])
             return
         self.seconds = ended.seconds

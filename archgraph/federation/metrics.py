@@ -194,14 +194,15 @@ METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
 
 def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Of logits ``[batch, ..., classes]`` and classes ``[batch, ...]``; 0 if no target counts."""
-    if reduction == "mean" and not bool((targets != IGNORED).any()):
-        return predictions.sum() * 0  # torch divides 0 by 0
-    return nn.functional.cross_entropy(
+    loss = nn.functional.cross_entropy(
         predictions.reshape(-1, predictions.shape[-1]),
         targets.reshape(-1),
         reduction=reduction,
         ignore_index=IGNORED,
     )
+    if reduction == "mean" and bool(loss.isnan()) and not bool((targets != IGNORED).any()):
+        return predictions.sum() * 0  # torch divides 0 by 0
+    return loss
 
 
 def binary_cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -105,7 +105,7 @@ def descend(
         Metrics: ``loss`` (mean over the last epoch's examples), ``steps``, ``seen`` (examples).
 
     Raises:
-        RejectedUpdate: If the loss or a gradient is not finite; names the first such parameter.
+        RejectedUpdate: If the loss, or a parameter after a step, is not finite; names the first.
     """
     trained = [p for p in parameters.values() if p.requires_grad]
     steps = optimiser(work.local, trained, work.round, work.rounds)
@@ -113,7 +113,7 @@ def descend(
     if work.local.fraction < 1:
         data = _drawn(data, math.ceil(work.local.fraction * data.examples), work.generator)
     step = seen = 0
-    total, count = 0.0, 0
+    number, total, count = 0.0, 0.0, 0
     for epoch in range(work.local.epochs):
         total, count = 0.0, 0
         for batch in data.batches(work.generator, work.local.batch):
@@ -121,23 +121,26 @@ def descend(
             if work.local.augment is not None:
                 inputs = (augmented(inputs[0], work.local.augment, work.generator), *inputs[1:])
             examples = Examples(inputs, batch.targets.to(work.device), batch.ids)
-            steps.zero_grad(set_to_none=True)
+            for parameter in trained:
+                parameter.grad = None
             value = loss(examples)
             value.backward()
             if revise is not None:
                 revise(parameters)
-            gradients = [p.grad for p in trained if p.grad is not None]
-            norm = nn.utils.get_total_norm(gradients)
             number = float(value.detach())
-            if not (math.isfinite(number) and math.isfinite(float(norm))):
+            if not math.isfinite(number):
                 raise _not_finite(work, parameters, number)
             if work.local.clip is not None:
+                norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
                 nn.utils.clip_grads_with_norm_(trained, work.local.clip, norm)
             eager.step(steps)
             size = len(batch.ids)
             total, count, seen = total + number * size, count + size, seen + size
             work.progress(epoch=epoch, step=step, loss=number)
             step += 1
+    # A gradient that is not finite leaves a parameter that is not, for good.
+    if not all(bool(torch.isfinite(p).all()) for p in trained):
+        raise _not_finite(work, parameters, number)
     return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
 
 
@@ -149,13 +152,9 @@ def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:
-    bad = [
-        name
-        for name, p in parameters.items()
-        if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-    ]
+    bad = [name for name, p in parameters.items() if not bool(torch.isfinite(p).all())]
     return RejectedUpdate(
-        f"gradient of {bad[0]} is not finite" if bad else "loss is not finite",
+        f"{bad[0]} is not finite" if bad else "loss is not finite",
         where=f"client {work.client}",
         found=f"loss {loss:g}",
         expected="finite numbers",

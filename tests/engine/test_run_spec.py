@@ -177,11 +177,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkeypatch):
     """Interrupted inside round 3 by something that no handler catches."""
-    from archgraph.engine.attempt import Attempt
+    from archgraph.engine.clientwork import ClientWork
 
     file = write(rounds=3, sample=4, **STRATEGIES[name])
     whole = ag.run(file, out=tmp_path / "whole")
-    work, third = Attempt.__call__, []
+    work, third = ClientWork.__call__, []
 
     def die(self: Any, what: Any, tell: Any) -> Any:
         if what.round == 3:
@@ -190,7 +190,7 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
             raise KeyboardInterrupt
         return work(self, what, tell)
 
-    monkeypatch.setattr(Attempt, "__call__", die)
+    monkeypatch.setattr(ClientWork, "__call__", die)
     with pytest.raises(KeyboardInterrupt):
         ag.run(file, out=tmp_path / "broken")
     monkeypatch.undo()

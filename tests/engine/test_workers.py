@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import signal
+import sys
+import threading
 import time
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import archgraph as ag
 from archgraph.engine.local import Run, execute
@@ -281,6 +289,153 @@ def test_a_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda item, tell: tell(step=item), [3], told=lambda **said: heard.append(said)
     )
     assert list(calls) == [(3, None)] and heard == [{"step": 3}]
+
+
+def pids(function: Any = lambda item, tell: os.getpid(), **settings: Any) -> list[Any]:
+    """The processes of six calls, one after the other."""
+    workers = Workers(2, always=True, **settings)
+    calls = workers.calls(function, range(6), key=lambda item: 0)
+    return [pid.reason if isinstance(pid, Died) else pid for _, pid in calls]
+
+
+def test_a_process_takes_further_calls_while_it_is_young_and_nothing_is_bounded() -> None:
+    assert len(set(pids())) == 1
+    assert len(set(pids(life=0.0))) == 6
+    assert len(set(pids(deadline=60.0))) == 6
+    assert len(set(pids(memory=2000.0))) == 6
+
+    def slow(item: int, tell: Any) -> int:
+        time.sleep(0.1)
+        return os.getpid()
+
+    assert len(set(pids(slow, life=0.15))) == 3
+
+
+def test_no_process_is_left_when_the_calls_are_over_and_those_that_wait_end_with_close() -> None:
+    workers = Workers(2, always=True)
+
+    def who(item: int, tell: Any) -> int:
+        return os.getpid()
+
+    first = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    again = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    assert again <= first and all(map(running, first))
+    other = {pid for _, pid in workers.calls(lambda item, tell: os.getpid(), range(4), again=True)}
+    assert not other & first and not any(map(running, first))
+    workers.close()
+    assert not any(map(running, other))
+    assert not any(map(running, pids()))
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def ends(item: int, tell: Any) -> Any:
+    if item == 1:
+        raise ValueError("one")
+    if item == 3:
+        os._exit(3)
+    return os.getpid()
+
+
+def test_after_a_call_that_died_there_is_a_new_process() -> None:
+    first, died, second, exited, *third = pids(ends)
+    assert [died, exited] == ["ValueError: one", "its process ended with exit code 3"]
+    assert len({first, second, *third}) == 3
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A value that is sent once."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Cannot:
+    """A value that says no to being sent."""
+
+    number: int
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+def test_items_reach_a_process_as_they_are_or_one_that_is_forked_with_them() -> None:
+    """Tensors with their strides, the same value as the same one, what cannot be sent as well."""
+    frozen = Numbered(7)
+    transposed = torch.arange(6.0).view(2, 3).T
+    parts = torch.arange(12.0).view(3, 4)[:, ::2]
+    items: list[Any] = [0, (frozen, frozen, transposed), parts, [frozen], Cannot(5), lambda: 3, {}]
+
+    def described(item: Any, tell: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return [item.tolist(), list(item.stride())]
+        if isinstance(item, tuple):
+            return [item[0] is item[1], item[2].tolist(), list(item[2].stride())]
+        seen.append(item)
+        return [type(item).__name__, len(seen)]
+
+    seen: list[Any] = []
+    workers = Workers(2, always=True, known=(Numbered,))
+    found = [done for _, done in workers.calls(described, items, key=lambda item: 0)]
+    assert found == [
+        ["int", 1],
+        [True, transposed.tolist(), [1, 3]],
+        [parts.tolist(), list(parts.clone().stride())],
+        ["list", 2],
+        ["Cannot", 1],
+        ["function", 1],
+        ["dict", 2],
+    ]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A value that can be written, and not read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("seven",)
+
+
+def test_what_a_process_cannot_read_goes_to_a_new_one() -> None:
+    workers = Workers(2, always=True)
+    calls = workers.calls(
+        lambda item, tell: type(item).__name__, [0, Broken(), 1], key=lambda item: 0
+    )
+    assert [done for _, done in calls] == ["int", "Broken", "int"]
+
+
+# What a program leaves in its process beyond what is put back after it.
+LEFT: dict[str, Any] = {
+    "a function of torch": lambda: setattr(torch, "relu", torch.sigmoid),
+    "a function of torch.nn": lambda: setattr(torch.nn.functional, "linear", None),
+    "a method of a layer": lambda: setattr(torch.nn.Linear, "forward", None),
+    "a method of tensors": lambda: setattr(torch.Tensor, "backward", None),
+    "a method of an optimiser": lambda: setattr(torch.optim.SGD, "step", None),
+    "a built-in function": lambda: setattr(builtins, "sum", max),
+    "a hook for all modules": lambda: register_module_forward_hook(lambda *args: None),
+    "a mode": lambda: TorchDispatchMode().__enter__(),
+    "a mode of functions": lambda: TorchFunctionMode().__enter__(),
+    "hooks for saved tensors": lambda: saved_tensors_hooks(torch.clone, torch.clone).__enter__(),
+    "a thread": lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(),
+    "a trace": lambda: sys.settrace(lambda *args: None),
+    "small numbers as zero": lambda: torch.set_flush_denormal(True),
+    "memory": lambda: HELD.append(torch.ones(2**27)),
+}
+HELD: list[Any] = []
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_a_process_in_which_a_program_has_left_something_takes_no_further_call(what: str) -> None:
+    def leaves(item: int, tell: Any) -> int:
+        if item == 1:
+            LEFT[what]()
+        return os.getpid()
+
+    before, same, *after = pids(leaves)
+    assert before == same != after[0] and len(set(after)) == 1
 
 
 @pytest.mark.parametrize("value", [object(), Workers, print, {"a": [torch.nn.Linear(1, 1)]}])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,8 +255,23 @@ def test_a_fraction_of_all_rounds_is_a_whole_number_of_them():
 def test_a_gradient_that_is_not_finite_is_named(tiny):
     broken = {**tiny.state, "1.weight": torch.full_like(tiny.state["1.weight"], math.inf)}
     task = Task(3, tiny.graph, broken, Train())
-    with pytest.raises(ag.RejectedUpdate, match=r"client 3: gradient of 1\.weight is not finite"):
+    with pytest.raises(ag.RejectedUpdate, match=r"client 3: 1\.weight is not finite"):
         Train()(tiny.work_of(task, tiny.toy(0)))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(tiny, epochs):
+    """The first time, which is noticed at the next step or after the last one."""
+
+    class Spoilt:
+        def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
+            return (parameters["1.bias"] * 0).sqrt().sum()  # 0, whose gradient is not a number
+
+    train = Train(penalty=Spoilt())
+    task = Task(3, tiny.graph, tiny.state, train)
+    options = LocalOptions(epochs=epochs, batch=100)
+    with pytest.raises(ag.RejectedUpdate, match=r"client 3: 1\.bias is not finite"):
+        train(tiny.work_of(task, tiny.toy(0), options))
 
 
 def test_every_minibatch_is_reported(tiny):

@@ -16,8 +16,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from archgraph.engine.attempt import Attempt
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.keeping import KEPT, PENDING, restore, round_of, store
 from archgraph.engine.flower.programs import Trusted
@@ -84,7 +84,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> RecordDi
     task, number, private, confirmed = read_task(content, _trusted(setup))
     at_node = private is None
     kept = _confirmed(context, confirmed) if private is None else private
-    turn = Turn(Attempt(_alone(setup)), number, {task.client: kept}, Bars())
+    turn = Turn(ClientWork(_alone(setup)), number, {task.client: kept}, Bars())
     results = [*turn.results([task])]
     if not results:
         lost = (*turn.rejected, *turn.failed)[0]

@@ -17,8 +17,8 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from archgraph.engine.attempt import check_form
 from archgraph.engine.client import KeptByClient
+from archgraph.engine.clientwork import check_form
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.records import FORMAT, read_outcome, task_record
 from archgraph.engine.returned import LONGEST, outcome_of

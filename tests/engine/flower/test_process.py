@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from flwr.app import Array, ArrayRecord, Context, Message
 
 import archgraph as ag
-from archgraph.engine.attempt import check_form
+from archgraph.engine.clientwork import check_form
 from archgraph.engine.flower.client import client_app
 from archgraph.engine.flower.process import ProcessGrid
 from archgraph.engine.flower.server import Nodes

@@ -49,7 +49,7 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
+class ClientWork:
     """Does what clients of an experiment are assigned, and checks what they return."""
 
     experiment: Experiment
