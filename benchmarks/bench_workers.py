@@ -2,22 +2,24 @@
 
 One hundred clients, ten in a round, images of random values in the shapes of MNIST and CIFAR-10:
 what they show does not change how long training takes. Each figure is a ratio within one run of
-this file. The loop trains the same models on as many batches of the same sizes with the same
-optimiser, and neither sends nor merges; pfl and Flower do the whole round
-(:mod:`benchmarks.others`), where they are installed. Run it on a quiet machine.
+this file, and each measurement has a process of its own. The loop trains the same models on as many
+batches of the same sizes with the same optimiser, and neither sends nor merges; pfl and Flower do
+the whole round (:mod:`benchmarks.others`), where they are installed. Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import re
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +27,7 @@ import archgraph as ag
 from archgraph.engine.flower import ENVIRONMENT
 from benchmarks.others import OTHERS, Job, bare
 
+T = TypeVar("T")
 MODELS = Path(__file__).parents[1] / "specs" / "models"
 NETWORKS = {"LeNet-5": "lenet5.yaml", "small ResNet": "small_resnet.yaml"}
 SHAPES = {"MNIST": (1, 28, 28), "CIFAR-10": (3, 32, 32)}
@@ -56,17 +59,16 @@ def figures(network: str, shape: str, rounds: int) -> Iterator[tuple[str, float]
         model = Path(folder) / "model.yaml"
         model.write_text(text)
         job = Job(model, SHAPES[shape], CLIENTS, SAMPLED, EXAMPLES, BATCH, rounds)
-        train = job.data()
-        data = train, (train[0][:100], train[1][:100])
-        loop = bare(job, 1)
-        others = dict(_others(job))
-        rows = {}
-        for workers in WORKERS:
-            run = ag.run(experiment(model, workers, rounds), data=data, progress=False)
-            rows[workers] = [line["seconds"] for line in run.rounds]
+        loop = apart(bare, job, 1)
+        rows = {workers: apart(own, job, workers) for workers in WORKERS}
+        others = {
+            name: (workers, apart(run, job, workers))
+            for name, (packages, workers, run) in OTHERS.items()
+            if all(map(importlib.util.find_spec, packages))
+        }
     spent = {
         workers: statistics.median(s["local"] + s["server"] for s in lines)
-        for workers, lines in rows.items()
+        for workers, (lines, _) in rows.items()
     }
     for workers in WORKERS:
         yield f"round with {workers} / bare loop", spent[workers] / loop
@@ -74,19 +76,28 @@ def figures(network: str, shape: str, rounds: int) -> Iterator[tuple[str, float]
     for name, (workers, seconds) in others.items():
         aim = AIMS[name]
         yield f"{name} / round with {workers} (aim: {aim})", seconds / spent[workers]
-    for workers, lines in rows.items():
+    for workers, (lines, _) in rows.items():
         outside = statistics.median(s["server"] / (s["local"] + s["server"]) for s in lines)
         yield f"outside of training, with {workers} (aim: 0.02)", outside
-    up = next(iter(run.rounds[0]["clients"]))["bytes_up"]
-    yield "copied for a client, MB", up / 1e6
+    yield "copied for a client, MB", rows[1][1] / 1e6
     yield "bare loop, s per round", loop
 
 
-def _others(job: Job) -> Iterator[tuple[str, tuple[int, float]]]:
-    """Processes and seconds of a round in other simulators, of those that are installed."""
-    for name, (packages, workers, run) in OTHERS.items():
-        if all(map(importlib.util.find_spec, packages)):
-            yield name, (workers, run(job, workers))
+def own(job: Job, workers: int) -> tuple[list[dict[str, float]], int]:
+    """Seconds of each round here by purpose, and the bytes of an update."""
+    train = job.data()
+    data = train, (train[0][:100], train[1][:100])
+    run = ag.run(experiment(job.model, workers, job.rounds), data=data, progress=False)
+    return [line["seconds"] for line in run.rounds], run.rounds[0]["clients"][0]["bytes_up"]
+
+
+def apart(measure: Callable[[Job, int], T], job: Job, workers: int) -> T:
+    """A measurement in a new process: what another one has imported or kept takes no part."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        return pool.submit(measure, job, workers).result()
 
 
 def main() -> None:
@@ -95,7 +106,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=NETWORKS, action="append")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     for network in chosen.network or NETWORKS:
         for shape in SHAPES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -141,6 +142,7 @@ def _data(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pfl(job: Job, workers: int) -> float:
     """Seconds of a round in pfl, in one process."""
+    multiprocessing.current_process().name = "MainProcess"  # in another one pfl does not start
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +54,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
     """
     where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
     _expect(kind, value, where, hint="does every path return?" if value is None else None)
-    for name, hint in _fields(typing.cast(type[Any], kind)).items():
+    for name, hint in _fields(kind).items():
         inside, place = getattr(value, name), f"{where}: {kind.__name__}.{name}"
         _expect(typing.get_origin(hint) or hint, inside, place)
         for asked, expected, holds in _ITEMS:
@@ -227,15 +226,19 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-@functools.cache
 def _fields(kind: type) -> Mapping[str, Any]:
     """Types of the fields that hold a graph, or something by name."""
-    hints = typing.get_type_hints(kind)
-    return {
-        name: hint
-        for name, hint in hints.items()
-        if hint is ArchGraph or typing.get_origin(hint) is Mapping
-    }
+    if kind not in _KNOWN:
+        _KNOWN[kind] = {
+            name: hint
+            for name, hint in typing.get_type_hints(kind).items()
+            if hint is ArchGraph or typing.get_origin(hint) is Mapping
+        }
+    return _KNOWN[kind]
+
+
+# Python looks for them anew each time, which takes longer than to check a small client's result.
+_KNOWN: dict[type, Mapping[str, Any]] = {}
 
 
 def _expect(kind: Any, value: object, where: str, hint: str | None = None) -> None:

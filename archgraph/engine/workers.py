@@ -23,8 +23,8 @@ from archgraph.engine.process import (
 T = TypeVar("T")
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
-# A call of less is over before a process has started and ended, which takes about 0.02 s.
-LEAST = 0.1
+# A call of fewer seconds is not worth a new process, nor one that waits for it.
+LEAST, LEAST_AGAIN = 0.1, 0.02
 # Results that wait for an earlier one, for each worker.
 AHEAD = 2
 # Seconds of work after which a process takes no further call: to start it took a fiftieth.
@@ -51,7 +51,8 @@ class Workers:
     Attributes:
         count: Processes at a time; one alone is this process, where nothing is limited.
         always: Whether calls are made in processes however short they are; else short ones are made
-            in this process: as long as the last call took less than 0.1 s.
+            in this process: as long as the last call took less than 0.1 s, or 0.02 s where
+            processes wait for further ones.
         deadline: Seconds after which a call is ended.
         memory: Megabytes that a process may use beside those that it shares with this one.
         life: Seconds of work after which a process takes no further call; with a deadline, or
@@ -68,10 +69,10 @@ class Workers:
     _seconds: float = field(default=0.0, init=False)
     _idle: list[Process[Any]] = field(default_factory=list, init=False)
 
-    @property
-    def apart(self) -> bool:
-        """Whether the next call is made in another process."""
-        return self.limited or (self.count > 1 and (self.always or self._seconds >= LEAST))
+    def apart(self, *, again: bool) -> bool:
+        """Whether the next call is made in another process, or in one that waits for it again."""
+        long = self._seconds >= (LEAST_AGAIN if again else LEAST)
+        return self.limited or (self.count > 1 and (self.always or long))
 
     @property
     def limited(self) -> bool:
@@ -108,7 +109,7 @@ class Workers:
                 :meth:`close`.
         """
         rest = iter(items)
-        while not self.apart:
+        while not self.apart(again=again):
             try:
                 item = next(rest)
             except StopIteration:

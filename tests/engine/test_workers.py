@@ -25,7 +25,7 @@ import archgraph as ag
 from archgraph.engine.local import Run, execute
 from archgraph.engine.parcel import Parcel
 from archgraph.engine.process import Died
-from archgraph.engine.workers import LEAST, Workers
+from archgraph.engine.workers import LEAST, LEAST_AGAIN, Workers
 from archgraph.federation import Outcome, Train, Work
 from archgraph.language.experiment import EngineSpec
 
@@ -240,9 +240,10 @@ def test_short_calls_are_made_in_this_process_and_long_ones_are_not(
         now[0] += seconds
         return os.getpid()
 
-    calls = Workers(2).calls(lasts, [LEAST / 2, 2 * LEAST, 0.0, 0.0])
-    here = [pid == os.getpid() for _, pid in calls]
-    assert here == [True, True, False, False]
+    for again, least in ((False, LEAST), (True, LEAST_AGAIN)):
+        calls = Workers(2).calls(lasts, [least / 2, 2 * least, 0.0, 0.0], again=again)
+        here = [pid == os.getpid() for _, pid in calls]
+        assert here == [True, True, False, False]
 
 
 def test_what_clients_train_before_a_test_is_trained_and_tested_in_processes(
