@@ -25,7 +25,7 @@ import torch
 
 from archgraph.engine.parcel import SentOnce, parcel
 from archgraph.engine.returned import reason
-from archgraph.engine.traces import Traces
+from archgraph.engine.traces import Traces, use_optimisers
 
 T = TypeVar("T")
 Tell: TypeAlias = Callable[..., object]
@@ -94,6 +94,8 @@ class Process(Generic[T]):
     ) -> None:
         self.function = function
         self._known = SentOnce(known)
+        if life:
+            use_optimisers()  # once here, and not in every process
         context = get_context("fork")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(

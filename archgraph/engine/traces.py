@@ -8,6 +8,8 @@ back; the process can be left to nobody else.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import importlib
 import math
 import operator
@@ -23,6 +25,8 @@ from types import ModuleType
 import numpy as np
 import torch
 from torch import nn
+
+from archgraph.eager import without_compiler
 
 # Bytes that a program may leave allocated: an allocator keeps some of what is freed.
 LEFT = 2**28
@@ -74,6 +78,16 @@ _COUNTS: list[Callable[[], object]] = [
 ]
 
 
+@functools.cache
+def use_optimisers() -> None:
+    """Make one of each kind: the first of a kind replaces the kind's ``step`` for good."""
+    without_compiler()
+    for kind in _classes(torch.optim):
+        if issubclass(kind, torch.optim.Optimizer):
+            with contextlib.suppress(TypeError, ValueError):  # the base, and what is abstract
+                kind([nn.Parameter(torch.zeros(1, 1))])  # type: ignore[call-arg]  # defaults
+
+
 def _resident() -> int:
     """Bytes of memory that this process has; 0 where the system does not say."""
     place = Path("/proc/self/statm")
@@ -94,6 +108,7 @@ class Traces:
     """
 
     def __init__(self) -> None:
+        use_optimisers()
         self._spaces = [(space, list(space), list(space.values())) for space in _namespaces()]
         self._counts = [count() for count in _COUNTS]
         self._memory: int | None = None

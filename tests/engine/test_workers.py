@@ -6,6 +6,7 @@ import builtins
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -437,6 +438,41 @@ def test_a_process_in_which_a_program_has_left_something_takes_no_further_call(w
 
     before, same, *after = pids(leaves)
     assert before == same != after[0] and len(set(after)) == 1
+
+
+COUNTED = """\
+import sys
+import torch
+import archgraph as ag
+from archgraph.engine import workers
+
+class Counted(workers.Process):
+    made = 0
+
+    def __init__(self, *args, **options):
+        Counted.made += 1
+        super().__init__(*args, **options)
+
+workers.Process = Counted
+images, classes = torch.rand(40, 1, 8, 8), torch.arange(40) % 10
+ag.run({
+    "name": "counted",
+    "family": {"model": sys.argv[1], "clients": [{"name": "all", "count": 4}]},
+    "strategy": {"fedavg": {}},
+    "rounds": 3,
+    "local": {"optimiser": sys.argv[2], "lr": 0.01},
+    "engine": {"workers": 2},
+}, data=((images, classes), (images, classes)), progress=False)
+print(Counted.made)
+"""
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_training_leaves_no_trace_in_a_process_that_has_never_trained(optimiser: str) -> None:
+    """Twelve turns of clients in two processes, and each of three tests in none or two."""
+    command = [sys.executable, "-c", COUNTED, str(DIGITS), optimiser]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) == 2
 
 
 @pytest.mark.parametrize("value", [object(), Workers, print, {"a": [torch.nn.Linear(1, 1)]}])
