@@ -14,8 +14,10 @@ import importlib.util
 import multiprocessing
 import os
 import re
+import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -27,12 +29,14 @@ import archgraph as ag
 from archgraph.engine.flower import ENVIRONMENT
 from benchmarks.others import OTHERS, Job, bare
 
+S = TypeVar("S")
 T = TypeVar("T")
 MODELS = Path(__file__).parents[1] / "specs" / "models"
 NETWORKS = {"LeNet-5": "lenet5.yaml", "small ResNet": "small_resnet.yaml"}
 SHAPES = {"MNIST": (1, 28, 28), "CIFAR-10": (3, 32, 32)}
 CLIENTS, SAMPLED, EXAMPLES, BATCH = 100, 10, 200, 20
 WORKERS = (1, 2)
+REGISTERED = (100, 1000, 3000)
 # How many times as long as here a round may take elsewhere, or more.
 AIMS = {"pfl": 1, "Flower's simulation": 5}
 
@@ -91,13 +95,52 @@ def own(job: Job, workers: int) -> tuple[list[dict[str, float]], int]:
     return [line["seconds"] for line in run.rounds], run.rounds[0]["clients"][0]["bytes_up"]
 
 
-def apart(measure: Callable[[Job, int], T], job: Job, workers: int) -> T:
+def server(registered: int, rounds: int) -> tuple[float, float, float]:
+    """Of a server with so many clients, a hundred of them in a round of two workers.
+
+    Returns:
+        Its seconds outside of training and its seconds of processor in a round, and its peak
+        memory in MB beyond that with the data loaded.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.yaml"
+        model.write_text((MODELS / NETWORKS["LeNet-5"]).read_text())
+        count, shape = registered * 20, SHAPES["MNIST"]
+        images, classes = torch.rand(count, *shape), torch.arange(count) % 10
+        spec = {
+            **experiment(model, 2, rounds),
+            "family": {"model": str(model), "clients": [{"name": "all", "count": registered}]},
+            "sample": 100,
+        }
+        data = (images, classes), (images[:100], classes[:100])
+        ag.run({**spec, "rounds": 1}, data=data, progress=False)
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
+        run = ag.run(spec, data=data, progress=False)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    spent = statistics.median(line["seconds"]["server"] for line in run.rounds)
+    processor = (time.process_time() - began) / rounds
+    return spent, processor, (after.ru_maxrss - before.ru_maxrss) / 1024
+
+
+def many(rounds: int) -> Iterator[tuple[str, float]]:
+    """What a server costs with more and more clients registered."""
+    first: tuple[float, ...] = ()
+    for registered in REGISTERED:
+        found = apart(server, registered, rounds)
+        first = first or found
+        yield f"{registered} clients, 100 a round: server, s per round", found[0]
+        yield f"{registered} clients, 100 a round: ratio to {REGISTERED[0]}", found[0] / first[0]
+        yield f"{registered} clients, 100 a round: processor of the server, s", found[1]
+        yield f"{registered} clients, 100 a round: peak memory more, MB", found[2]
+
+
+def apart(measure: Callable[[S, int], T], what: S, number: int) -> T:
     """A measurement in a new process: what another one has imported or kept takes no part."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        return pool.submit(measure, job, workers).result()
+        return pool.submit(measure, what, number).result()
 
 
 def main() -> None:
@@ -105,8 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=NETWORKS, action="append")
+    parser.add_argument("--many", action="store_true", help="how much clients cost the server")
     chosen = parser.parse_args()
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    if chosen.many:
+        for name, value in many(chosen.rounds):
+            print(f"{name:<66} {value:6.3f}", flush=True)
+        return
     for network in chosen.network or NETWORKS:
         for shape in SHAPES:
             for name, value in figures(network, shape, chosen.rounds):

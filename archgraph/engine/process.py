@@ -17,7 +17,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing import connection, get_context, parent_process, reduction
+from multiprocessing import connection, get_context, parent_process, reduction, util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -52,7 +53,7 @@ class Died(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A call that was not made, since the process cannot read its item."""
+    """A call that was not made: its process could not read its item, or had ended before."""
 
 
 class Ended(NamedTuple):
@@ -81,6 +82,7 @@ class Process(Generic[T]):
 
     Attributes:
         pipe: What it says arrives here.
+        end: Ends it, whatever it does; so does the end of this object, and of this process.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Process(Generic[T]):
         memory: float | None = None,
     ) -> None:
         self.function = function
+        self._begun = True
         self._known = SentOnce(known)
         if life:
             use_optimisers()  # once here, and not in every process
@@ -106,6 +109,8 @@ class Process(Generic[T]):
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
+        # Python waits for its children when it ends, and theirs would wait for it.
+        self.end = util.Finalize(self, _end, (self.pipe, self._process), exitpriority=0)
 
     def send(self, item: T) -> bool:
         """Give it a further item; False: it cannot be given this one, or any."""
@@ -119,15 +124,17 @@ class Process(Generic[T]):
                 reduction.send_handle(self.pipe, sent.place, self._process.pid)
             except OSError:
                 return False
+        self._begun = False
         return True
 
-    def hear(self) -> Ended | dict[str, Any]:
-        """What it says, which there must be: how far it is, or what came of its call."""
+    def hear(self) -> Ended | dict[str, Any] | None:
+        """What it says, which there must be: what came of its call, how far it is, or nothing."""
         try:
             said = json.loads(self.pipe.recv_bytes())
             if "seconds" not in said:
-                return said
-            value: Any = Unread() if said.get("refused") else None
+                self._begun = True
+                return said.get("far")
+            value: Any = Unread() if "unread" in said else None
             if "reason" in said:
                 value = Died(said["reason"], said["trace"])
             elif value is None:
@@ -135,17 +142,19 @@ class Process(Generic[T]):
                     value = received.unpack()
             return Ended(value, said["seconds"], said["last"])
         except (EOFError, OSError, ValueError, KeyError):
+            if not self._begun:  # what ended it while it waited is not the item's doing
+                return Ended(Unread())
             self._process.join()
             return Ended(Died(_ending(self._process.exitcode or 0)))
         except Exception as error:  # nothing that a process leaves behind ends a run
             return Ended(Died(f"what the process sent cannot be read ({type(error).__name__})"))
 
-    def end(self) -> None:
-        """End it, whatever it does."""
-        self.pipe.close()
-        self._process.kill()
-        self._process.join()
-        self._process.close()
+
+def _end(pipe: connection.Connection, process: BaseProcess) -> None:
+    pipe.close()
+    process.kill()
+    process.join()
+    process.close()
 
 
 def attempted(call: Callable[[], Any], *, forked: bool = False) -> Any:
@@ -206,8 +215,9 @@ def _serve(
         with parcel(reduction.recv_handle(pipe)) as received:
             item = attempted(lambda: received.unpack(known), forked=True)  # at once
         if isinstance(item, Died):
-            pipe.send_bytes(json.dumps({"seconds": 0.0, "refused": True, "last": True}).encode())
+            pipe.send_bytes(json.dumps({"seconds": 0.0, "unread": True, "last": True}).encode())
             os._exit(0)
+        pipe.send_bytes(b"{}")
 
 
 def _teller(pipe: connection.Connection) -> Tell:
@@ -218,7 +228,7 @@ def _teller(pipe: connection.Connection) -> Tell:
         nonlocal last
         if time.perf_counter() - last > REPORTS:
             last = time.perf_counter()
-            pipe.send_bytes(json.dumps(values).encode())
+            pipe.send_bytes(json.dumps({"far": values}).encode())
 
     return tell
 

@@ -222,7 +222,7 @@ class _SideBySide(Generic[T]):
         said = self.active[pipe].process.hear()
         if isinstance(said, Ended):
             self._end(pipe, said)
-        else:
+        elif said is not None:
             self.told(**said)
 
     def _end(self, pipe: connection.Connection, ended: Ended) -> None:

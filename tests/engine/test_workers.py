@@ -329,6 +329,39 @@ def test_no_process_is_left_when_the_calls_are_over_and_those_that_wait_end_with
     assert not any(map(running, pids()))
 
 
+def test_a_process_that_is_killed_while_it_waits_costs_nobody_anything() -> None:
+    workers = Workers(2, always=True)
+
+    def who(item: int, tell: Any) -> int:
+        return os.getpid()
+
+    first = {pid for _, pid in workers.calls(who, range(4), again=True)}
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    again = [pid for _, pid in workers.calls(who, range(4))]
+    assert not first & set(again) and all(isinstance(pid, int) for pid in again)
+
+
+def test_processes_that_wait_end_when_nobody_can_call_them() -> None:
+    workers = Workers(2, always=True)
+    pids = {pid for _, pid in workers.calls(lambda i, tell: os.getpid(), range(4), again=True)}
+    assert all(map(running, pids))
+    del workers
+    assert not any(map(running, pids))
+
+
+def test_python_ends_with_processes_that_wait() -> None:
+    script = (
+        "from archgraph.engine.workers import Workers\n"
+        "workers = Workers(2, always=True)\n"
+        "print([done for _, done in workers.calls(lambda i, tell: i, [1, 2], again=True)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[1, 2]\n"
+
+
 def running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
