@@ -26,6 +26,9 @@ from tests.engine.faulty import KINDS, Faulty, Kind
 
 CLIENTS, ROUNDS, BAD = 10, 5, (0, 4, 9)
 
+# Said once in each process, by the first client there that makes one.
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
 
 @pytest.fixture(scope="module")
 def wrong(experiment: Callable[..., Experiment], mean: Any) -> Callable[..., Experiment]:
@@ -88,7 +91,6 @@ OTHERS = several([kind for kind in KINDS.values() if kind.verdict != "taken"], 9
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # once in each process
 def test_in_processes_every_kind_of_client_is_dealt_with_in_the_same_way(experiment, mean):
     """Several kinds at a time among ten clients, each of which has a process."""
     crowd = {"clients": CLIENTS, "sampled": None, "rounds": 1}
