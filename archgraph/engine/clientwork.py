@@ -23,7 +23,7 @@ from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import reason, returned
 from archgraph.engine.traffic import DOWN, UP, back
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Result, State, Task, seeded
+from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import check_update
 from archgraph.states.clipping import change
@@ -119,7 +119,7 @@ class ClientWork:
                 others=task.others,
                 extras=task.extras,
                 values=task.values,
-                progress=tell,
+                progress=_steps(tell),
             )
             outcome = performed(program, work, setup.engine)
         return _copied(task, outcome)
@@ -143,6 +143,15 @@ class ClientWork:
                     where=name,
                     hint="call it by another name",
                 )
+
+
+def _steps(tell: Tell) -> Progress:
+    """Tells of steps; in whatever process, what a program says wrongly is its own mistake."""
+
+    def stepped(*, epoch: int, step: int, loss: float) -> None:
+        tell(epoch=int(epoch), step=int(step), loss=float(loss))
+
+    return stepped
 
 
 def malicious(experiment: Experiment, round: int, client: int) -> bool:

@@ -30,6 +30,7 @@ from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState
 from archgraph.language import ExperimentSpec, load_experiment
+from archgraph.language.consent import given
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
 from archgraph.tables import Table, plural
@@ -188,7 +189,7 @@ def run(
         begin: Callable[..., Run] = execute
         if prepared.engine.kind == "flower":
             with spec.locating("engine"):
-                begin = functools.partial(_flower(prepared, data), python=python)
+                begin = functools.partial(_flower(prepared, data), python=python or given())
         return begin(
             prepared,
             out=folder,

@@ -143,7 +143,8 @@ class _AnyPacker(pickle.Pickler):
     def __init__(self, text: io.BytesIO, file: io.BufferedWriter, known: SentOnce) -> None:
         super().__init__(text, protocol=5)
         self._file, self._known = file, known
-        self._written: dict[int, tuple[Any, ...]] = {}
+        # Each is kept alive, so that no other one has its id.
+        self._written: dict[int, tuple[Tensor, tuple[Any, ...]]] = {}
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if isinstance(value, self._known.kinds):
@@ -151,8 +152,8 @@ class _AnyPacker(pickle.Pickler):
         if type(value) is not Tensor or value.requires_grad or not _plain(value):
             return None
         if id(value) not in self._written:
-            self._written[id(value)] = self._write(value)
-        return self._written[id(value)]
+            self._written[id(value)] = value, self._write(value)
+        return self._written[id(value)][1]
 
     def _write(self, value: Tensor) -> tuple[Any, ...]:
         """Its address; with the strides of a copy of it, on which bits of sums may depend."""
@@ -165,12 +166,16 @@ class _AnyUnpacker(pickle.Unpickler):
     def __init__(self, text: io.BytesIO, whole: Tensor, known: SentOnce) -> None:
         super().__init__(text)
         self._whole, self._known = whole, known
+        self._found: dict[tuple[Any, ...], Tensor] = {}
 
     def persistent_load(self, address: tuple[Any, ...]) -> object:
         if len(address) == 2:
             return self._known.value(*address)
-        name, shape, stride, at = address
-        return _read(self._whole, name, math.prod(shape), at).as_strided(shape, stride)
+        if address not in self._found:
+            name, shape, stride, at = address
+            flat = _read(self._whole, name, math.prod(shape), at)
+            self._found[address] = flat.as_strided(shape, stride)
+        return self._found[address]
 
 
 class _Packer(pickle.Pickler):
@@ -183,7 +188,8 @@ class _Packer(pickle.Pickler):
     def persistent_id(self, value: Any) -> tuple[str, tuple[int, ...], int] | None:
         if not isinstance(value, Tensor):
             return None
-        flat = value.detach().cpu().contiguous().flatten()
+        dense = value.detach().cpu().contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,))  # a single value may have any stride
         return _name(value.dtype), tuple(value.shape), _written(self._file, flat)
 
     def reducer_override(self, value: Any) -> NoReturn:

@@ -7,16 +7,23 @@ as long as it is young, and as it was when it began (:mod:`archgraph.engine.trac
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import faulthandler
 import gc
 import json
 import os
 import resource
+import select
 import signal
+import socket
+import struct
+import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection, get_context, parent_process, reduction, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,9 +31,10 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from archgraph.engine.parcel import SentOnce, parcel
+from archgraph.engine.parcel import Parcel, SentOnce, parcel
 from archgraph.engine.returned import reason
 from archgraph.engine.traces import Traces, use_optimisers
+from archgraph.errors import RunError
 
 T = TypeVar("T")
 Tell: TypeAlias = Callable[..., object]
@@ -36,6 +44,12 @@ Function: TypeAlias = Callable[[T, Tell], Any]
 # Seconds between two reports of a process on how far it is.
 REPORTS = 0.2
 MEGABYTE = 2**20
+# Seconds in which a process that says nothing more has ended, if it is about to.
+GRACE = 1.0
+# Whole seconds in which the rest of a message comes.
+REST = 5
+# What the system says where this process may open no further file.
+FULL = (errno.EMFILE, errno.ENFILE)
 
 
 class Died(NamedTuple):
@@ -70,6 +84,21 @@ class Ended(NamedTuple):
     last: bool = True
 
 
+@contextlib.contextmanager
+def _files() -> Iterator[None]:
+    """Say what to do where this process may open no further file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise RunError(
+            "no further file can be opened",
+            found=f"a limit of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} for this process",
+            hint="raise it (`ulimit -n`), then go on with `--resume`",
+        ) from error
+
+
 class Process(Generic[T]):
     """A process that is forked to make a call, and may make others afterwards.
 
@@ -82,9 +111,15 @@ class Process(Generic[T]):
 
     Attributes:
         pipe: What it says arrives here.
+        gone: Ready to be read once it has ended (a descriptor), though its own children may hold
+            the other end of the pipe; None: this system has no such thing.
         end: Ends it, whatever it does; so does the end of this object, and of this process.
+
+    Raises:
+        RunError: If no further file can be opened.
     """
 
+    @_files()
     def __init__(
         self,
         function: Function[T],
@@ -101,17 +136,22 @@ class Process(Generic[T]):
             use_optimisers()  # once here, and not in every process
         context = get_context("fork")
         self.pipe, theirs = context.Pipe()
+        _impatient(self.pipe)
         self._process = context.Process(
             target=_serve, args=(function, item, theirs, self._known, life, memory)
         )
         with warnings.catch_warnings():
-            # Python warns of threads; those of this process hold nothing that the new one needs.
+            # Python warns of threads: the new one leaves alone what they hold (a display).
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
+        pid = self._process.pid
+        assert pid is not None  # it has begun
+        self.gone = _descriptor(pid)
         # Python waits for its children when it ends, and theirs would wait for it.
-        self.end = util.Finalize(self, _end, (self.pipe, self._process), exitpriority=0)
+        self.end = util.Finalize(self, _end, (self.pipe, self._process, self.gone), exitpriority=0)
 
+    @_files()
     def send(self, item: T) -> bool:
         """Give it a further item; False: it cannot be given this one, or any."""
         with parcel() as sent:
@@ -122,11 +162,19 @@ class Process(Generic[T]):
             try:
                 self.pipe.send_bytes(b"")
                 reduction.send_handle(self.pipe, sent.place, self._process.pid)
-            except OSError:
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
                 return False
         self._begun = False
         return True
 
+    @property
+    def speaks(self) -> bool:
+        """Whether there is something to hear."""
+        return self.pipe.poll()
+
+    @_files()
     def hear(self) -> Ended | dict[str, Any] | None:
         """What it says, which there must be: what came of its call, how far it is, or nothing."""
         try:
@@ -141,17 +189,37 @@ class Process(Generic[T]):
                 with parcel(reduction.recv_handle(self.pipe)) as received:
                     value = received.unpack()
             return Ended(value, said["seconds"], said["last"])
-        except (EOFError, OSError, ValueError, KeyError):
-            if not self._begun:  # what ended it while it waited is not the item's doing
-                return Ended(Unread())
-            self._process.join()
-            return Ended(Died(_ending(self._process.exitcode or 0)))
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            return self.ended()
         except Exception as error:  # nothing that a process leaves behind ends a run
             return Ended(Died(f"what the process sent cannot be read ({type(error).__name__})"))
 
+    def ended(self) -> Ended:
+        """What came of its call if nothing more is heard of it."""
+        if not self._begun:  # what ended it while it waited is not the item's doing
+            return Ended(Unread())
+        until = time.monotonic() + GRACE
+        while (code := self._process.exitcode) is None and time.monotonic() < until:
+            time.sleep(0.001)
+        return Ended(Died("its process no longer answers" if code is None else _ending(code)))
 
-def _end(pipe: connection.Connection, process: BaseProcess) -> None:
+
+def _descriptor(pid: int) -> int | None:
+    """A descriptor of a process; None where the system has no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        return None
+
+
+def _end(pipe: connection.Connection, process: BaseProcess, gone: int | None) -> None:
     pipe.close()
+    if gone is not None:
+        os.close(gone)
     process.kill()
     process.join()
     process.close()
@@ -197,19 +265,22 @@ def _serve(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.freeze()  # else a collection would touch, and so copy, all that is shared
     torch.set_num_threads(1)
+    _own_output()
     traces = Traces() if life else None
     if memory is not None:
         _limit(int(memory * MEGABYTE))
-    worked = 0.0
+    worked, here = 0.0, os.getpid()
     while True:
         began = time.perf_counter()
         value = attempted(lambda: function(item, _teller(pipe)), forked=True)  # noqa: B023  # at once
         seconds = time.perf_counter() - began
+        if os.getpid() != here:
+            os._exit(1)  # a copy that the function has made of this process
+        faulthandler.cancel_dump_traceback_later()
         worked += seconds
-        last = traces is None or isinstance(value, Died) or worked >= life or not traces.none
-        _tell(pipe, value, {"seconds": seconds, "last": last})
+        further = _tell(pipe, value, seconds, traces if worked < life else None)
         del item, value
-        if last:
+        if not further:
             os._exit(0)
         pipe.recv_bytes()
         with parcel(reduction.recv_handle(pipe)) as received:
@@ -220,31 +291,70 @@ def _serve(
         pipe.send_bytes(b"{}")
 
 
+def _own_output() -> None:
+    """Write past what this process has made of its output: a display, whose locks may be held."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError):  # closed
+            stream = os.fdopen(
+                number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False
+            )
+            setattr(sys, name, stream)
+
+
+def _impatient(pipe: connection.Connection) -> None:
+    """Let a pipe fail where the rest of a message does not come."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        seconds = struct.pack("ll", REST, 0)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+
+
 def _teller(pipe: connection.Connection) -> Tell:
-    """Reports how far a call is, now and then."""
+    """Reports how far a call is, now and then, as long as somebody listens."""
     last = time.perf_counter()
+    room = select.poll()
+    room.register(pipe.fileno(), select.POLLOUT)
 
     def tell(**values: Any) -> None:
         nonlocal last
-        if time.perf_counter() - last > REPORTS:
+        if time.perf_counter() - last > REPORTS and room.poll(0):
             last = time.perf_counter()
             pipe.send_bytes(json.dumps({"far": values}).encode())
 
     return tell
 
 
-def _tell(pipe: connection.Connection, value: Any, said: dict[str, Any]) -> None:
-    """Send what came of a call."""
-    with parcel() as sent:
-        if not isinstance(value, Died):
-            value = attempted(lambda: sent.pack(value), forked=True) or value
-        if isinstance(value, Died):
-            said |= {"reason": value.reason, "trace": value.trace}
+def _tell(pipe: connection.Connection, value: Any, seconds: float, traces: Traces | None) -> bool:
+    """Send what came of a call.
+
+    Args:
+        pipe: To whom.
+        value: What came of it.
+        seconds: How long it took.
+        traces: Whether this process is as it was; None: it takes no further call.
+
+    Returns:
+        Whether this process takes a further call.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def packed() -> Parcel:
+            sent = stack.enter_context(parcel())
+            sent.pack(value)
+            return sent
+
+        sent = value if isinstance(value, Died) else attempted(packed, forked=True)
+        further = False
+        if traces is not None and not isinstance(sent, Died):
+            further = attempted(lambda: traces.none, forked=True) is True
+        said: dict[str, Any] = {"seconds": seconds, "last": not further}
+        if isinstance(sent, Died):
+            said |= {"reason": sent.reason, "trace": sent.trace}
         pipe.send_bytes(json.dumps(said).encode())
-        if "reason" not in said:
+        if not isinstance(sent, Died):
             parent = parent_process()
             assert parent is not None
             reduction.send_handle(pipe, sent.place, parent.pid)
+    return further
 
 
 def _limit(more: int) -> None:

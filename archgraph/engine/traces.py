@@ -15,6 +15,8 @@ import math
 import operator
 import os
 import random
+import resource
+import signal
 import sys
 import threading
 import time
@@ -32,20 +34,26 @@ from archgraph.eager import without_compiler
 LEFT = 2**28
 
 
-def _namespaces() -> Iterator[Mapping[str, object]]:
-    """Where functions that programs and this package call are looked up."""
-    modules = [builtins, math, random, time, os, sys, np, np.random, torch, torch.autograd]
-    modules += [nn.functional, nn.init, nn.utils, nn.modules.module, _OPTIMISERS]
-    own = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGES)]
-    for module in (*modules, *own):
-        if isinstance(module, ModuleType):
-            yield vars(module)
-    for kind in {torch.Tensor, torch.Generator, *_classes(nn), *_classes(torch.optim)}:
-        yield vars(kind)
-
-
-_PACKAGES = ("archgraph.federation", "archgraph.module", "archgraph.strategies", "strategies")
+# Packages in which functions are looked up that programs, training and this package call.
+_PACKAGES = (
+    *("archgraph.eager.", "archgraph.engine.", "archgraph.federation.", "archgraph.module."),
+    *("archgraph.states.", "archgraph.strategies.", "strategies."),
+    *("torch.autograd.", "torch.library.", "torch.linalg.", "torch.nn.", "torch.optim."),
+    *("numpy.linalg.", "numpy.random."),
+)
+_ALONE = (builtins, math, random, time, os, sys, np, torch)
 _OPTIMISERS = importlib.import_module("torch.optim.optimizer")  # torch.optim hides its name
+
+
+def _namespaces() -> Iterator[Mapping[str, object]]:
+    """Names of modules, and of classes."""
+    found = [m for name, m in list(sys.modules.items()) if f"{name}.".startswith(_PACKAGES)]
+    modules = [module for module in found if isinstance(module, ModuleType)]
+    kinds = {torch.Tensor, torch.Generator}
+    for module in modules:
+        kinds.update(kind for kind in _classes(module) if kind.__module__ == module.__name__)
+    for space in (*_ALONE, *modules, *kinds):
+        yield vars(space)
 
 
 def _classes(module: ModuleType) -> Iterator[type]:
@@ -63,6 +71,19 @@ def _hooks() -> tuple[int, ...]:
     )
 
 
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_SIGNALS = sorted(signal.valid_signals())
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 # What is compared, beside names; modes come first, since what follows may not work in them.
 _COUNTS: list[Callable[[], object]] = [
     torch._C._len_torch_function_stack,
@@ -73,8 +94,16 @@ _COUNTS: list[Callable[[], object]] = [
     sys.getprofile,
     lambda: len(sys.meta_path),
     lambda: torch._C._autograd._top_saved_tensors_default_hooks(True),
-    # Whether numbers below the smallest normal one are taken for 0.
+    torch.autograd.is_multithreading_enabled,
+    lambda: len(torch.library._impls),
+    # Whether numbers below the smallest normal one are taken for 0, and how others are rounded.
     lambda: float(torch.full((), 1e-40) * 1) > 0,
+    lambda: (operator.truediv(1.0, 3.0), operator.truediv(2.0, 3.0)),
+    lambda: [signal.getitimer(timer)[0] > 0 for timer in _TIMERS],
+    lambda: [signal.getsignal(number) for number in _SIGNALS],
+    lambda: [resource.getrlimit(kind) for kind in _LIMITS],
+    lambda: os.sched_getaffinity(0),
+    _has_children,
 ]
 
 
@@ -88,10 +117,10 @@ def use_optimisers() -> None:
                 kind([nn.Parameter(torch.zeros(1, 1))])  # type: ignore[call-arg]  # defaults
 
 
-def _resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say."""
-    place = Path("/proc/self/statm")
-    return int(place.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if place.exists() else 0
+def _own_memory() -> int:
+    """Bytes of memory that this process has and no file holds."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 class Traces:
@@ -109,22 +138,26 @@ class Traces:
 
     def __init__(self) -> None:
         use_optimisers()
-        self._spaces = [(space, list(space), list(space.values())) for space in _namespaces()]
+        self._spaces = [(space, list(space.values())) for space in _namespaces()]
         self._counts = [count() for count in _COUNTS]
-        self._memory: int | None = None
+        self._memory = _own_memory()
 
     @property
     def none(self) -> bool:
-        """Whether everything is as it was; memory: as it was when this was asked first."""
-        resident = _resident()
-        self._memory = resident if self._memory is None else self._memory
+        """Whether everything is as it was."""
         return (
-            resident <= self._memory + LEFT
+            _own_memory() <= self._memory + LEFT
             and all(count() == before for count, before in zip(_COUNTS, self._counts, strict=True))
-            and all(_same(space, names, values) for space, names, values in self._spaces)
+            and all(_same(*space) for space in self._spaces)
         )
 
 
-def _same(space: Mapping[str, object], names: list[str], values: list[object]) -> bool:
-    """Whether names still mean what they meant; there may be more of them."""
-    return all(map(operator.is_, map(space.get, names), values))
+def _same(space: Mapping[str, object], values: list[object]) -> bool:
+    """Whether names still mean what they meant; a module may have more of them."""
+    more = isinstance(space, dict) and len(space) > len(values)
+    try:
+        # In their order, which a name keeps as long as it is there.
+        now = [*space.values()]
+        return (more or len(now) == len(values)) and now[: len(values)] == values
+    except Exception:  # values that cannot be compared, and so are not the same
+        return False

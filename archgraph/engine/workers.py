@@ -208,13 +208,18 @@ class _SideBySide(Generic[T]):
         self.items[number] = item
 
     def _wait(self) -> None:
-        """Wait until something was said, or a deadline is over."""
+        """Wait until something was said, a process has ended, or a deadline is over."""
         first = min(one.ends for one in self.active.values())
         left = None if first == float("inf") else max(first - time.monotonic(), 0)
-        for pipe in connection.wait(list(self.active), left):
-            self._hear(pipe)  # type: ignore[arg-type]  # one of its keys
+        gone = [one.process.gone for one in self.active.values() if one.process.gone is not None]
+        ready = connection.wait([*self.active, *gone], left)
         for pipe, one in list(self.active.items()):
-            if time.monotonic() >= one.ends:
+            # All of it: what was done in time is taken, however late this process looks.
+            while pipe in self.active and one.process.speaks:
+                self._hear(pipe)
+            if pipe in self.active and one.process.gone in ready:
+                self._end(pipe, one.process.ended())
+            elif pipe in self.active and time.monotonic() >= one.ends:
                 late = Died(f"not done after {self.workers.deadline:g} s (deadline)")
                 self._end(pipe, Ended(late))
 

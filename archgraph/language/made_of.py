@@ -6,14 +6,17 @@ Values of parameters are no part of it. What cannot be told for certain has no n
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import io
+import json
 import pickle
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +27,11 @@ from archgraph.limits import LIMITS
 _OWN = "archgraph"
 _INSTALLED = ("site-packages", "dist-packages")
 _PLAIN = (str, int, float, bool, type(None), torch.dtype)
-_VERSION = "1"  # of this rule and of the files
+_OWN_WAYS = frozenset({"__getstate__", "__reduce__", "__reduce_ex__", "__getnewargs__"})
+# What code may ask that is written nowhere; searched for, since a false alarm costs a capture only.
+_ENVIRONMENT = re.compile(rb"environ|getenv")
+_OUTSIDE = ModuleType("outside")
+_VERSION = "2"  # of this rule and of the files
 
 
 def made_of(
@@ -39,10 +46,9 @@ def made_of(
         since: Code that was changed after this time (seconds of the epoch) may be another one than
             that which runs.
     """
-    modules = {type(module).__module__ for module in model.modules()}
     try:
+        described, modules = _described(model)
         code = [*_code(modules, since)]
-        described = _described(model)
     except Exception:  # whatever pickling a user's object raises, or reading its code
         return None
     shapes = {name: (tuple(x.shape), str(x.dtype)) for name, x in inputs.items()}
@@ -64,6 +70,15 @@ class _Description(pickle.Pickler):
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=4)
         self.seen: dict[int, tuple[int, torch.Tensor]] = {}
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Functions and classes by name, and in which module; nothing that describes itself."""
+        if isinstance(value, type | FunctionType):
+            self.modules.add(value.__module__)
+        elif any(map(_tells_its_own_way, type(value).mro())):
+            raise _Unknown
+        return NotImplemented
 
     def persistent_id(self, value: Any) -> Any:
         """Tensors by what they are, and sets in an order that every process has."""
@@ -85,10 +100,21 @@ class _Description(pickle.Pickler):
         return ("tensor", first, *kind, hashlib.sha256(numbers.tobytes()).hexdigest())
 
 
-def _described(model: torch.nn.Module) -> bytes:
+def _tells_its_own_way(kind: type) -> bool:
+    """Whether a class of the user's own says of its instances what is pickled: it may leave out."""
+    if not _OWN_WAYS & vars(kind).keys():
+        return False
+    file = _file(kind.__module__)
+    installed = file is not None and any(part in _INSTALLED for part in file.parts)
+    return file is not None and not installed and is_users(str(file))
+
+
+def _described(model: torch.nn.Module) -> tuple[bytes, set[str]]:
+    """A model as bytes, and the modules of all classes and functions that it holds."""
     stream = io.BytesIO()
-    _Description(stream).dump(model)
-    return stream.getvalue()
+    description = _Description(stream)
+    description.dump(model)
+    return stream.getvalue(), description.modules
 
 
 def _code(modules: set[str], since: float) -> Iterator[tuple[str, str]]:
@@ -112,10 +138,21 @@ def _code(modules: set[str], since: float) -> Iterator[tuple[str, str]]:
             yield from ((str(one), _stamp(one)) for one in (file, top) if one is not None)
             continue
         text = file.read_bytes()
+        if _ENVIRONMENT.search(text):
+            raise _Unknown
         yield str(file), hashlib.sha256(text).hexdigest()
+        yield name, repr(sorted(_constants(vars(sys.modules.get(name, _OUTSIDE)))))
         more = {*_imported(ast.parse(text), name, file)} - done
         left += sorted(more, reverse=True)
         done |= more
+
+
+def _constants(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Plain values of a module, which it may have read from a file."""
+    for name, value in names.items():
+        if not name.startswith("__"):
+            with contextlib.suppress(TypeError, ValueError):  # not plain
+                yield name, json.dumps(value, sort_keys=True)
 
 
 def _stamp(path: Path) -> str:

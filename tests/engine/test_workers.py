@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import ctypes
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -155,6 +159,39 @@ def greedy(work: Work) -> Outcome:
     return Outcome({**work.state, "0.weight": held[0]})
 
 
+def hides(work: Work) -> Outcome:
+    os.closerange(3, 1024)
+    return endless(work)
+
+
+def orphans(work: Work) -> Outcome:
+    """A process of its own holds all that this one has open, after its end."""
+    if not os.fork():
+        os.closerange(0, 3)
+        time.sleep(10)
+        os._exit(0)
+    return crashes(work)
+
+
+def stammers(work: Work) -> Outcome:
+    """Half of a message, to whoever listens to this process."""
+    for name in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name.name))) as end:
+            end.send(b"\0\0\0\x10{")
+    return endless(work)
+
+
+def doubles(work: Work) -> Outcome:
+    """Both of two processes come back."""
+    os.fork()
+    return Outcome({name: tensor + 1 for name, tensor in work.state.items()})
+
+
+def mistells(work: Work) -> Outcome:
+    work.progress(loss=1.0)  # type: ignore[call-arg]  # the mistake
+    return Outcome(work.state)
+
+
 def absent(work: Work) -> Outcome:
     raise ConnectionError
 
@@ -166,6 +203,10 @@ FATES = {
     leaves: "its process ended with exit code 0",
     endless: "not done after 3 s (deadline)",
     greedy: "can't allocate memory",
+    hides: "its process no longer answers",
+    orphans: "its process was ended by SIGABRT",
+    stammers: "its process no longer answers",
+    mistells: "TypeError: ",
     absent: "ConnectionError: ",
 }
 
@@ -174,13 +215,13 @@ def test_no_client_ends_a_run_whatever_it_does_to_its_process(experiment, mean) 
     """Each is named, and the others' round is that of clients that are not there."""
     faulty = dict(enumerate(FATES))
     engine = EngineSpec(workers=2, deadline=3.0, memory=200.0)
-    changes = {"clients": 8, "sampled": None, "rounds": 1}
+    changes = {"clients": len(FATES) + 2, "sampled": None, "rounds": 1}
     run = execute(experiment(mean(faulty), engine=engine, **changes))
     (line,) = run.rounds
     assert [who["client"] for who in line["failed"]] == list(faulty)
     for who, reason in zip(line["failed"], FATES.values(), strict=True):
         assert reason in who["reason"]
-    assert [who["client"] for who in line["clients"]] == [6, 7]
+    assert [who["client"] for who in line["clients"]] == [len(FATES), len(FATES) + 1]
     missing = execute(experiment(mean(dict.fromkeys(faulty, absent)), **changes))
     assert result(run)[1] == result(missing)[1]
 
@@ -291,6 +332,41 @@ def test_a_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda item, tell: tell(step=item), [3], told=lambda **said: heard.append(said)
     )
     assert list(calls) == [(3, None)] and heard == [{"step": 3}]
+
+
+def test_what_was_done_in_time_is_taken_however_late_one_looks(monkeypatch) -> None:
+    monkeypatch.setattr("archgraph.engine.process.REPORTS", 0.0)
+
+    def told(item: int, tell: Any) -> int:
+        for step in range(5):
+            tell(step=step)
+        return item
+
+    done = []
+    for _, value in Workers(2, always=True, deadline=1.0).calls(told, range(4)):
+        done.append(value)
+        time.sleep(1.2)
+    assert done == [0, 1, 2, 3]
+
+
+def test_where_no_further_file_can_be_opened_the_run_says_so() -> None:
+    """It would be the clients' fault otherwise, or nobody's."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(one.name) for one in Path("/dev/fd").iterdir()) + 20
+    calls = Workers(2, always=True).calls(lambda item, tell: time.sleep(item), [0, 0.5, 0])
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+        next(calls)
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        with pytest.raises(ag.RunError, match=f"no further file.*found a limit of {most}"):
+            next(calls)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def pids(function: Any = lambda item, tell: os.getpid(), **settings: Any) -> list[Any]:
@@ -442,12 +518,58 @@ def test_what_a_process_cannot_read_goes_to_a_new_one() -> None:
     assert [done for _, done in calls] == ["int", "Broken", "int"]
 
 
+def test_the_same_tensor_arrives_as_the_same_and_single_values_whatever_their_strides() -> None:
+    one, odd = torch.zeros(3), torch.arange(2.0)[::2]
+
+    def told(item: Any, tell: Any) -> Any:
+        if item:
+            item[0].add_(1)
+        return item, odd
+
+    calls = Workers(2, always=True).calls(told, [[], [one, {"same": one}]], key=lambda item: 0)
+    assert [done for _, done in calls][1][0][1]["same"].tolist() == [1.0, 1.0, 1.0]
+    parcel = Parcel()
+    parcel.pack({"odd": odd})
+    assert parcel.unpack()["odd"].tolist() == [0.0]
+    parcel.close()
+
+
+class Made(dict[str, torch.Tensor]):
+    """Makes its tensors when it is asked for them, and keeps none."""
+
+    def items(self) -> Any:
+        return ((str(number), torch.full((3,), float(number))) for number in range(4))
+
+
+def test_tensors_that_nobody_keeps_arrive_each_as_its_own() -> None:
+    def told(item: Any, tell: Any) -> Any:
+        return {} if not item else {name: float(one[0]) for name, one in dict.items(item)}
+
+    calls = Workers(2, always=True).calls(told, [Made(), Made(a=torch.ones(1))], key=lambda item: 0)
+    assert [done for _, done in calls][1] == {str(number): float(number) for number in range(4)}
+
+
+def leave_a_child() -> None:
+    if not os.fork():
+        os.closerange(0, 3)
+        time.sleep(3)
+        os._exit(0)
+
+
 # What a program leaves in its process beyond what is put back after it.
 LEFT: dict[str, Any] = {
     "a function of torch": lambda: setattr(torch, "relu", torch.sigmoid),
     "a function of torch.nn": lambda: setattr(torch.nn.functional, "linear", None),
     "a method of a layer": lambda: setattr(torch.nn.Linear, "forward", None),
     "a method of tensors": lambda: setattr(torch.Tensor, "backward", None),
+    "an inherited method of a layer": lambda: setattr(torch.nn.BatchNorm2d, "forward", None),
+    "a new method of tensors": lambda: setattr(torch.Tensor, "clone", None),
+    "a function of an optimiser": lambda: setattr(sys.modules["torch.optim.sgd"], "sgd", None),
+    "a method of this package": lambda: setattr(Train, "__call__", None),
+    "an alarm": lambda: signal.alarm(60),
+    "another child": lambda: leave_a_child(),
+    "less to write": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, 2**30)),
+    "a way to round": lambda: ctypes.CDLL("libm.so.6").fesetround(0x800),
     "a method of an optimiser": lambda: setattr(torch.optim.SGD, "step", None),
     "a built-in function": lambda: setattr(builtins, "sum", max),
     "a hook for all modules": lambda: register_module_forward_hook(lambda *args: None),
@@ -465,12 +587,12 @@ HELD: list[Any] = []
 @pytest.mark.parametrize("what", LEFT)
 def test_a_process_in_which_a_program_has_left_something_takes_no_further_call(what: str) -> None:
     def leaves(item: int, tell: Any) -> int:
-        if item == 1:
+        if item in (0, 2):
             LEFT[what]()
         return os.getpid()
 
-    before, same, *after = pids(leaves)
-    assert before == same != after[0] and len(set(after)) == 1
+    first, second, third, *after = pids(leaves)
+    assert first != second == third != after[0] and len(set(after)) == 1
 
 
 COUNTED = """\

@@ -21,7 +21,7 @@ from archgraph.language.yaml import read_document
 from archgraph.rewrite.laws import difference, outputs, random_inputs
 
 NET = """\
-import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -29,21 +29,43 @@ from torch import nn
 from kept_parts import tools
 
 
+def told(name):
+    return float((Path(__file__).parent / name).read_text())
+
+
+EPS = told("eps")
+
+
 class Net(nn.Module):
     def __init__(self, width=8, function=None, made=None):
         super().__init__()
-        self.first, self.norm = nn.Linear(4, width), nn.BatchNorm1d(width)
+        self.first, self.norm = nn.Linear(4, width), nn.BatchNorm1d(width, eps=EPS)
         self.drop, self.last = nn.Dropout(0.5), nn.Linear(width, 3)
         self.register_buffer("table", torch.full((width,), 2.0), persistent=False)
         self.factors = {"b", "a", "c"}
+        self.function = function or torch.relu
         if made:
-            self.made = lambda x: x
+            self.made = tools.Own() if made == "own" else lambda x: x
 
     def forward(self, x):
         y = tools.act(self.first(x)) * self.table
         if self.training:
-            y = y * float(os.environ.get("KEPT_TRAINING", 1.0))
-        return self.last(self.drop(self.norm(y))) * float(os.environ.get("KEPT", 1.0))
+            y = y * told("training")
+        return self.last(self.drop(self.function(self.norm(y)))) * told("always")
+"""
+OWN = """
+
+class Own:
+    def __getstate__(self):
+        return {}
+"""
+FACTORY = """\
+from kept_given import act
+from kept_net import Net
+
+
+def make():
+    return Net(function=act)
 """
 FILE = """\
 archgraph: 1
@@ -62,9 +84,11 @@ class Place:
         self.write("kept_net.py", NET)
         self.write("kept_parts/__init__.py", "")
         self.write(
-            "kept_parts/tools.py", "import torch\n\n\ndef act(x):\n    return torch.relu(x)\n"
+            "kept_parts/tools.py", "import torch\n\n\ndef act(x):\n    return torch.relu(x)\n" + OWN
         )
         self.write("net.yaml", FILE)
+        for name, number in (("eps", 1e-5), ("training", 1.0), ("always", 1.0)):
+            self.write(name, str(number))
         self.traced = 0
         original = tracing.trace
 
@@ -123,6 +147,7 @@ def test_a_second_process_gets_the_same_without_tracing(place: Place):
         ("kept_parts/tools.py", "relu", "tanh"),
         ("kept_net.py", "2.0", "3.0"),  # a constant of the graph
         ("kept_net.py", "Dropout(0.5)", "Dropout(0.4)"),
+        ("eps", "1e-05", "2e-05"),  # a number that a module has read
         ("net.yaml", "width: 8", "width: 6"),
         ("net.yaml", "shape: [4]", "shape: [5, 4]"),
         ("net.yaml", "python:", "name: other\npython:"),
@@ -134,7 +159,7 @@ def test_whatever_it_is_made_of_makes_another_one(place: Place, name: str, old: 
     assert old in text
     place.write(name, text.replace(old, new))
     if "5, 4" in new:
-        place.write("kept_net.py", NET.replace("BatchNorm1d(width)", "BatchNorm1d(5)"))
+        place.write("kept_net.py", NET.replace("BatchNorm1d(width", "BatchNorm1d(5"))
     graph, state, traced = place.load()
     assert (traced, place.kept()) == (1, 2)
     given = random_inputs(graph, 3)
@@ -144,16 +169,35 @@ def test_whatever_it_is_made_of_makes_another_one(place: Place, name: str, old: 
     assert difference(found, expected) < 1e-6
 
 
-@pytest.mark.parametrize("variable", ["KEPT", "KEPT_TRAINING"])
-def test_what_computes_something_else_is_traced_again(place: Place, variable: str):
-    """A variable of the environment that forward reads is no part of the name."""
+def test_a_function_that_the_model_holds_is_part_of_it(place: Place):
+    """Its module is imported by the factory alone."""
+    place.write("kept_factory.py", FACTORY)
+    place.write("kept_given.py", "def act(x):\n    return x.clamp(max=50)\n")
+    place.write("net.yaml", FILE.replace("kept_net:Net\nargs: {width: 8}", "kept_factory:make"))
+    assert [place.load()[2], place.load()[2]] == [1, 0]
+    place.write("kept_given.py", "def act(x):\n    return x.clamp(max=20)\n")
+    graph, _, traced = place.load()
+    assert traced == 1
+    assert any("20" in str(node) for node in graph.nodes)
+
+
+@pytest.mark.parametrize("file", ["always", "training"])
+def test_what_computes_something_else_is_traced_again(place: Place, file: str):
+    """What forward reads for itself is no part of the name."""
     place.load()
-    place.patch.setenv(variable, "2.0")
+    place.write(file, "2.0")
     traced = place.load()[2]
     assert (traced, place.kept()) == (1, 1)
     assert place.load()[2] == 0
-    place.patch.delenv(variable)
+    place.write(file, "1.0")
     assert place.load()[2] == 1
+
+
+@pytest.mark.parametrize("asks", ["os.environ.get('KEPT')", "os.getenv('KEPT')"])
+def test_code_that_asks_the_environment_is_not_kept(place: Place, asks: str):
+    place.write("kept_net.py", f"import os\n\nKEPT = {asks}\n{NET}")
+    assert place.load()[2] == place.load()[2] == 1
+    assert place.kept() == 0
 
 
 def test_code_that_changes_while_the_process_runs_is_not_kept(place: Place):
@@ -163,8 +207,9 @@ def test_code_that_changes_while_the_process_runs_is_not_kept(place: Place):
     assert place.kept() == 0
 
 
-def test_a_model_that_cannot_be_described_is_not_kept(place: Place):
-    place.write("net.yaml", FILE.replace("width: 8", "made: true"))
+@pytest.mark.parametrize("made", ["unnamed", "own"])
+def test_a_model_that_cannot_be_described_is_not_kept(place: Place, made: str):
+    place.write("net.yaml", FILE.replace("width: 8", f"made: {made}"))
     assert place.load()[2] == place.load()[2] == 1
     assert place.kept() == 0
 
