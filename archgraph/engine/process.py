@@ -276,6 +276,8 @@ def _serve(
         seconds = time.perf_counter() - began
         if os.getpid() != here:
             os._exit(1)  # a copy that the function has made of this process
+        if memory is not None and isinstance(value, Died) and _lacks_memory(value.error):
+            value = value._replace(reason=f"asked for more than {memory:g} MB (memory)")
         faulthandler.cancel_dump_traceback_later()
         worked += seconds
         further = _tell(pipe, value, seconds, traces if worked < life else None)
@@ -355,6 +357,11 @@ def _tell(pipe: connection.Connection, value: Any, seconds: float, traces: Trace
             assert parent is not None
             reduction.send_handle(pipe, sent.place, parent.pid)
     return further
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether it is what Python, or PyTorch, says where the system gives no memory."""
+    return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error)
 
 
 def _limit(more: int) -> None:

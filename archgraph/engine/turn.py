@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -297,11 +298,18 @@ class Turn:
             RunError: If every client failed: then it is not the clients.
         """
         if self._first is not None and not self.accepted and not self.rejected:
+            reasons = Counter(str(who["reason"]) for who in self.failed)
+            said = (
+                reason
+                if number == len(self.failed)
+                else f"{reason} ({number} of {len(self.failed)} clients)"
+                for reason, number in reasons.most_common(3)
+            )
             raise RunError(
                 "every client failed",
                 where=f"round {self.round}",
-                found=self.failed[0]["reason"],
-                hint="the first failure is shown as the cause",
+                found="; ".join(said),
+                hint="the first failure is this error's cause (`--debug` shows it)",
             ) from self._first
 
     def report(self) -> dict[str, Json]:

@@ -90,7 +90,7 @@ class EngineSpec(Base):
     workers: Count | None = Field(
         default=None,
         description="processes of one thread each that train clients side by side; 1: none, all "
-        "in one process; left out: as many as PyTorch has threads, where clients train for 0.1 s "
+        "in one process; left out: as many as PyTorch has threads, where clients train for 0.02 s "
         "or longer",
         examples=[4],
     )

@@ -119,6 +119,16 @@ def test_failure_of_every_client_is_not_the_clients(experiment, mean):
         execute(experiment(mean(program=Spoil("crash")), rounds=1))
 
 
+def test_where_every_client_fails_each_reason_is_counted(experiment, mean):
+    def silent(work: Work) -> Any:
+        raise ConnectionError("gone")
+
+    programs = {0: silent, 1: Spoil("crash"), 2: silent, 3: silent}
+    told = r"found ConnectionError: gone \(3 of 4 clients\); ValueError: out of battery \(1 of 4"
+    with pytest.raises(RunError, match=told):
+        execute(experiment(mean(programs), rounds=1, sampled=None))
+
+
 def test_round_without_a_usable_update_keeps_the_old_state(experiment, mean):
     setup = experiment(mean(program=Spoil("nan")), rounds=1)
     run = execute(setup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import io
 import os
 import re
 import resource
@@ -187,6 +188,10 @@ def doubles(work: Work) -> Outcome:
     return Outcome({name: tensor + 1 for name, tensor in work.state.items()})
 
 
+def interrupts(work: Work) -> Outcome:
+    raise KeyboardInterrupt
+
+
 def mistells(work: Work) -> Outcome:
     work.progress(loss=1.0)  # type: ignore[call-arg]  # the mistake
     return Outcome(work.state)
@@ -202,10 +207,11 @@ FATES = {
     crashes: "its process was ended by SIGABRT",
     leaves: "its process ended with exit code 0",
     endless: "not done after 3 s (deadline)",
-    greedy: "can't allocate memory",
+    greedy: "asked for more than 200 MB (memory)",
     hides: "its process no longer answers",
     orphans: "its process was ended by SIGABRT",
     stammers: "its process no longer answers",
+    interrupts: "KeyboardInterrupt",
     mistells: "TypeError: ",
     absent: "ConnectionError: ",
 }
@@ -347,6 +353,85 @@ def test_what_was_done_in_time_is_taken_however_late_one_looks(monkeypatch) -> N
         done.append(value)
         time.sleep(1.2)
     assert done == [0, 1, 2, 3]
+
+
+def test_an_interrupt_in_this_process_is_the_users() -> None:
+    def interrupted(item: int, tell: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(Workers(1).calls(interrupted, [0]))
+
+
+def test_a_process_that_is_killed_in_a_further_call_costs_that_call() -> None:
+    begun: list[int] = []
+
+    def made(item: int) -> int:
+        begun.append(item)
+        return item
+
+    def killed_by_one(item: int, tell: Any) -> int:
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    calls = Workers(2, always=True).calls(killed_by_one, range(3), made=made, key=lambda item: 0)
+    first, second, third = (done for _, done in calls)
+    assert (first, second.reason, third) == (0, "its process was ended by SIGKILL", 2)
+    assert begun == [0, 1, 2]
+
+
+class Held(io.StringIO):
+    """A display whose lock another thread holds."""
+
+    lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self.lock:
+            return super().write(text)
+
+
+def test_what_a_client_prints_waits_for_no_display(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(sys, "stdout", Held())
+    with Held.lock:
+        calls = Workers(2, always=True, deadline=5.0).calls(
+            lambda item, tell: sys.stdout.write("said\n"), [0]
+        )
+        assert list(calls) == [(0, 5)]
+    assert capfd.readouterr().out == "said\n"
+
+
+SERVER = """\
+import os
+import signal
+import sys
+import time
+
+from archgraph.engine.workers import Workers
+
+
+def work(item, tell):
+    print(os.getpid(), flush=True)
+    time.sleep(item)
+
+
+for item, done in Workers(2, always=True).calls(work, [1, 60]):
+    print("done", done, flush=True)
+"""
+
+
+def test_processes_leave_interrupts_to_the_first_and_end_with_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        children = [int(server.stdout.readline()) for _ in range(2)]
+        for child in children:
+            os.kill(child, signal.SIGINT)
+        assert server.stdout.readline() == b"done None\n"
+        server.kill()
+    until = time.monotonic() + 10
+    while running(children[1]) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not running(children[1])
 
 
 def test_where_no_further_file_can_be_opened_the_run_says_so() -> None:

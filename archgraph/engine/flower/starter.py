@@ -8,11 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from archgraph.engine.facts import as_resolved, family_of
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.files import write
 from archgraph.language import ExperimentSpec, load_experiment
+from archgraph.language.consent import named
 from archgraph.language.data import NamedData
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.plain import Json
@@ -64,6 +67,20 @@ server and in `--node-config` of a node, which holds what its client keeps in th
 Who starts the run names the SuperLink in `~/.flwr/config.toml`: `[superlink.fleet]`,
 `address = "HOST:8000"`, `root-certificates = "ca.pem"`.
 
+{python}Certificates and keys, for a server that others reach as `HOST` (an address:
+`subjectAltName=IP:10.0.0.1`). `ca.key` and `server.key` stay on the server, `client0` at its node:
+
+```console
+$ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 \\
+    -subj /CN=ca -keyout ca.key -out ca.pem
+$ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 \\
+    -subj /CN=HOST -addext subjectAltName=DNS:HOST -addext basicConstraints=critical,CA:FALSE \\
+    -CA ca.pem -CAkey ca.key -keyout server.key -out server.pem
+$ ssh-keygen -q -t ecdsa -b 384 -N '' -f client0
+```
+
+The server, the nodes, the run:
+
 ```console
 $ flower-superlink --host 0.0.0.0 --ssl-ca-certfile ca.pem --ssl-certfile server.pem \\
     --ssl-keyfile server.key --enable-supernode-auth --disable-runtime-dependency-installation
@@ -73,6 +90,14 @@ $ flower-supernode --superlink HOST:8000 --root-certificates ca.pem \\
 $ flwr run . fleet --stream
 $ flwr run . fleet --stream --run-config 'resume=true'
 ```
+"""
+
+
+# What an experiment that names Python code needs, by the names.
+PYTHON = """It names Python code, which runs with your consent only: {names}.
+Lay its modules into this folder, before `flwr run` packs it, or install them on every machine; say
+`python=true` in `--run-config` of the run, and in `--node-config` of each node.
+
 """
 
 
@@ -115,14 +140,27 @@ def write_app(
     title = spec.name or place.resolve().name
     name = re.sub("[^a-z0-9]+", "-", f"archgraph-{title}".lower())[:LONGEST_NAME].strip("-")
     roles = {"server": "deployed_server", "client": "deployed_client"}
+    resolved = as_resolved(_anywhere(spec), setup.strategy)
+    outside = sorted(
+        {
+            one
+            for one in named(YAML(typ="safe", pure=True).load(resolved))
+            if not one.startswith("archgraph.")
+        }
+    )
+    names = ", ".join(f"`{one}`" for one in outside)
     texts = {
         "pyproject.toml": PROJECT.format(name=name, title=json.dumps(f"archgraph: {title}")),
         **{
             f"{role}_app.py": MODULE.format(role=role, name=name, function=function)
             for role, function in roles.items()
         },
-        "experiment.yaml": as_resolved(_anywhere(spec), setup.strategy),
-        "README.md": README.format(title=title, clients=len(setup.world.clients)),
+        "experiment.yaml": resolved,
+        "README.md": README.format(
+            title=title,
+            clients=len(setup.world.clients),
+            python=PYTHON.format(names=names) if outside else "",
+        ),
     }
     return [write(place / file, text) for file, text in texts.items()]
 

@@ -92,6 +92,18 @@ def test_an_app_holds_all_that_its_machines_need(write, tmp_path):
         write_app(file, app)
 
 
+def test_an_app_says_what_python_code_its_machines_need(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "from archgraph.strategies.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (tmp_path / "flower_mine.py").write_text(text)
+    file = write("heterofl", strategy={"python": "flower_mine:Mine"}, rounds=1)
+    write_app(file, tmp_path / "mine", python=True)
+    said = (tmp_path / "mine" / "README.md").read_text()
+    assert "only: `flower_mine:Mine`." in said and said.count("python=true") == 1
+    write_app(write("heterofl"), tmp_path / "own")
+    assert "python" not in (tmp_path / "own" / "README.md").read_text()
+
+
 def test_an_app_goes_on_with_what_its_nodes_have_in_files(write, tmp_path):
     """Server and nodes of the app in this process, begun anew between two rounds."""
     file = write("fedavg, local statistics", family=ALIKE)
