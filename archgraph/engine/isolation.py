@@ -55,6 +55,18 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
+def _products() -> str | None:
+    """The precision of products; None: it was set for one kind of device, and is not one."""
+    with contextlib.suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None
+
+
+def _set_products(precision: str | None) -> None:
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
 def _set_environment(values: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(values)
@@ -83,7 +95,19 @@ _GLOBALS = [
     _Global(torch.get_default_device, _set_default_device),
     _Global(get_num_threads, set_num_threads),
     _Global(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    _Global(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _Global(_products, _set_products),  # before those that it sets, too
+    *(
+        _Global(
+            functools.partial(torch._C._get_fp32_precision_getter, backend, operation),
+            functools.partial(torch._C._set_fp32_precision_setter, backend, operation),
+        )
+        for backend, operations in (
+            ("generic", ("all",)),
+            ("mkldnn", ("all", "matmul", "conv", "rnn")),
+            ("cuda", ("all", "matmul", "conv", "rnn")),
+        )
+        for operation in operations
+    ),
     _Global(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     *(
         _Global(functools.partial(read, device), functools.partial(change, device))

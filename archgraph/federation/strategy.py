@@ -105,7 +105,8 @@ class Strategy(ABC):
     Randomness comes from :func:`seeded` with ``world.seed``, a label and the round.
 
     One run calls ``init``, then ``survey`` and ``surveyed`` once, then in every round ``begin``,
-    ``send`` for each sampled client, ``receive``, and ``evaluated`` where the model is tested.
+    ``send`` for each sampled client, ``examine`` for each result, ``receive``, and ``evaluated``
+    where the model is tested.
     """
 
     paper: ClassVar[str] = ""
@@ -177,7 +178,8 @@ class Strategy(ABC):
         """Look at what came from a client, before the server takes any of it.
 
         It runs in the process that the client's work ran in, several at a time: what ``receive``
-        needs to know of one result alone is best computed here.
+        needs to know of one result alone is best computed here. The strategy and the world are
+        there as they were when that process was started, in this round or an earlier one.
 
         Returns:
             That, as tensors by name: ``result.findings`` of ``receive``; None: nothing.

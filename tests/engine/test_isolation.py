@@ -199,3 +199,16 @@ def test_rounds_without_an_accepted_update_end_the_run(experiment, mean):
 def test_rounds_in_which_some_are_accepted_do_not_count(experiment, mean):
     setup = experiment(mean({1: Dies(SystemExit)}), rounds=3, sampled=None)
     assert len(execute(replace(setup, patience=1)).rounds) == 3
+
+
+def test_a_precision_that_was_set_for_one_kind_of_device_stays() -> None:
+    """PyTorch refuses to say then what it is for all."""
+    matmul: Any = vars(torch.backends.mkldnn)["matmul"]
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "bf16"
+        with isolated(torch.Generator()):
+            matmul.fp32_precision = "ieee"
+        assert matmul.fp32_precision == "bf16"
+    finally:
+        matmul.fp32_precision = before
