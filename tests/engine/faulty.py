@@ -443,7 +443,7 @@ PROCESS: dict[str, Kind] = {
         "changes the default device": does(lambda: torch.set_default_device("meta")),
         "changes the number of threads": does(lambda: torch.set_num_threads(3)),
         "changes the precision of a processor's products": does(
-            lambda: setattr(vars(torch.backends.mkldnn)["matmul"], "fp32_precision", "bf16")
+            lambda: torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
         ),
         "changes the precision of products": does(
             lambda: torch.set_float32_matmul_precision("medium")
