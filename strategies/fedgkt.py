@@ -319,7 +319,7 @@ def _told(work: Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, 
         for examples in work.data.batches(None, work.local.batch):
             features = extractor(*(x.to(work.device) for x in examples.inputs))
             answers = work.learning.predictions(classifier(features))
-            yield features.cpu(), answers.cpu(), examples.targets, examples.ids
+            yield features.cpu(), answers.cpu(), examples.targets.cpu(), examples.ids
 
     with torch.no_grad():
         return dict(zip(SENT, map(torch.cat, zip(*each(), strict=True)), strict=True))

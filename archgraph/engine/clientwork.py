@@ -54,6 +54,11 @@ class ClientWork:
 
     experiment: Experiment
 
+    def on(self, device: str) -> ClientWork:
+        """The same work on a device."""
+        world = dataclasses.replace(self.experiment.world, device=device)
+        return ClientWork(dataclasses.replace(self.experiment, world=world))
+
     def __call__(self, what: Assignment, tell: Tell) -> dict[str, Any]:
         """What came of it, in plain values and tensors."""
         return self.checked(what.round, what.task, functools.partial(self._work, what, tell))
@@ -209,5 +214,7 @@ def _within(model: str) -> Iterator[None]:
 
 
 def copies(state: State) -> State:
-    """A state in memory of its own."""
-    return {name: tensor.clone() for name, tensor in state.items()}
+    """A state in memory of its own, where the server computes, whatever device it comes from."""
+    return {
+        name: tensor.clone() if tensor.is_cpu else tensor.cpu() for name, tensor in state.items()
+    }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.isolation import isolated, one_thread
+from archgraph.engine.nursery import accelerated
 from archgraph.engine.partition import local_test_indices
 from archgraph.engine.precision import performed
 from archgraph.engine.process import Died, Tell
@@ -152,7 +153,9 @@ class Evaluator:
                 )
             return {**self._version(model, module, client), "untuned": untuned}
 
-        for client, done in self.workers.calls(version, model.clients):
+        # Training needs what a process that is forked now may lack.
+        workers = self.workers if model.program is None or not accelerated() else Workers()
+        for client, done in workers.calls(version, model.clients):
             found = version(client, print) if isinstance(done, Died) else done
             everywhere.append(found["all"])
             if found["own"] is not None:

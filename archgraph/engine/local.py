@@ -218,6 +218,7 @@ def execute(
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)
+        loop.prepare()
         # Before anything is written: the strategy may refuse this world.
         first = begun(experiment)
         checkpoint = None

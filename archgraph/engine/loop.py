@@ -95,6 +95,11 @@ class Loop:
     elsewhere: Elsewhere | None = None
     _recording: float = 0.0
 
+    def prepare(self) -> None:
+        """What comes before this process uses a device."""
+        if self.elsewhere is None:
+            self._workers.prepare(self._work)
+
     def start(self, state: ServerState) -> None:
         """What comes before the first round: the survey, from the strategy's first state."""
         world, strategy = self.experiment.world, self.experiment.strategy
@@ -253,13 +258,17 @@ class Loop:
         """Where clients work."""
         setup = self.experiment
         most, asked = len(setup.world.clients), setup.engine
+        count = self._testers.count
+        if asked.places:
+            count = asked.workers or len(asked.places)
         return dataclasses.replace(
             self._testers,
-            count=min(self._testers.count, setup.sampled or most),
+            count=min(count, setup.sampled or most),
             always=asked.workers is not None,
             deadline=asked.deadline,
             memory=asked.memory,
             known=(ArchGraph, Transfer),
+            places=asked.places,
         )
 
     @functools.cached_property

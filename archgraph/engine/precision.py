@@ -23,12 +23,12 @@ def performed(program: Program, work: Work, engine: EngineSpec) -> Outcome:
     Args:
         program: What the client does.
         work: What it is given.
-        engine: Where it computes.
+        engine: Whether networks are compiled.
     """
     with compiling(bool(engine.compile)):
         if work.local.precision is None:
             return outcome_of(program, program(work))
-        with torch.autocast(torch.device(engine.device).type, torch.bfloat16, cache_enabled=False):
+        with torch.autocast(torch.device(work.device).type, torch.bfloat16, cache_enabled=False):
             outcome = outcome_of(program, program(work))
     return dataclasses.replace(outcome, extras=_wide(outcome.extras), keep=_wide(outcome.keep))
 

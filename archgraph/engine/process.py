@@ -25,15 +25,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, get_context, parent_process, reduction, util
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from archgraph.engine.nursery import Started
 from archgraph.engine.parcel import Parcel, SentOnce, parcel
 from archgraph.engine.returned import reason
-from archgraph.engine.traces import Traces, use_optimisers
+from archgraph.engine.traces import LEFT, Traces, use_optimisers
 from archgraph.errors import RunError
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ MEGABYTE = 2**20
 GRACE = 1.0
 # Whole seconds in which the rest of a message comes.
 REST = 5
+# Bytes that work on a device may leave in its process: libraries are loaded when first needed.
+LEFT_ON_DEVICE = 2**32
+# In place of an item that comes through the pipe.
+_AWAITED = object()
 # What the system says where this process may open no further file.
 FULL = (errno.EMFILE, errno.ENFILE)
 
@@ -108,6 +112,7 @@ class Process(Generic[T]):
         known: Types of frozen values that it is sent once.
         life: Seconds of work after which it takes no further item.
         memory: Megabytes that it may use beside those that it shares with this one.
+        start: What starts it, with its end of a pipe; None: it is forked from this one here.
 
     Attributes:
         pipe: What it says arrives here.
@@ -116,7 +121,8 @@ class Process(Generic[T]):
         end: Ends it, whatever it does; so does the end of this object, and of this process.
 
     Raises:
-        RunError: If no further file can be opened.
+        RunError: If no further file can be opened, or the item cannot be sent to a process that is
+            started elsewhere.
     """
 
     @_files()
@@ -128,46 +134,62 @@ class Process(Generic[T]):
         known: tuple[type, ...] = (),
         life: float = 0.0,
         memory: float | None = None,
+        start: Callable[[connection.Connection], Started] | None = None,
     ) -> None:
         self.function = function
         self._begun = True
         self._known = SentOnce(known)
-        if life:
-            use_optimisers()  # once here, and not in every process
-        context = get_context("fork")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = get_context("fork").Pipe()
         _impatient(self.pipe)
-        self._process = context.Process(
-            target=_serve, args=(function, item, theirs, self._known, life, memory)
-        )
-        with warnings.catch_warnings():
-            # Python warns of threads: the new one leaves alone what they hold (a display).
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
+        if start is None:
+            if life:
+                use_optimisers()  # once here, and not in every process
+            self._process = _forked(function, item, theirs, self._known, life, memory)
+        else:
+            self._process = start(theirs)
         theirs.close()
         pid = self._process.pid
         assert pid is not None  # it has begun
         self.gone = _descriptor(pid)
         # Python waits for its children when it ends, and theirs would wait for it.
         self.end = util.Finalize(self, _end, (self.pipe, self._process, self.gone), exitpriority=0)
+        if start is not None:
+            self._send_first(item)
+
+    def _send_first(self, item: T) -> None:
+        """Give an item to a process that was not forked with it."""
+        try:
+            self._send(item)
+        except Exception as error:
+            self.end()
+            raise RunError(
+                "a client's work cannot be sent to its process",
+                where="engine.workers",
+                found=reason(error),
+                expected="tasks and programs that can be pickled",
+                hint="define the program's class or function at the top of a module, or leave out "
+                "engine.workers",
+            ) from error
 
     @_files()
     def send(self, item: T) -> bool:
         """Give it a further item; False: it cannot be given this one, or any."""
-        with parcel() as sent:
-            try:
-                sent.pack(item, self._known)
-            except Exception:  # whatever a user's class says to being pickled
-                return False
-            try:
-                self.pipe.send_bytes(b"")
-                reduction.send_handle(self.pipe, sent.place, self._process.pid)
-            except OSError as error:
-                if error.errno in FULL:
-                    raise
-                return False
+        try:
+            self._send(item)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            return False
+        except Exception:  # whatever a user's class says to being pickled
+            return False
         self._begun = False
         return True
+
+    def _send(self, item: T) -> None:
+        with parcel() as sent:
+            sent.pack(item, self._known)
+            self.pipe.send_bytes(b"")
+            reduction.send_handle(self.pipe, sent.place, self._process.pid)
 
     @property
     def speaks(self) -> bool:
@@ -216,7 +238,26 @@ def _descriptor(pid: int) -> int | None:
         return None
 
 
-def _end(pipe: connection.Connection, process: BaseProcess, gone: int | None) -> None:
+def _forked(
+    function: Function[T],
+    item: T,
+    pipe: connection.Connection,
+    known: SentOnce,
+    life: float,
+    memory: float | None,
+) -> Started:
+    """A process that is forked from this one with its first item."""
+    process = get_context("fork").Process(
+        target=_serve, args=(function, item, pipe, known, life, memory)
+    )
+    with warnings.catch_warnings():
+        # Python warns of threads: the new one leaves alone what they hold (a display).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def _end(pipe: connection.Connection, process: Started, gone: int | None) -> None:
     pipe.close()
     if gone is not None:
         os.close(gone)
@@ -251,6 +292,36 @@ def _ending(code: int) -> str:
     return f"its process was ended by {signal.Signals(-code).name}"
 
 
+def serve(
+    function: Function[Any],
+    known: tuple[type, ...],
+    pipe: connection.Connection,
+    *,
+    life: float,
+    memory: float | None,
+    place: str,
+) -> None:
+    """Work for another process, in one that a nursery has started without an item.
+
+    Args:
+        function: What is called; it has a method ``on`` that gives the same one on a device.
+        known: Types of frozen values that arrive once.
+        pipe: Where items come from.
+        life: Seconds of work after which the process takes no further item.
+        memory: Megabytes that it may use beside those that it shares with the nursery.
+        place: The device.
+    """
+    left = LEFT
+    if place != "cpu":
+        left = LEFT_ON_DEVICE
+        # What it needs for itself, before anything is compared; what fails, fails again there.
+        with contextlib.suppress(Exception):
+            first = torch.ones(1, 1, device=place, requires_grad=True)
+            (first @ first).sum().backward()
+        function = function.on(place)  # type: ignore[attr-defined]  # as said
+    _serve(function, _AWAITED, pipe, SentOnce(known), life, memory, left)
+
+
 def _serve(
     function: Function[Any],
     item: Any,
@@ -258,6 +329,7 @@ def _serve(
     known: SentOnce,
     life: float,
     memory: float | None,
+    left: int = LEFT,
 ) -> None:
     # An interrupt from the keyboard reaches all processes; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -266,10 +338,12 @@ def _serve(
     gc.freeze()  # else a collection would touch, and so copy, all that is shared
     torch.set_num_threads(1)
     _own_output()
-    traces = Traces() if life else None
+    traces = Traces(left) if life else None
     if memory is not None:
         _limit(int(memory * MEGABYTE))
     worked, here = 0.0, os.getpid()
+    if item is _AWAITED:
+        item = _received(pipe, known, first=True)
     while True:
         began = time.perf_counter()
         value = attempted(lambda: function(item, _teller(pipe)), forked=True)  # noqa: B023  # at once
@@ -284,13 +358,32 @@ def _serve(
         del item, value
         if not further:
             os._exit(0)
+        item = _received(pipe, known)
+
+
+def _received(pipe: connection.Connection, known: SentOnce, *, first: bool = False) -> Any:
+    """The next item; this process ends if it cannot be read.
+
+    Args:
+        pipe: Where it comes from.
+        known: What was received before.
+        first: Whether it is this process's first one: then a new process could not read it either.
+    """
+    try:
         pipe.recv_bytes()
-        with parcel(reduction.recv_handle(pipe)) as received:
-            item = attempted(lambda: received.unpack(known), forked=True)  # at once
-        if isinstance(item, Died):
+        place = reduction.recv_handle(pipe)
+    except (EOFError, OSError):
+        os._exit(0)  # nobody asks any more
+    with parcel(place) as received:
+        item = attempted(lambda: received.unpack(known), forked=True)
+    if isinstance(item, Died):
+        if first:
+            _tell(pipe, item, 0.0, None)
+        else:
             pipe.send_bytes(json.dumps({"seconds": 0.0, "unread": True, "last": True}).encode())
-            os._exit(0)
-        pipe.send_bytes(b"{}")
+        os._exit(0)
+    pipe.send_bytes(b"{}")
+    return item
 
 
 def _own_output() -> None:

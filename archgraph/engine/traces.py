@@ -126,6 +126,9 @@ def _own_memory() -> int:
 class Traces:
     """What a process looks like, to be compared later.
 
+    Args:
+        left: Bytes of memory that it may have more then.
+
     Example:
         >>> traces = Traces()
         >>> traces.none
@@ -136,17 +139,17 @@ class Traces:
         >>> nn.functional.relu = relu
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: int = LEFT) -> None:
         use_optimisers()
         self._spaces = [(space, list(space.values())) for space in _namespaces()]
         self._counts = [count() for count in _COUNTS]
-        self._memory = _own_memory()
+        self._most = _own_memory() + left
 
     @property
     def none(self) -> bool:
         """Whether everything is as it was."""
         return (
-            _own_memory() <= self._memory + LEFT
+            _own_memory() <= self._most
             and all(count() == before for count, before in zip(_COUNTS, self._counts, strict=True))
             and all(_same(*space) for space in self._spaces)
         )

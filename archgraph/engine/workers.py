@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from archgraph.engine.nursery import Nursery, accelerated
 from archgraph.engine.process import (
     Died,
     Ended,
@@ -18,7 +20,10 @@ from archgraph.engine.process import (
     Tell,
     Unread,
     attempted,
+    serve,
 )
+from archgraph.engine.traces import use_optimisers
+from archgraph.errors import RunError
 
 T = TypeVar("T")
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
@@ -29,6 +34,8 @@ LEAST, LEAST_AGAIN = 0.1, 0.02
 AHEAD = 2
 # Seconds of work after which a process takes no further call: to start it took a fiftieth.
 LIFE = 3.0
+# On a device it takes calls to the end: its first use of the device takes seconds.
+LIFE_ON_DEVICE = 1e9
 
 
 class _Call(NamedTuple):
@@ -58,6 +65,8 @@ class Workers:
         life: Seconds of work after which a process takes no further call; with a deadline, or
             bounded memory, none takes a second one.
         known: Types of frozen values that a process is sent once.
+        places: Devices that processes compute on, each on the one that has the fewest; none: the
+            processor.
     """
 
     count: int = 1
@@ -66,13 +75,18 @@ class Workers:
     memory: float | None = None
     life: float = LIFE
     known: tuple[type, ...] = ()
+    places: tuple[str, ...] = ()
     _seconds: float = field(default=0.0, init=False)
     _idle: list[Process[Any]] = field(default_factory=list, init=False)
+    _nursery: Nursery | None = field(default=None, init=False)
+    _prepared: Function[Any] | None = field(default=None, init=False)
+    _at: dict[Process[Any], str] = field(default_factory=dict, init=False)
 
     def apart(self, *, again: bool) -> bool:
         """Whether the next call is made in another process, or in one that waits for it again."""
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
-        return self.limited or (self.count > 1 and (self.always or long))
+        asked = self.limited or bool(self.places)
+        return asked or (self.count > 1 and (self.always or long))
 
     @property
     def limited(self) -> bool:
@@ -128,10 +142,48 @@ class Workers:
             if not again:
                 self.close()
 
+    def prepare(self, function: Function[Any]) -> None:
+        """Get ready to call a function, before this process computes anything.
+
+        Where the machine has a GPU, a nursery is forked now: later processes could not compute
+        gradients (:mod:`archgraph.engine.nursery`). Then short calls are made in processes, too, so
+        that a later run of this process can have some. If this process has computed gradients
+        before, and nothing asks for processes, calls are made in this one.
+
+        Args:
+            function: What will be called. It has a method ``on`` that gives the same one on a
+                device.
+
+        Raises:
+            RunError: If processes are asked for, and they could not compute gradients.
+        """
+        wanted = self.places or ((self.count > 1 or self.limited) and accelerated())
+        if self._nursery is not None or not wanted:
+            return
+        use_optimisers()  # once here, and not in every process
+        self._nursery = Nursery(functools.partial(serve, function, self.known))
+        self._prepared = function
+        if self._nursery.trains:
+            self.always = True
+            return
+        self.close()
+        if self.places or self.limited or self.always:
+            raise RunError(
+                "clients cannot train in processes of their own: this process has computed "
+                "gradients before, and the machine has a GPU",
+                where="engine",
+                hint="start the run first in a new process (or notebook), use `archgraph run`, or "
+                "leave out engine.workers, engine.deadline and engine.memory",
+            )
+        self.count = 1
+
     def close(self) -> None:
         """End processes that wait for further calls."""
         while self._idle:
-            self._idle.pop().end()
+            self.done(self._idle.pop(), last=True)
+        if self._nursery is not None:
+            self._nursery.end()
+            self._nursery = None
 
     def begun(self, function: Function[T], item: T) -> Process[T]:
         """A process that calls a function with an item: one that has waited, or a new one."""
@@ -139,13 +191,26 @@ class Workers:
             process = self._idle.pop()
             if process.function is function and process.send(item):
                 return process
-            process.end()
+            self.done(process, last=True)
         life = 0.0 if self.limited else self.life
-        return Process(function, item, known=self.known, life=life, memory=self.memory)
+        if self._nursery is None or function is not self._prepared:
+            return Process(function, item, known=self.known, life=life, memory=self.memory)
+        used = Counter(self._at.values())
+        place = min(self.places or ("cpu",), key=lambda place: used[place])
+        start = functools.partial(
+            self._nursery.start,
+            place=place,
+            life=LIFE_ON_DEVICE if self.places else life,
+            memory=self.memory,
+        )
+        process = Process(function, item, known=self.known, start=start)
+        self._at[process] = place
+        return process
 
     def done(self, process: Process[Any], *, last: bool) -> None:
         """Let a process wait, or end it."""
         if last:
+            self._at.pop(process, None)
             process.end()
         else:
             self._idle.append(process)
@@ -193,7 +258,7 @@ class _SideBySide(Generic[T]):
         """End what is under way."""
         while self.active:
             _, call = self.active.popitem()
-            call.process.end()
+            self.workers.done(call.process, last=True)
 
     def _free(self, item: T, key: Callable[[T], Hashable] | None) -> bool:
         count = self.workers.count

@@ -23,9 +23,11 @@ from archgraph.engine.fit import answers, check_images, matched
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
+from archgraph.engine.process import Died
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.task import check_strategy, learning_task
 from archgraph.engine.validation import Selection, hold_out
+from archgraph.engine.workers import Workers
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
@@ -45,6 +47,9 @@ from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
+
+# Seconds in which a device is ready when it is first used.
+FIRST_USE = 120.0
 
 
 def prepare(
@@ -77,8 +82,8 @@ def prepare(
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):
-        device = _device(spec.engine.device)
-        _check_processes(spec.engine, device)
+        _check_processes(spec.engine)
+        device = _device(spec.engine)
     with allowed(python):
         with spec.locating("strategy"):
             strategy = configure(spec.strategy_name, spec.strategy_options)
@@ -411,27 +416,63 @@ def _check_rules(rules: AggregateSpec, clients: int) -> None:
         )
 
 
-def _check_processes(engine: EngineSpec, device: str) -> None:
-    """Refuse what only processes can do where there are none: they cannot share a device."""
-    asked = {name: getattr(engine, name) for name in ("workers", "deadline", "memory")}
-    asked = {name: value for name, value in asked.items() if value not in (None, 1)}
-    if asked and torch.device(device).type != "cpu":
+def _check_processes(engine: EngineSpec) -> None:
+    """Refuse what processes on a device cannot do."""
+    if engine.memory is not None and engine.kind_of_device != "cpu":
         raise RunError(
-            "needs processes of its own, and clients on a device share one",
-            where=f"engine.{next(iter(asked))}",
-            found=f"device {device}",
+            "is bounded on the processor only: a device reserves more than it uses",
+            where="engine.memory",
+            found=f"device {engine.device}",
             expected="cpu",
         )
 
 
-def _device(name: str) -> str:
+def _device(engine: EngineSpec) -> str:
+    """The device that the server uses; this process does not, where others will use it.
+
+    Raises:
+        RunError: If one of the devices cannot be used.
+    """
+    names = engine.devices
+    if engine.places and engine.kind == "local":
+        # Else CUDA's driver begins in this process when it is asked whether there is one.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        _check_unused(engine)
+        workers = Workers(1, always=True, deadline=FIRST_USE)
+        troubles = dict(workers.calls(lambda name, tell: _trouble(name), names))
+    else:
+        troubles = {names[0]: _trouble(names[0])}
+    for name, trouble in troubles.items():
+        if trouble is not None:
+            found = trouble.reason if isinstance(trouble, Died) else trouble
+            raise RunError(
+                "cannot compute there",
+                where="engine.device",
+                found=f"{name!r} ({found.splitlines()[0]})",
+                expected="cpu, or a device that this machine and this torch have",
+            )
+    return names[0]
+
+
+def _check_unused(engine: EngineSpec) -> None:
+    """Refuse to start processes on a device that this one has used: they could not use it."""
+    used = False
+    with contextlib.suppress(RuntimeError, AttributeError):  # of a kind that is never begun
+        used = torch.get_device_module(engine.kind_of_device).is_initialized()
+    if used:
+        raise RunError(
+            "processes on a device must be started before it is used, and this process has used it",
+            where="engine.device",
+            found=engine.device,
+            hint="start the run in a process that has not (`archgraph run`, say), or let its "
+            "clients share this one: a single device, without engine.workers and engine.deadline",
+        )
+
+
+def _trouble(name: str) -> str | None:
+    """Why nothing can be computed on a device; None: it can."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise RunError(
-            "cannot compute there",
-            where="engine.device",
-            found=f"{name!r} ({str(error).splitlines()[0]})",
-            expected="cpu, or a device that this machine and this torch have",
-        ) from error
-    return name
+        return str(error)
+    return None

@@ -86,12 +86,17 @@ class EngineSpec(Base):
         description="local: on this machine; flower: in Flower's simulation, which runs on one "
         "machine or a cluster of Ray",
     )
-    device: str = Field(default="cpu", description="cpu, or a device of PyTorch such as cuda:0")
+    device: str | Annotated[list[str], Field(min_length=1)] = Field(
+        default="cpu",
+        description="cpu, or a device of PyTorch such as cuda; a list: clients train on all of "
+        "them side by side, a process on each",
+        examples=["cuda", ["cuda:0", "cuda:1"]],
+    )
     workers: Count | None = Field(
         default=None,
         description="processes of one thread each that train clients side by side; 1: none, all "
         "in one process; left out: as many as PyTorch has threads, where clients train for 0.02 s "
-        "or longer",
+        "or longer; on devices: as many as there are",
         examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
@@ -112,9 +117,60 @@ class EngineSpec(Base):
         examples=[True],
     )
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices, of which the server itself uses the first.
+
+        Example:
+            >>> EngineSpec(device="cuda").devices, EngineSpec(device=["cuda:0", "cuda:1"]).devices
+            (('cuda',), ('cuda:0', 'cuda:1'))
+        """
+        return (self.device,) if isinstance(self.device, str) else tuple(self.device)
+
+    @property
+    def kind_of_device(self) -> str:
+        """What its devices are, without their numbers.
+
+        Example:
+            >>> EngineSpec(device=["cuda:0", "cuda:1"]).kind_of_device
+            'cuda'
+        """
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Devices on which clients train in processes of their own; none: no process has one.
+
+        Example:
+            >>> EngineSpec(device="cuda").places, EngineSpec(device="cuda", workers=2).places
+            ((), ('cuda',))
+        """
+        apart = len(self.devices) > 1 or (self.workers or 1) > 1 or self.deadline is not None
+        return self.devices if apart and self.kind_of_device != "cpu" else ()
+
+    @pydantic.model_validator(mode="after")
+    def _devices_of_one_kind(self) -> EngineSpec:
+        kinds = {name.partition(":")[0] for name in self.devices}
+        if len(kinds) > 1 or len(set(self.devices)) < len(self.devices):
+            raise Mistake(
+                "must name different devices of one kind",
+                place=("device",),
+                found=self.device,
+                hint="engine.workers says how many processes there are on each of them",
+            )
+        if len(self.devices) > 1 and kinds == {"cpu"}:
+            raise Mistake(
+                "there is one processor",
+                place=("device",),
+                found=self.device,
+                hint="engine.workers says how many processes train on it",
+            )
+        return self
+
     @pydantic.model_validator(mode="after")
     def _compiles_in_one_process(self) -> EngineSpec:
         apart = {"kind": self.kind == "flower", "workers": (self.workers or 1) > 1}
+        apart |= {"device": len(self.devices) > 1}
         apart |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
         for key, given in apart.items():
             if self.compile and given:

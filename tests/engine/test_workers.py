@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import io
 import os
-import re
 import resource
 import signal
 import socket
@@ -28,61 +27,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import archgraph as ag
-from archgraph.engine.local import Run, execute
+from archgraph.engine.local import execute
 from archgraph.engine.parcel import Parcel
 from archgraph.engine.process import Died
 from archgraph.engine.workers import LEAST, LEAST_AGAIN, Workers
 from archgraph.federation import Outcome, Train, Work
 from archgraph.language.experiment import EngineSpec
-
-DIGITS = Path(__file__).parents[2] / "specs" / "models" / "digits_cnn.yaml"
-ONE = "clients: [{name: all, count: 3, choose: {w1: 8}}]"
-WIDTHS = "clients: [{name: half, count: 2, take: 0.5}, {name: whole, count: 1}]"
-DEPTHS = "clients: [{name: flat, count: 2, choose: {d1: 1}}, {name: deep, choose: {d1: 2}}]"
-MIXED = (
-    "clients: [{name: small, count: 2, choose: {d1: 1, w2: 16}}, {name: deep, choose: {d1: 2}},"
-    " {name: wide, choose: {w2: 24}}]"
-)
-EXITS = (
-    "change: {add_exits: {stage1: 10}}, "
-    "clients: [{name: first, count: 2, ends_after: {section: stage1}}, {name: whole, count: 1}]"
-)
-EDGE = "clients: [{name: edge, count: 2, ends_after: {section: stage1, head: 10}}]"
-# Of each strategy its clients and its options; running statistics stay with clients where they can.
-STRATEGIES = {
-    "allsmall": (WIDTHS, "{norm: local}"),
-    "clusteredfl": (ONE, "{after: 1}"),
-    "depthfl": (EXITS, "{}"),
-    "exclusivefl": (ONE, "{}"),
-    "fedadp": (MIXED, "{approximate: true}"),
-    "fedavg": (ONE, "{norm: local}"),
-    "fedfa": (MIXED, "{norm: local}"),
-    "fedgkt": (EDGE, "{after: stage1}"),
-    "fedin": (DEPTHS, "{}"),
-    "fedrolex": (WIDTHS, "{}"),
-    "fjord": (WIDTHS, "{}"),
-    "flexifed": (DEPTHS, "{}"),
-    "heterofl": (WIDTHS, "{norm: local, scaler: false}"),
-    "inclusivefl": (DEPTHS, "{}"),
-    "nefl": (MIXED, "{spread: 0}"),
-    "recipfl": (MIXED, "{width: 16, hidden: 16, tile: 8, descriptor: id}"),
-    "scalefl": (EXITS, "{}"),
-    "standalone": (ONE, "{}"),
-}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network with dropout and running statistics."""
-    path = tmp_path_factory.mktemp("models") / "dropping.yaml"
-    path.write_text(DIGITS.read_text().replace("flatten, linear", "flatten, dropout: 0.2, linear"))
-    return path
-
-
-def result(run: Run) -> tuple[Any, ...]:
-    """The server's tensors and all that the record says but for times."""
-    lines = re.sub(r"'seconds': (\d[^,}]*|{[^}]*})", "", str(run.rounds))
-    return lines, {name: tensor.tolist() for name, tensor in run.server.tensors.items()}
+from tests.engine.families import DIGITS, STRATEGIES, experiment_of, result
 
 
 def test_there_is_no_other_strategy() -> None:
@@ -90,25 +41,12 @@ def test_there_is_no_other_strategy() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_has_the_same_bits_in_processes(name: str, model: Path, tmp_path) -> None:
-    clients, options = STRATEGIES[name]
-    file = tmp_path / "experiment.yaml"
-    file.write_text(f"""\
-archgraph: 1
-name: same
-family: {{archgraph: 1, name: same, model: {model}, {clients}}}
-data: {{dataset: digits, limit: 90, partition: {{scheme: dirichlet, min_size: 5}}}}
-strategy: {{{name}: {options}}}
-rounds: 2
-local: {{batch: 16, lr: 0.05, momentum: 0.9}}
-evaluate: {{every: 2}}
-""")
-    runs = []
-    for workers in (1, 2):
-        engine = EngineSpec(workers=workers)
-        runs.append(
-            ag.run(ag.load_experiment(file).model_copy(update={"engine": engine}), progress=False)
-        )
+def test_every_strategy_has_the_same_bits_in_processes(name: str, tmp_path) -> None:
+    spec = ag.load_experiment(experiment_of(name, tmp_path))
+    runs = [
+        ag.run(spec.model_copy(update={"engine": EngineSpec(workers=workers)}), progress=False)
+        for workers in (1, 2)
+    ]
     one, two = map(result, runs)
     assert one == two
     assert runs[0].rounds[1]["clients"]
@@ -731,15 +669,3 @@ def test_tensors_of_every_kind_come_back_and_are_ones_own() -> None:
     assert all(map(torch.equal, found, [*value, value[0].T]))
     found[0].fill_(7)
     assert torch.equal(again[0], value[0])
-
-
-@pytest.mark.parametrize("setting", ["workers", "deadline", "memory"])
-def test_a_device_is_left_to_one_process(setting: str) -> None:
-    engine = EngineSpec.model_validate({"device": "meta", setting: 2})
-    spec = {
-        "name": "far",
-        "family": {"model": str(DIGITS), "clients": [{"name": "all"}]},
-        "rounds": 1,
-    }
-    with pytest.raises(ag.RunError, match=f"engine.{setting}: needs processes"):
-        ag.run({**spec, "strategy": {"fedavg": {}}, "engine": engine.model_dump()})

@@ -24,6 +24,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.record import resumable
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
+from archgraph.language import load_experiment
 from archgraph.plain import finite
 
 
@@ -32,8 +33,8 @@ def deployed_server(file: Path) -> ServerApp:
 
     The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
     ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
-    for nodes at the start), ``data`` (folder of the data) and ``python`` (consent to run the code
-    that the experiment names).
+    for nodes at the start), ``data`` (folder of the data), ``device`` (instead of the experiment's)
+    and ``python`` (consent to run the code that the experiment names).
 
     Args:
         file: The experiment, beside the module of the app.
@@ -66,9 +67,9 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Any]) -> None:
 def deployed_client(file: Path) -> ClientApp:
     """The ClientApp of an experiment as it is resolved.
 
-    A node's configuration says ``partition-id`` (which client it is), and may say ``data`` and
-    ``python`` as the server's does, and ``keep``: the folder in which it holds what the client
-    keeps. Without one, that is lost with the node's process, and where a run is resumed.
+    A node's configuration says ``partition-id`` (which client it is), and may say ``data``,
+    ``device`` and ``python`` as the server's does, and ``keep``: the folder in which it holds what
+    the client keeps. Without one, that is lost with the node's process, and where a run is resumed.
 
     Args:
         file: The experiment, beside the module of the app.
@@ -87,9 +88,14 @@ def _kept(context: Context, experiment: Experiment) -> Path | None:
 
 
 def _prepared(file: Path, asked: Mapping[str, Any]) -> Experiment:
-    return _read(file, str(asked.get("data", "")), bool(asked.get("python", False)))
+    own = {name: str(asked.get(name, "")) for name in ("data", "device")}
+    return _read(file, **own, python=bool(asked.get("python", False)))
 
 
 @functools.lru_cache(maxsize=1)
-def _read(file: Path, data: str, python: bool) -> Experiment:
-    return prepare(file, data_root=data or None, python=python)
+def _read(file: Path, *, data: str, device: str, python: bool) -> Experiment:
+    spec = load_experiment(file)
+    if device:
+        engine = spec.engine.model_copy(update={"device": device})
+        spec = spec.model_copy(update={"engine": engine})
+    return prepare(spec, data_root=data or None, python=python)

@@ -25,6 +25,8 @@ from archgraph.engine.turn import Working
 from archgraph.engine.world import prepare
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.federation import Task
+from archgraph.language import load_experiment
+from archgraph.language.experiment import EngineSpec
 
 
 def simulate(experiment: Experiment, *, python: bool = False, **options: Any) -> Run:
@@ -53,7 +55,7 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
             server,
             of_text(experiment.text, python=python),
             len(experiment.world.clients),
-            backend_config=_resources(experiment.engine.workers),
+            backend_config=_resources(experiment.engine),
         )
     except RuntimeError as error:
         cause = error.__cause__ or error
@@ -69,10 +71,21 @@ def simulate(experiment: Experiment, *, python: bool = False, **options: Any) ->
     return runs[0]
 
 
-def _resources(workers: int | None) -> Any:
-    """One processor for a client, of all of the machine or cluster or of so many."""
-    asked: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    return asked if workers is None else {**asked, "init_args": {"num_cpus": workers}}
+def _resources(engine: EngineSpec) -> Any:
+    """A processor for each client, and on devices its share of one; of all there are, or so many.
+
+    Ray shows a client's process only the device that is its own.
+    """
+    on_device = engine.kind_of_device != "cpu"
+    devices, workers = len(engine.devices), engine.workers
+    if workers is None and devices > 1:
+        workers = devices
+    share = min(devices / (workers or devices), 1.0) if on_device else 0.0
+    asked: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
+    if workers is None:
+        return asked
+    more = {"num_gpus": devices} if on_device else {}
+    return {**asked, "init_args": {"num_cpus": workers, **more}}
 
 
 class _Stoppable(Nodes):
@@ -100,4 +113,6 @@ def _here(text: str, python: bool, context: Context) -> Experiment:
 
 @functools.lru_cache(maxsize=2)
 def _prepared(text: str, python: bool) -> Experiment:
-    return prepare(YAML(typ="safe", pure=True).load(text), python=python)
+    spec = load_experiment(YAML(typ="safe", pure=True).load(text))
+    engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
+    return prepare(spec.model_copy(update={"engine": engine}), python=python)

@@ -56,6 +56,7 @@ resume = false  # go on with the run in that folder
 private = "node"  # who holds what clients keep: node or server
 join = 120.0  # seconds to wait for nodes at the start
 data = ""  # folder of the data; "": what ARCHGRAPH_DATA names
+device = ""  # where the server computes; "": where the experiment says
 python = false  # consent to run the Python code that the experiment names
 """
 
@@ -63,7 +64,8 @@ README = """# {title} on Flower
 
 `experiment.yaml` is the experiment with {clients} clients; each SuperNode is one (`partition-id`).
 Every machine needs `pip install 'archgraph[flower]'` and its data: `data` in `--run-config` of the
-server and in `--node-config` of a node, which holds what its client keeps in the folder `keep`.
+server and in `--node-config` of a node, which holds what its client keeps in the folder `keep`
+and may compute on a `device` of its own (`device="cuda"`).
 Who starts the run names the SuperLink in `~/.flwr/config.toml`: `[superlink.fleet]`,
 `address = "HOST:8000"`, `root-certificates = "ca.pem"`.
 

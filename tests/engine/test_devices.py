@@ -1,0 +1,129 @@
+"""Runs on a machine that has a device: on it, and beside it on the processor.
+
+What makes a device of its own is in `tests/device.py`; each case has a process (`on_device.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+import archgraph as ag
+from archgraph.engine.world import prepare
+from archgraph.language.experiment import EngineSpec
+from tests.engine.families import STRATEGIES, experiment_of
+from tests.engine.on_device import SERVERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def found(case: str) -> dict[str, Any]:
+    """What a case finds; nothing is said on the way."""
+    command = [sys.executable, "-m", "tests.engine.on_device", case]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
+    assert not done.returncode and not done.stderr, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_every_strategy_has_the_same_bits_in_processes_on_a_device() -> None:
+    assert found("strategies") == dict.fromkeys(set(STRATEGIES) - set(SERVERS), True)
+
+
+def test_servers_that_train_do_so_on_the_device() -> None:
+    distances = found("servers")
+    # On several threads a sum may be rounded otherwise.
+    assert distances["fedgkt"] <= 1e-6
+    # Codes of nodes are computed by other operations there; Adam's first steps are as long as they
+    # are, however small a gradient is.
+    assert distances["recipfl"] <= 2e-2
+
+
+def test_a_device_that_is_there_costs_clients_on_the_processor_nothing() -> None:
+    """PyTorch then computes gradients in threads, which no fork survives."""
+    runs = found("gradients")
+    refused = runs.pop("after, 2")
+    assert runs == {"before, None": [3, 3], "before, 2": [3, 3], "after, None": [3, 3]}
+    assert "this process has computed gradients before, and the machine has a GPU" in refused
+    assert "leave out engine.workers" in refused
+
+
+def test_processes_are_not_started_on_a_device_that_was_used_before() -> None:
+    case = found("used")
+    expected = "engine.device: processes on a device must be started before it is used"
+    assert expected in case["said"]
+    assert not Path(f"/proc/{case['waits']}").exists()  # it ended with who had started it
+
+
+def test_a_client_on_a_device_ends_no_run() -> None:
+    runs = found("failing")
+    calls = runs["calls"]
+    names = [call if isinstance(call, str) else call[0] for call in calls]
+    assert names == [
+        *("a", "b", "its process was ended by SIGKILL", "c"),
+        *("not done after 2 s (deadline)", "d", "e"),
+    ]
+    assert {call[1] for call in calls if isinstance(call, list)} == {"other", "other:0"}
+    first, again = calls[0], runs["again"][0]
+    assert first[0] == "a" and again[0] == "f"
+    assert len({call[2] for call in calls if isinstance(call, list)}) <= 4  # they are used again
+    assert "a client's work cannot be sent to its process" in runs["unsent"]
+    assert "go on with `--resume`" in runs["orphan"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "places"),
+    [
+        ({}, ()),
+        ({"workers": 4}, ()),
+        ({"device": "cuda"}, ()),
+        ({"device": "cuda", "workers": 1}, ()),
+        ({"device": "cuda", "workers": 3}, ("cuda",)),
+        ({"device": "cuda", "deadline": 5}, ("cuda",)),
+        ({"device": ["cuda:0", "cuda:1"]}, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_who_trains_in_processes_on_devices(
+    engine: dict[str, Any], places: tuple[str, ...]
+) -> None:
+    assert EngineSpec.model_validate(engine).places == places
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"device": ["cuda:0", "cpu"]}, "must name different devices of one kind"),
+        ({"device": ["cuda:0", "cuda:0"]}, "must name different devices of one kind"),
+        ({"device": ["cpu"] * 2}, "must name different devices of one kind"),
+        ({"device": ["cpu", "cpu:0"]}, "there is one processor"),
+        ({"device": []}, "at least 1 item"),
+        ({"device": ["cuda:0", "cuda:1"], "compile": True}, "each of which would compile anew"),
+    ],
+)
+def test_devices_that_make_no_sense_are_refused(engine: dict[str, Any], said: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=said):
+        EngineSpec.model_validate(engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"device": "meta", "memory": 100.0}, "engine.memory: is bounded on the processor only"),
+        ({"device": "warp"}, "engine.device: cannot compute there; found 'warp'"),
+        ({"device": ["cuda:0", "cuda:1"]}, r"engine.device: cannot compute there; found 'cuda:0'"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_named(engine: Any, said: str, tmp_path: Path) -> None:
+    spec = ag.load_experiment(experiment_of("fedavg", tmp_path))
+    with pytest.raises(ag.RunError, match=said):
+        prepare(spec.model_copy(update={"engine": EngineSpec.model_validate(engine)}))
