@@ -30,6 +30,13 @@ Choose = Annotated[
     typer.Option(metavar="KEY=N", help="A choice of the model, e.g. stage1.depth=4. Repeatable."),
 ]
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
+    ),
+]
+
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
 
 

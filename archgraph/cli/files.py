@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
-from archgraph.cli.arguments import OutputFile
+from archgraph.cli.arguments import OutputFile, Settings, experiment_of
 from archgraph.cli.output import message, say, show_item, wrote
+from archgraph.errors import SpecError
 from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    from archgraph.engine.verdicts import Verdict
 
 
 @command()
@@ -20,6 +25,7 @@ def check(
     figures: Annotated[
         bool, typer.Option("--figures", help="Compare the files' published figures with ours.")
     ] = False,
+    settings: Settings = None,
 ) -> None:
     """Check files, or compare published figures.
 
@@ -29,7 +35,8 @@ def check(
     the figures that its paper prints.
 
     Python code that files name runs only with your consent (--python): without it such files are
-    checked in their form only.
+    checked in their form only. --set changes settings of the one experiment that is named, as it
+    does for `run`.
 
     Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
     published figure differs from ours and its file does not say why (--figures).
@@ -46,7 +53,7 @@ def check(
     from archgraph.papers.checked import checked
 
     counted: Counter[str] = Counter()
-    for verdict in checked(paths):
+    for verdict in checked(paths) if not settings else _changed(paths, settings):
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -60,6 +67,17 @@ def check(
         )
     if counted["FAIL"]:
         raise typer.Exit(BAD_INPUT)
+
+
+def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict]:
+    """The verdict of an experiment with other settings."""
+    from archgraph.engine.verdicts import verdict_of
+
+    if len(paths) != 1:
+        raise SpecError(
+            "changes one experiment", where="--set", found=plural(len(paths), "path"), expected="1"
+        )
+    yield verdict_of(experiment_of(paths[0], settings), paths[0])
 
 
 @command()

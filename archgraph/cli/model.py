@@ -26,6 +26,9 @@ from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.cli.weights import States, with_weights
 from archgraph.errors import SpecError
 
+# Differences of two runs that are printed.
+MOST = 20
+
 
 @command()
 def trace(
@@ -270,19 +273,27 @@ def view(
 
 @command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A model, FAMILY:NAME or RUN:NAME.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A model, FAMILY:NAME, RUN:NAME or a run folder.")
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     details: Annotated[
         bool, typer.Option("--details", help="Every leaf and operator, matched by name, too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How two models differ.
+    """How two models differ, or whether two runs are the same.
 
     A row for each part that is missing, new or copied, each axis that is narrower or wider, each
     operator with other arguments. Two models of one family are compared through the transfers of
-    the family, any others by structure, whatever their names. Exit code 1 if they differ.
+    the family, any others by structure, whatever their names.
+
+    Of two run folders: where their settings, figures or tensors differ, bit by bit; times and
+    numbers of workers do not count. Exit code 1 if they differ.
     """
+    if Path(a).is_dir() and Path(b).is_dir():
+        _diff_runs(Path(a), Path(b), as_json)
+        return
     from archgraph.display import diff as differences
     from archgraph.display.difference import correspondence_table
     from archgraph.relate.correspond import correspond
@@ -300,6 +311,23 @@ def diff(
     if details and not as_json:
         show_tables(difference.tables())
     if difference:
+        raise typer.Exit(DIFFERENT)
+
+
+def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
+    from archgraph.engine.equal import run_differences
+
+    found, compared = run_differences(a, b)
+    if as_json:
+        say_json({"differences": found, "compared": compared})
+    else:
+        for text in found[:MOST]:
+            say(text)
+        if len(found) > MOST:
+            say(f"and {len(found) - MOST} more; --json lists all")
+        said = "different" if found else "the same bits"
+        say(f"{said}: {', '.join(compared)} compared")
+    if found:
         raise typer.Exit(DIFFERENT)
 
 

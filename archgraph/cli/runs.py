@@ -12,7 +12,7 @@ import click
 import typer
 
 from archgraph.cli.app import DIFFERENT, INTERRUPTED, Command, app, command, training
-from archgraph.cli.arguments import OutputFile, experiment_of
+from archgraph.cli.arguments import OutputFile, Settings, experiment_of
 from archgraph.cli.output import say, say_json, show_item, show_tables, wrote
 from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import plural
@@ -20,13 +20,6 @@ from archgraph.tables import plural
 if TYPE_CHECKING:
     from archgraph.display.runs import Log
     from archgraph.papers.study import StudyResult
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1. Repeatable."
-    ),
-]
 
 flower = typer.Typer(no_args_is_help=True, help="Experiments on machines that Flower connects.")
 app.add_typer(flower, name="flower")

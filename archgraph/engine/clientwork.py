@@ -30,7 +30,8 @@ from archgraph.states.clipping import change
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset(
-    {"client", "name", "examples", "malicious", "clipped", "seconds", "trained", MACS, DOWN, UP}
+    {"client", "name", "spare", "examples", "malicious", "clipped", "seconds", "trained"}
+    | {MACS, DOWN, UP}
 )
 
 

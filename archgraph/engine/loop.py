@@ -147,6 +147,7 @@ class Loop:
         )
         needed = len(drawn) - setup.spare
         sampled = (*world.with_further(drawn[:needed]), *drawn[needed:])
+        turn.spare = frozenset(drawn[needed:])
         self.watch.round(number, len(sampled) - setup.spare)
         with turn.clock.measure("server"):
             before = strategy.begin(world, self.server, number, sampled)

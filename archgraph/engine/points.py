@@ -12,7 +12,7 @@ from archgraph.fields import GLOBAL
 
 # What the tests of a round are called here, by their key in its line.
 _TESTS = {"evaluation": "test", "validation": "validation"}
-_NAMES = ("client", "name", "malicious")  # of a client's row: these are not figures
+_NAMES = ("client", "name", "malicious", "spare")  # of a client's row: these are not figures
 ALL_CLIENTS = "all clients"
 
 

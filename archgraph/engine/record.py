@@ -392,7 +392,24 @@ def read_metrics(folder: Path) -> list[dict[str, Json]]:
 
 def last_saved(folder: Path) -> int | None:
     """The round after which a run would go on; None: it would begin."""
-    return max(RunRecord(folder, "", keep=1)._rounds(), default=None)
+    return max(saved(folder), default=None)
+
+
+def saved(folder: Path) -> list[int]:
+    """Rounds of a run that have a checkpoint, in order."""
+    return RunRecord(folder, "", keep=1)._rounds()
+
+
+def checkpoint_of(folder: Path, round: int) -> Checkpoint:
+    """The checkpoint of a round of a run, whatever its experiment is.
+
+    Raises:
+        RunError: If there is none, or it or `facts.json` is damaged.
+    """
+    facts = folder / "facts.json"
+    with reading(facts):
+        identity = _identity(json.loads(facts.read_bytes()))
+    return RunRecord(folder, identity, keep=1).at(round)
 
 
 def resumable(folder: Path) -> bool:

@@ -101,8 +101,13 @@ class ConsoleTracker:
     _rounds: int = field(default=0, init=False)
 
     def begin(self, run: Beginning) -> None:
-        """Remember how many rounds there are."""
+        """Remember how many rounds there are, and say where a run goes on."""
         self._rounds = run.rounds
+        if run.lines:
+            done = run.lines[-1]["round"]
+            self._say(
+                "all rounds are done" if done >= run.rounds else f"goes on after round {done}"
+            )
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Say it."""
@@ -117,12 +122,15 @@ class ConsoleTracker:
                 parts.append(f"{where}{judge} {measured(judge, block['global'].get(judge))}")
         seconds = line.get("seconds", {}).get("total", 0.0)
         parts += [f"{seconds:.1f} s", *filter(None, [line.get("stopped")])]
-        stream = self.stream or sys.stderr
-        stream.write(f"round {line['round']} of {self._rounds}: {', '.join(parts)}\n")
-        stream.flush()
+        self._say(f"round {line['round']} of {self._rounds}: {', '.join(parts)}")
 
     def end(self) -> None:
         """Nothing."""
+
+    def _say(self, text: str) -> None:
+        stream = self.stream or sys.stderr
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 @dataclass

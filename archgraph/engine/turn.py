@@ -140,6 +140,7 @@ class Turn:
         failed: The same for clients that did not get that far.
         test: Figures of a client's model as it is after local training; None: it is not tested.
         elsewhere: Where the clients work; None: on this machine.
+        spare: Clients that were drawn to take the places of others.
     """
 
     work: ClientWork
@@ -153,6 +154,7 @@ class Turn:
     failed: list[dict[str, Json]] = field(default_factory=list)
     test: LocalTest | None = None
     elsewhere: Elsewhere | None = None
+    spare: frozenset[int] = frozenset()
     _first: BaseException | None = None
 
     @property
@@ -234,6 +236,7 @@ class Turn:
     def _arrival(self, task: Task, found: dict[str, Any] | Died) -> _Arrival | None:
         """What came of an attempt; None if the client failed or its update was refused."""
         who: dict[str, Json] = {"client": task.client, "name": self._name(task)}
+        who |= {"spare": True} if task.client in self.spare else {}
         who[DOWN] = sent(task, self.kept.get(task.client, KeptByClient()))
         if isinstance(found, Died):
             if self._first is None:

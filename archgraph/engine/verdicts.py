@@ -94,6 +94,22 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
         yield verdict  # outside: consent is ours while a file is checked, not our caller's
 
 
+def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Verdict:
+    """Check an experiment that was read from a file, and perhaps changed.
+
+    Args:
+        spec: The experiment.
+        path: Its file.
+        python: Consent to run the Python code that it names.
+    """
+    try:
+        with allowed(python):
+            note = _experiment(spec, path.resolve(), {})
+        return Verdict(path, "experiment", None, note, note.endswith(UNSEEN))
+    except ArchGraphError as error:
+        return Verdict(path, "experiment", error)
+
+
 def files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """The given files, and the YAML files in the given folders, each once."""
     seen: set[Path] = set()

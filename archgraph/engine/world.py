@@ -473,6 +473,8 @@ def _trouble(name: str) -> str | None:
     """Why nothing can be computed on a device; None: it can."""
     try:
         torch.empty(0, device=name)
+    except NotImplementedError:  # its text is a list of all that there is
+        return "this build of PyTorch computes nothing there"
     except (RuntimeError, AssertionError) as error:
         return str(error)
     return None

@@ -453,6 +453,45 @@ def test_check_runs_no_code_unless_told(here: Path):
     assert (here / "imported").exists()
 
 
+def test_diff_of_runs_finds_every_bit_but_times(here: Path):
+    def ran(name: str, *settings: str) -> None:
+        options = [word for setting in settings for word in ("--set", setting)]
+        done = call("run", "experiment.yaml", "--out", name, *options)
+        assert done.exit_code == 0, done.stderr
+
+    ran("one", "engine.workers=1")
+    ran("two", "engine.workers=2")
+    same = call("diff", "one", "two")
+    assert (same.exit_code, same.stderr) == (0, "")
+    assert re.match(r"the same bits: 2 rounds, \d+ tensors of the server after .* 2", same.output)
+    ran("faster", "local.lr=0.2", "rounds=3", "strategy.heterofl={norm: local, scaler: false}")
+    other = call("diff", "one", "faster", "--json")
+    assert other.exit_code == 1
+    found = json.loads(other.output)["differences"]
+    assert "experiment: local.lr: 0.1 instead of 0.2" in found
+    assert "rounds: 2 instead of 3" in found
+    for text in (r"round 2: clients\.0\.loss: ", r"after round 2: server: \S+: differs by "):
+        assert any(re.match(text, line) for line in found), found
+    assert any(
+        re.match(r"after round 2: kept by client 0: .* only in the second", x) for x in found
+    )
+    shown = call("diff", "one", "faster").output.splitlines()
+    assert len(shown) == 22 and shown[-2].endswith("more; --json lists all")
+    (here / "two/checkpoints/round-000002/groups/000000.safetensors").write_bytes(b"")
+    refused(call("diff", "one", "two"), "000000.safetensors", "changed since")
+    (here / "empty").mkdir()
+    refused(call("diff", "one", "empty"), "empty: not a run folder; found no run.yaml")
+
+
+def test_check_takes_settings_as_run_does(here: Path):
+    good = call("check", "experiment.yaml", "--set", "rounds=7")
+    assert good.exit_code == 0 and "heterofl, 7 rounds" in good.output
+    bad = call("check", "experiment.yaml", "--set", "strategy.heterofl.scaler=3")
+    assert bad.exit_code == 2 and "scaler" in bad.stdout
+    refused(call("check", "experiment.yaml", "--set", "local.lr=fast"), "--set local.lr")
+    refused(call("check", ".", "model.yaml", "--set", "rounds=7"), "found 2 paths")
+
+
 def test_check_finds_what_would_stop_a_run(here: Path):
     """With file and line; of Python models what their form tells, and with --python the rest."""
     (here / "made_here.py").write_text(MODULE)
@@ -595,6 +634,7 @@ def test_run_resume_and_report(here: Path):
     assert (here / "first/metrics.jsonl").read_text().splitlines() == lines
     more = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=2", "--resume")
     assert more.exit_code == 0, more.stderr
+    assert "goes on after round 1\nround 2 of 2: " in more.stderr
     assert "from round 2 on rounds: 2 instead of 1" in " ".join(more.output.split())
     assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
     page = call("report", "first", "-o", "page.html")

@@ -43,6 +43,10 @@ STRATEGIES = {
     "standalone": (ONE, "{}"),
 }
 
+# Those whose servers compute gradients, after which no run of a process can begin to use others
+# where there is a device.
+SERVERS = ("fedgkt", "recipfl")
+
 
 def experiment_of(name: str, folder: Path) -> Path:
     """The file of a strategy's experiment, with a network that has dropout and statistics."""

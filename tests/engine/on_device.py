@@ -22,11 +22,9 @@ from archgraph.engine.local import Run
 from archgraph.engine.process import Died
 from archgraph.engine.workers import Workers
 from tests import device
-from tests.engine.families import STRATEGIES, experiment_of, result
+from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 
 FORGET = device.register()
-# Their servers compute gradients, after which no run can begin to use processes.
-SERVERS = ("fedgkt", "recipfl")
 
 
 def ran(name: str, folder: Path, **engine: Any) -> Run:
@@ -126,7 +124,7 @@ def failing(folder: Path) -> dict[str, Any]:
     nursery = workers._nursery
     assert nursery is not None
     try:
-        list(workers.calls(job, [Path.cwd().iterdir()], again=True))  # type: ignore[list-item]
+        list(workers.calls(job, [Path.cwd().iterdir()], again=True))
     except ag.RunError as error:
         found["unsent"] = str(error)
     os.kill(nursery._process.pid or 0, signal.SIGKILL)

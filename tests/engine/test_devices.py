@@ -18,8 +18,7 @@ import pytest
 import archgraph as ag
 from archgraph.engine.world import prepare
 from archgraph.language.experiment import EngineSpec
-from tests.engine.families import STRATEGIES, experiment_of
-from tests.engine.on_device import SERVERS
+from tests.engine.families import SERVERS, STRATEGIES, experiment_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,6 +118,7 @@ def test_devices_that_make_no_sense_are_refused(engine: dict[str, Any], said: st
     ("engine", "said"),
     [
         ({"device": "meta", "memory": 100.0}, "engine.memory: is bounded on the processor only"),
+        ({"device": "mps"}, r"found 'mps' \(this build of PyTorch computes nothing there\)"),
         ({"device": "warp"}, "engine.device: cannot compute there; found 'warp'"),
         ({"device": ["cuda:0", "cuda:1"]}, r"engine.device: cannot compute there; found 'cuda:0'"),
     ],

@@ -14,7 +14,7 @@ import torch
 from archgraph.engine.local import Run, execute
 from archgraph.engine.world import prepare
 from archgraph.federation import Outcome, Program, ServerState, Task, Work, World
-from tests.engine.test_workers import DIGITS, STRATEGIES
+from tests.engine.families import DIGITS, STRATEGIES
 
 BAD = 1
 # The engine does the same for all methods; these send, keep or train something of their own.

@@ -69,6 +69,9 @@ def test_they_take_the_places_of_those_that_fail_in_the_order_of_the_draw(
     assert trained(run) == [FIRST[1], SPARE[1], SPARE[2]]
     assert [who["client"] for who in run.rounds[0]["failed"]] == [FIRST[0], SPARE[0]]
     assert [who["client"] for who in run.rounds[0]["rejected"]] == [FIRST[2]]
+    line = run.rounds[0]
+    asked = [*line["clients"], *line["rejected"], *line["failed"]]
+    assert {who["client"] for who in asked if who.get("spare")} == set(SPARE)
     one = execute(experiment(mean(programs), spare=3, **ROUND))
     assert same(run, one)
 
