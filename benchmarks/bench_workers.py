@@ -1,7 +1,9 @@
 """Clients in one process and in two, beside a bare PyTorch loop, pfl and Flower's simulation.
 
-One hundred clients, ten in a round, images of random values in the shapes of MNIST and CIFAR-10:
-what they show does not change how long training takes. Each figure is a ratio within one run of
+One hundred clients, ten in a round, images of random values in the shapes of MNIST and CIFAR-10, as
+many for each client as the data sets have for a hundredth: what they show does not change how long
+training takes. With ``--short``, a thousand clients of one step each, a hundred in a round: there a
+simulator's own work is what is measured. Each figure is a ratio within one run of
 this file, and each measurement has a process of its own. The loop trains the same models on as many
 batches of the same sizes with the same optimiser, and neither sends nor merges; pfl and Flower do
 the whole round (:mod:`benchmarks.others`), where they are installed. Run it on a quiet machine.
@@ -34,35 +36,44 @@ T = TypeVar("T")
 MODELS = Path(__file__).parents[1] / "specs" / "models"
 NETWORKS = {"LeNet-5": "lenet5.yaml", "small ResNet": "small_resnet.yaml"}
 SHAPES = {"MNIST": (1, 28, 28), "CIFAR-10": (3, 32, 32)}
-CLIENTS, SAMPLED, EXAMPLES, BATCH = 100, 10, 200, 20
+# Examples of a client: a hundredth of 60,000 and of 50,000.
+EXAMPLES = {"MNIST": 600, "CIFAR-10": 500}
+CLIENTS, SAMPLED, BATCH = 100, 10, 20
 WORKERS = (1, 2)
 REGISTERED = (100, 1000, 3000)
+# Clients, those of a round, and the examples of each: one step.
+SHORT = (1000, 100, BATCH)
 # How many times as long as here a round may take elsewhere, or more.
 AIMS = {"pfl": 1, "Flower's simulation": 5}
 
 
-def experiment(model: Path, workers: int, rounds: int) -> dict[str, Any]:
-    """FedAvg with ten of a hundred clients; tested once, after the last round."""
+def experiment(
+    model: Path, workers: int, rounds: int, clients: int = CLIENTS, sampled: int = SAMPLED
+) -> dict[str, Any]:
+    """FedAvg with some of all clients in a round; tested once, after the last one."""
     return {
         "name": "workers",
-        "family": {"model": str(model), "clients": [{"name": "all", "count": CLIENTS}]},
+        "family": {"model": str(model), "clients": [{"name": "all", "count": clients}]},
         "strategy": {"fedavg": {}},
         "rounds": rounds,
-        "sample": SAMPLED,
+        "sample": sampled,
         "local": {"batch": BATCH, "lr": 0.01, "momentum": 0.9},
         "evaluate": {"every": rounds},
         "engine": {"workers": workers},
     }
 
 
-def figures(network: str, shape: str, rounds: int) -> Iterator[tuple[str, float]]:
+def figures(
+    network: str, shape: str, rounds: int, *, short: bool = False
+) -> Iterator[tuple[str, float]]:
     """Seconds of a round as ratios, its part outside of training, bytes of an update."""
     text = (MODELS / NETWORKS[network]).read_text()
     text = re.sub(r"(?m)^inputs:.*", f"inputs: {{image: {list(SHAPES[shape])}}}", text)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.yaml"
         model.write_text(text)
-        job = Job(model, SHAPES[shape], CLIENTS, SAMPLED, EXAMPLES, BATCH, rounds)
+        work = (CLIENTS, SAMPLED, EXAMPLES[shape]) if not short else SHORT
+        job = Job(model, SHAPES[shape], *work, BATCH, rounds)
         loop = apart(bare, job, 1)
         rows = {workers: apart(own, job, workers) for workers in WORKERS}
         others = {
@@ -91,7 +102,8 @@ def own(job: Job, workers: int) -> tuple[list[dict[str, float]], int]:
     """Seconds of each round here by purpose, and the bytes of an update."""
     train = job.data()
     data = train, (train[0][:100], train[1][:100])
-    run = ag.run(experiment(job.model, workers, job.rounds), data=data, progress=False)
+    spec = experiment(job.model, workers, job.rounds, job.clients, job.sampled)
+    run = ag.run(spec, data=data, progress=False)
     return [line["seconds"] for line in run.rounds], run.rounds[0]["clients"][0]["bytes_up"]
 
 
@@ -107,11 +119,7 @@ def server(registered: int, rounds: int) -> tuple[float, float, float]:
         model.write_text((MODELS / NETWORKS["LeNet-5"]).read_text())
         count, shape = registered * 20, SHAPES["MNIST"]
         images, classes = torch.rand(count, *shape), torch.arange(count) % 10
-        spec = {
-            **experiment(model, 2, rounds),
-            "family": {"model": str(model), "clients": [{"name": "all", "count": registered}]},
-            "sample": 100,
-        }
+        spec = experiment(model, 2, rounds, registered, 100)
         data = (images, classes), (images[:100], classes[:100])
         ag.run({**spec, "rounds": 1}, data=data, progress=False)
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
@@ -148,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=NETWORKS, action="append")
+    parser.add_argument("--short", action="store_true", help="a thousand clients of one step")
     parser.add_argument("--many", action="store_true", help="how much clients cost the server")
     chosen = parser.parse_args()
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
@@ -155,9 +164,10 @@ def main() -> None:
         for name, value in many(chosen.rounds):
             print(f"{name:<66} {value:6.3f}", flush=True)
         return
-    for network in chosen.network or NETWORKS:
-        for shape in SHAPES:
-            for name, value in figures(network, shape, chosen.rounds):
+    shapes = ["MNIST"] if chosen.short else [*SHAPES]
+    for network in chosen.network or (["LeNet-5"] if chosen.short else NETWORKS):
+        for shape in shapes:
+            for name, value in figures(network, shape, chosen.rounds, short=chosen.short):
                 print(f"{network + ', ' + shape + ': ' + name:<66} {value:6.3f}", flush=True)
 
 

@@ -103,6 +103,7 @@ class Nursery:
                 raise TimeoutError
             said: dict[str, Any] = json.loads(self._pipe.recv_bytes())
         except (OSError, EOFError) as error:
+            self._pipe.close()  # an answer that comes late is not one to what is asked next
             raise RunError(
                 "no further process can be started",
                 where="engine.workers",
