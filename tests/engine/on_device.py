@@ -24,12 +24,10 @@ from archgraph.engine.workers import Workers
 from tests import device
 from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 
-FORGET = device.register()
-
 
 def ran(name: str, folder: Path, **engine: Any) -> Run:
     """A run of a strategy."""
-    FORGET()
+    device.register()()
     spec = ag.load_experiment(experiment_of(name, folder))
     engine_spec = type(spec.engine).model_validate(engine)
     return ag.run(spec.model_copy(update={"engine": engine_spec}), progress=False)
@@ -138,6 +136,7 @@ def failing(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print what a case finds."""
+    device.register()  # here, and not where pytest imports this file
     torch.set_num_threads(2)  # as on a machine with two cores, where workers are left out
     case: Callable[[Path], dict[str, Any]] = globals()[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:

@@ -171,7 +171,7 @@ EQUIVALENT = {
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
     "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
-    "archgraph/engine/record.py last_saved: 1 → 0": "a record that only reads removes nothing",
+    "archgraph/engine/record.py saved: 1 → 0": "a record that only reads removes nothing",
     "archgraph/federation/contribution.py Contribution.give: add(self.transfer, self.state, "
     "self.weight, scales=self.scal … ip=self.skip, trusted=True) → add(self.transfer, self.state, "
     "self.weight, scales=self.scal … =self.rows, skip=self.skip)": (
