@@ -25,12 +25,13 @@ from tests import device
 from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 
 
-def ran(name: str, folder: Path, **engine: Any) -> Run:
-    """A run of a strategy."""
+def ran(name: str, folder: Path, rounds: int = 0, **engine: Any) -> Run:
+    """A run of a strategy, of as many rounds as its experiment has."""
     device.register()()
     spec = ag.load_experiment(experiment_of(name, folder))
     engine_spec = type(spec.engine).model_validate(engine)
-    return ag.run(spec.model_copy(update={"engine": engine_spec}), progress=False)
+    update = {"engine": engine_spec, "rounds": rounds or spec.rounds}
+    return ag.run(spec.model_copy(update=update), progress=False)
 
 
 def strategies(folder: Path) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def servers(folder: Path) -> dict[str, Any]:
     """How far server and clients on the device are from the processor's bits."""
     found: dict[str, Any] = {}
     for name in SERVERS:
-        run, other = ran(name, folder), ran(name, folder, device="other")
+        run, other = ran(name, folder, 1), ran(name, folder, 1, device="other")
         (_, first), (_, second) = result(run), result(other)
         assert not any(line["rejected"] or line["failed"] for line in other.rounds)
         found[name] = max(_distance(first[key], second[key]) for key in first)

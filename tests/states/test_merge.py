@@ -881,7 +881,7 @@ def test_memory_does_not_grow_with_the_number_of_updates():
         return states, architectures
 
     few, architectures = peak(10)
-    many, _ = peak(300)
+    many, _ = peak(100)
     # The old state is there before; the new one, the sums and the one update in hand come on top.
     assert 0.9 < few < 1 + architectures + 0.2
     assert many < few + 0.1

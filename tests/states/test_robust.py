@@ -467,7 +467,7 @@ def test_memory_does_not_grow_with_the_number_of_updates():
         )
         return float(done.stdout)
 
-    few, many = peak(10), peak(40)
+    few, many = peak(5), peak(20)
     assert many < few + 0.2
 
 
