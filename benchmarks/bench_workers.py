@@ -3,10 +3,12 @@
 One hundred clients, ten in a round, images of random values in the shapes of MNIST and CIFAR-10, as
 many for each client as the data sets have for a hundredth: what they show does not change how long
 training takes. With ``--short``, a thousand clients of one step each, a hundred in a round: there a
-simulator's own work is what is measured. Each figure is a ratio within one run of
-this file, and each measurement has a process of its own. The loop trains the same models on as many
-batches of the same sizes with the same optimiser, and neither sends nor merges; pfl and Flower do
-the whole round (:mod:`benchmarks.others`), where they are installed. Run it on a quiet machine.
+simulator's own work is what is measured. With ``--large``, ResNet-18, and what its rounds cost
+beside training; with ``--many``, a server with more and more clients. Each figure is a ratio within
+one run of this file, and each measurement has a process of its own. The loop trains the same models
+on as many batches of the same sizes with the same optimiser, and neither sends nor merges; pfl and
+Flower do the whole round (:mod:`benchmarks.others`), where they are installed. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -67,11 +69,8 @@ def figures(
     network: str, shape: str, rounds: int, *, short: bool = False
 ) -> Iterator[tuple[str, float]]:
     """Seconds of a round as ratios, its part outside of training, bytes of an update."""
-    text = (MODELS / NETWORKS[network]).read_text()
-    text = re.sub(r"(?m)^inputs:.*", f"inputs: {{image: {list(SHAPES[shape])}}}", text)
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.yaml"
-        model.write_text(text)
+        model = resized(Path(folder) / "model.yaml", NETWORKS[network], shape)
         work = (CLIENTS, SAMPLED, EXAMPLES[shape]) if not short else SHORT
         job = Job(model, SHAPES[shape], *work, BATCH, rounds)
         loop = apart(bare, job, 1)
@@ -81,10 +80,7 @@ def figures(
             for name, (packages, workers, run) in OTHERS.items()
             if all(map(importlib.util.find_spec, packages))
         }
-    spent = {
-        workers: statistics.median(s["local"] + s["server"] for s in lines)
-        for workers, (lines, _) in rows.items()
-    }
+    spent = {workers: of_round(lines) for workers, (lines, _) in rows.items()}
     for workers in WORKERS:
         yield f"round with {workers} / bare loop", spent[workers] / loop
     yield "1 worker / 2 workers (aim: 1.8)", spent[1] / spent[2]
@@ -92,10 +88,41 @@ def figures(
         aim = AIMS[name]
         yield f"{name} / round with {workers} (aim: {aim})", seconds / spent[workers]
     for workers, (lines, _) in rows.items():
-        outside = statistics.median(s["server"] / (s["local"] + s["server"]) for s in lines)
-        yield f"outside of training, with {workers} (aim: 0.02)", outside
+        yield f"outside of training, with {workers} (aim: 0.02)", outside(lines)
     yield "copied for a client, MB", rows[1][1] / 1e6
     yield "bare loop, s per round", loop
+
+
+def resized(file: Path, network: str, shape: str) -> Path:
+    """Write a model for images of another size."""
+    text = (MODELS / network).read_text()
+    file.write_text(re.sub(r"(?m)^inputs:.*", f"inputs: {{image: {list(SHAPES[shape])}}}", text))
+    return file
+
+
+def of_round(lines: list[dict[str, float]]) -> float:
+    """Seconds of a round."""
+    return statistics.median(s["local"] + s["server"] for s in lines)
+
+
+def outside(lines: list[dict[str, float]]) -> float:
+    """The share of a round in which nothing is trained."""
+    return statistics.median(s["server"] / (s["local"] + s["server"]) for s in lines)
+
+
+def large(rounds: int) -> Iterator[tuple[str, float]]:
+    """What ten clients of ResNet-18 cost beside training."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = resized(Path(folder) / "model.yaml", "resnet18.yaml", "CIFAR-10")
+        work = CLIENTS, SAMPLED, EXAMPLES["CIFAR-10"]
+        job = Job(model, SHAPES["CIFAR-10"], *work, BATCH, rounds)
+        rows = {workers: apart(own, job, workers) for workers in WORKERS}
+    spent = {workers: of_round(lines) for workers, (lines, _) in rows.items()}
+    yield "1 worker / 2 workers (aim: 1.8)", spent[1] / spent[2]
+    for workers, (lines, _) in rows.items():
+        yield f"round with {workers}, s", spent[workers]
+        yield f"outside of training, with {workers} (aim: 0.02)", outside(lines)
+    yield "copied for a client, MB", rows[1][1] / 1e6
 
 
 def own(job: Job, workers: int) -> tuple[list[dict[str, float]], int]:
@@ -157,11 +184,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--short", action="store_true", help="a thousand clients of one step")
+    parser.add_argument("--large", action="store_true", help="ResNet-18, here alone")
     parser.add_argument("--many", action="store_true", help="how much clients cost the server")
     chosen = parser.parse_args()
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-    if chosen.many:
-        for name, value in many(chosen.rounds):
+    if chosen.many or chosen.large:
+        for name, value in (many if chosen.many else large)(chosen.rounds):
             print(f"{name:<66} {value:6.3f}", flush=True)
         return
     shapes = ["MNIST"] if chosen.short else [*SHAPES]

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
 from archgraph.engine.attack import Attack
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS
@@ -27,6 +25,7 @@ from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import check_update
 from archgraph.states.clipping import change
+from archgraph.states.updates import finite
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset(
@@ -140,7 +139,7 @@ class ClientWork:
             with _within(name):
                 check_ranges(model.graph, model.state, state, steps)
         for name, tensor in outcome.extras.items():
-            if not bool(torch.isfinite(tensor).all()):
+            if not finite(tensor):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
         for name in outcome.metrics:
             if name in RECORDED:

@@ -21,6 +21,7 @@ from archgraph.language.weights import WeightsSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
+from archgraph.states.updates import finite
 
 # A file may hold this much more than the model needs: other heads, the state of an optimiser.
 SPARE_BYTES, SPARE_TIMES = 1 << 30, 4
@@ -112,7 +113,7 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
                 expected=f"{leaf.dtype} {list(leaf.shape)}, as {name} of the model has it",
                 hint="if it should start anew, name it in `fresh`",
             )
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not finite(tensor):
             raise RunError("is not finite", where=f"{spec.file}: {found[name]}")
     return placed
 

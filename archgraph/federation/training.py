@@ -22,6 +22,7 @@ from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Wor
 from archgraph.language.local import LocalOptions
 from archgraph.module.build import build
 from archgraph.module.build import state_of as detached_state
+from archgraph.states.updates import finite
 
 
 def optimiser(
@@ -75,10 +76,10 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     Images' channels lie last in memory: convolutions take that faster, and values are the same.
     """
     module: nn.Module = build(model.graph, model.state)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
     if _COMPILED.get():
         module.compile()
-    return module.to(model.device if isinstance(model, Work) else device)
+    device = model.device if isinstance(model, Work) else device
+    return module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -139,7 +140,7 @@ def descend(
             work.progress(epoch=epoch, step=step, loss=number)
             step += 1
     # A gradient that is not finite leaves a parameter that is not, for good.
-    if not all(bool(torch.isfinite(p).all()) for p in trained):
+    if not all(finite(p) for p in trained):
         raise _not_finite(work, parameters, number)
     return {"loss": total / max(count, 1), "steps": float(step), "seen": float(seen)}
 
@@ -152,7 +153,7 @@ def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
 
 
 def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float) -> RejectedUpdate:
-    bad = [name for name, p in parameters.items() if not bool(torch.isfinite(p).all())]
+    bad = [name for name, p in parameters.items() if not finite(p)]
     return RejectedUpdate(
         f"{bad[0]} is not finite" if bad else "loss is not finite",
         where=f"client {work.client}",

@@ -31,7 +31,13 @@ from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
 from archgraph.states.state import Signature, State, accumulator, first_difference, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import SUMMABLE, check_options, check_update, expected_entries
+from archgraph.states.updates import (
+    SUMMABLE,
+    check_options,
+    check_update,
+    expected_entries,
+    finite,
+)
 
 # Fewer values than this are compared faster as they are.
 SMALL = 1 << 12
@@ -278,7 +284,7 @@ class Merger:
             if name in terms:
                 factor = multiply.get(name, 1.0)
                 new[name] = self._mean(name, coverage, factor)
-                if factor != 1 and not _finite(new[name]):
+                if factor != 1 and not finite(new[name]):
                     raise ArchGraphError(
                         "the mean is not finite", where=name, found=f"factor {factor:g}"
                     )
@@ -500,8 +506,3 @@ def _equal(first: Tensor, second: Tensor) -> bool:
         # Bits as integers of eight bytes compare several times as fast as numbers.
         pair = (first.view(-1).view(torch.int64), second.view(-1).view(torch.int64))
     return torch.equal(*pair)
-
-
-def _finite(values: Tensor) -> bool:
-    """Whether all are; a finite sum proves it in one pass that writes nothing."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
+from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
@@ -250,7 +251,7 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
             if classes is None
             else f"int64 (or bool, for several at once), since there are {classes} classes",
         )
-    if targets.dtype == torch.float32 and not bool(targets.isfinite().all()):
+    if targets.dtype == torch.float32 and not finite(targets):
         raise DataError("targets are not finite", where=where, expected="numbers without NaN, inf")
     if targets.dtype == torch.bool and (targets.dim() != 2 or targets.shape[1] != classes):
         raise DataError(
