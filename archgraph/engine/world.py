@@ -472,7 +472,7 @@ def _check_unused(engine: EngineSpec) -> None:
 def _trouble(name: str) -> str | None:
     """Why nothing can be computed on a device; None: it can."""
     try:
-        torch.empty(0, device=name)
+        float(torch.zeros(1, device=name))  # `meta` has no values
     except NotImplementedError:  # its text is a list of all that there is
         return "this build of PyTorch computes nothing there"
     except (RuntimeError, AssertionError) as error:

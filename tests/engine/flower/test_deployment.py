@@ -134,6 +134,19 @@ def test_an_app_refuses_what_flower_does_not_carry(write, tmp_path):
         write_app(file, tmp_path / "app")
 
 
+def test_a_machine_of_an_app_computes_where_its_configuration_says(write, tmp_path):
+    app = tmp_path / "app"
+    write_app(write("heterofl"), app)
+    grid = ProcessGrid(deployed_client(app / "experiment.yaml"), 2)
+    expected = "engine.device: cannot compute there; found 'meta'"
+    with pytest.raises(RunError, match=expected):
+        serve(grid, app / "experiment.yaml", {"out": str(tmp_path / "out"), "device": "meta"})
+    for context in grid.contexts.values():
+        context.node_config["device"] = "meta"
+    with pytest.raises(RunError, match=expected):
+        serve(grid, app / "experiment.yaml", {"out": str(tmp_path / "out"), "join": 0})
+
+
 servers = pytest.mark.skipif(
     "ARCHGRAPH_FLOWER" not in os.environ, reason="set ARCHGRAPH_FLOWER=1: it starts servers"
 )

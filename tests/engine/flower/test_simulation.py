@@ -17,6 +17,7 @@ import archgraph as ag
 from archgraph.engine.flower import ENVIRONMENT
 from archgraph.engine.isolation import one_thread
 from archgraph.errors import RunError
+from archgraph.language.experiment import EngineSpec
 
 pytest.importorskip("ray", reason="needs the extra `flower`")
 
@@ -30,6 +31,27 @@ def test_what_ends_the_simulation_is_said(write, tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "run_simulation", ends)
     with pytest.raises(RunError, match=r"ended.*; found OSError: no room for Ray;"):
         ag.run(write("heterofl", engine="flower"), progress=False, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "engine, processors, share, devices",
+    [
+        ({}, None, 0, None),
+        ({"workers": 3}, 3, 0, None),
+        ({"device": "cuda"}, None, 1, None),
+        ({"device": "cuda", "workers": 4}, 4, 0.25, 1),
+        ({"device": ["cuda:0", "cuda:1"]}, 2, 1, 2),
+        ({"device": ["cuda:0", "cuda:1"], "workers": 5}, 5, 0.4, 2),
+        ({"device": ["cuda:0", "cuda:1"], "workers": 1}, 1, 1, 2),
+    ],
+)
+def test_ray_is_asked_for_a_share_of_a_device(engine, processors, share, devices):
+    from archgraph.engine.flower.simulation import _resources
+
+    asked = _resources(EngineSpec(kind="flower", **engine))
+    assert asked["client_resources"] == {"num_cpus": 1, "num_gpus": share}
+    init = asked.get("init_args", {})
+    assert (init.get("num_cpus"), init.get("num_gpus")) == (processors, devices)
 
 
 def test_a_simulation_waits_for_nodes_that_come_late(write, monkeypatch):
