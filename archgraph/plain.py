@@ -59,15 +59,19 @@ def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
 
     >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 instead of 2']
+    >>> list(differences({"loss": float("nan")}, {"loss": float("nan")}))
+    []
     """
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
         for key in sorted({*actual, *expected}, key=str):
             inner = f"{path}.{key}" if path else str(key)
             yield from differences(actual.get(key), expected.get(key), inner)
-    elif actual != expected:
+    elif actual != expected and (actual == actual or expected == expected):  # else both are NaN
         yield f"{path}: {_brief(actual)} instead of {_brief(expected)}"
 
 
 def _brief(value: Json) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:56] + ('…"' if isinstance(value, str) else "…")

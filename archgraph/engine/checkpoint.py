@@ -29,8 +29,8 @@ from typing import TypeVar
 
 import torch
 from pydantic import BaseModel
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from archgraph.engine.proof import prove, sealed, sha256, unsealed
 from archgraph.errors import RunError
@@ -40,6 +40,8 @@ from archgraph.states.state import State
 
 T = TypeVar("T")
 
+# What a file of tensors says beside them: their names in order, since the format sorts them.
+ORDER = "order"
 FORMAT = 4
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
@@ -203,9 +205,9 @@ def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
         prove(place, values["files"])
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
-            tensors |= load_file(place / _file("groups", at))
+            tensors |= _load(place / _file("groups", at))
         clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
-        kept = {int(name.stem): load_file(place / name) for name in clients}
+        kept = {int(name.stem): _load(place / name) for name in clients}
     return Checkpoint(number, tensors, values["values"], kept), values
 
 
@@ -257,7 +259,7 @@ def _same_tensors(
     key: str | int, tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
 ) -> bool:
     """Whether a file's tensors are the very ones that were seen, and unchanged since."""
-    return tensors.keys() == seen.keys() and all(
+    return list(tensors) == list(seen) and all(
         seen[name][0]() is tensor and seen[name][1] == _mark(key, tensor)
         for name, tensor in tensors.items()
     )
@@ -290,7 +292,19 @@ def _save(path: Path, tensors: State) -> None:
             flat = flat.clone()
         storages.add(flat.untyped_storage().data_ptr())
         owned[name] = flat
-    save_file(owned, path)
+    save_file(owned, path, metadata={ORDER: json.dumps(list(owned))})
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, in the order in which they were written: a sum depends on it."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
+        order = json.loads((file.metadata() or {}).get(ORDER, "null"))
+    if order is None:  # of an earlier version
+        return tensors
+    if sorted(order) != sorted(tensors):
+        raise ValueError(f"{path.name}: the order of its tensors names others")
+    return {name: tensors[name] for name in order}
 
 
 def _link(target: Path, source: Path | None) -> bool:

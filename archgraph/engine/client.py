@@ -8,6 +8,10 @@ from torch import Tensor
 
 from archgraph.states import State
 
+# Where a server whose clients' nodes hold what they keep notes the last round in which it took an
+# update of a client: in place of what the client keeps, so that a checkpoint holds it.
+CONFIRMED = "confirmed"
+
 
 @dataclass(frozen=True, eq=False)
 class KeptByClient:

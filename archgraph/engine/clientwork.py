@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from archgraph.engine.attack import Attack
 from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS
@@ -18,7 +20,7 @@ from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.precision import performed
 from archgraph.engine.process import Tell
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import reason, returned
+from archgraph.engine.returned import detached, reason, returned
 from archgraph.engine.traffic import DOWN, UP, back
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
@@ -88,7 +90,8 @@ class ClientWork:
     def examined(self, result: Result) -> Result:
         """The result with what the strategy finds in it."""
         strategy, world = self.experiment.strategy, self.experiment.world
-        return returned(Result, strategy.examined(world, result), strategy, "examine")
+        found = returned(Result, strategy.examined(world, result), strategy, "examine")
+        return dataclasses.replace(found, findings=copies(detached(found.findings)))
 
     def clip(self, round: int) -> AggregateSpec | None:
         """What says how far updates are scaled down; None: nothing does."""
@@ -215,6 +218,8 @@ def _within(model: str) -> Iterator[None]:
 
 def copies(state: State) -> State:
     """A state in memory of its own, where the server computes, whatever device it comes from."""
-    return {
-        name: tensor.clone() if tensor.is_cpu else tensor.cpu() for name, tensor in state.items()
-    }
+    with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
+        return {
+            name: tensor.clone() if tensor.is_cpu else tensor.cpu()
+            for name, tensor in state.items()
+        }

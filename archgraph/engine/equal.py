@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from archgraph.engine.checkpoint import reading
+from archgraph.engine.client import CONFIRMED
 from archgraph.engine.record import checkpoint_of, read_metrics, saved
 from archgraph.errors import RunError
 from archgraph.federation import State
+from archgraph.language.yaml import read_document
 from archgraph.plain import Json, differences
 from archgraph.tables import plural
+
+# Settings of the engine that change numbers: the rest says where and how clients are trained.
+DECIDING = ("compile", "deadline", "memory")
 
 
 def run_differences(
@@ -49,6 +54,7 @@ def run_differences(
     """
     first, second = (_folder(place) for place in (one, two))
     found = [f"experiment: {text}" for text in differences(_facts(first), _facts(second))]
+    found += [f"engine: {text}" for text in differences(_engine(first), _engine(second))]
     lines, others = read_metrics(first), read_metrics(second)
     if len(lines) != len(others):
         found.append(f"rounds: {len(lines)} instead of {len(others)}")
@@ -64,10 +70,10 @@ def run_differences(
     ours, theirs = (checkpoint_of(place, number) for place in (first, second))
     after = f"after round {number}"
     found += _of_tensors(ours.tensors, theirs.tensors, f"{after}: server")
-    plain = differences(dict(ours.values), dict(theirs.values))
+    plain = differences(_timeless(dict(ours.values)), _timeless(dict(theirs.values)))
     found += [f"{after}: server: {text}" for text in plain]
     for client in sorted({*ours.kept, *theirs.kept}):
-        kept, other_kept = (c.kept.get(client, {}) for c in (ours, theirs))
+        kept, other_kept = (_own(c.kept.get(client, {})) for c in (ours, theirs))
         found += _of_tensors(kept, other_kept, f"{after}: kept by client {client}")
     compared.append(f"{plural(len(ours.tensors), 'tensor')} of the server {after}")
     if ours.kept:
@@ -89,6 +95,17 @@ def _facts(folder: Path) -> Json:
         return dict(json.loads(place.read_bytes()))
 
 
+def _engine(folder: Path) -> Json:
+    """What of the engine can change numbers, though a run may go on with another."""
+    said = read_document(folder / "run.yaml").data.get("engine")
+    return {name: said.get(name) for name in DECIDING} if isinstance(said, Mapping) else {}
+
+
+def _own(kept: State) -> State:
+    """What a client keeps, without the note of a server whose nodes hold it."""
+    return {} if list(kept) == [f"keep/{CONFIRMED}"] else kept
+
+
 def _timeless(value: Json) -> Json:
     """A line of the record without times; items of lists by their place."""
     if isinstance(value, Mapping):
@@ -106,8 +123,7 @@ def _of_tensors(one: State, two: State, where: str) -> Iterator[str]:
         elif (first.shape, first.dtype) != (second.shape, second.dtype):
             yield f"{where}: {name}: {_form(first)} instead of {_form(second)}"
         elif not _same(first, second):
-            apart = (first.double() - second.double()).abs().max()
-            yield f"{where}: {name}: differs by {float(apart):.3g}"
+            yield f"{where}: {name}: {_apart(first, second)}"
 
 
 def _form(tensor: Tensor) -> str:
@@ -116,5 +132,25 @@ def _form(tensor: Tensor) -> str:
 
 def _same(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors of one form have the same bits, NaN among them."""
-    first, second = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, two))
-    return torch.equal(first, second)
+    return torch.equal(_bytes(one), _bytes(two))
+
+
+def _apart(one: Tensor, two: Tensor) -> str:
+    """How far two tensors of one form are apart.
+
+    >>> nan = float("nan")
+    >>> _apart(torch.tensor([1.0, nan, 0.0]), torch.tensor([1.5, nan, -0.0]))
+    '2 of 3 values differ, by up to 0.5'
+    >>> _apart(torch.tensor(2**60), torch.tensor(2**60 + 1))
+    '1 of 1 values differ'
+    """
+    rows = (_bytes(tensor).view(one.numel(), -1) for tensor in (one, two))
+    text = f"{int(torch.ne(*rows).any(1).sum())} of {one.numel()} values differ"
+    kind = torch.complex128 if one.is_complex() else torch.float64
+    gaps = (one.to(kind) - two.to(kind)).abs()
+    largest = gaps.where(gaps.isfinite(), 0.0).max()
+    return f"{text}, by up to {float(largest):.3g}" if largest else text
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

@@ -168,10 +168,21 @@ class Evaluator:
         # Windows of text have no class: every client is tested on all of them.
         owned = tuple(self._classes([client]))
         plain, *masked = self._answers(module, model, owned, Workers())
+        with one_thread():  # the same bits in whatever process
+            return self._figures(client, plain, masked[0] if masked else None, owned)
+
+    def _figures(
+        self,
+        client: int,
+        plain: Answers,
+        masked: Answers | None,
+        owned: tuple[tuple[bool, ...], ...],
+    ) -> dict[str, Any]:
+        """Figures of a client's answers."""
         at = self._examples(*owned) if owned else slice(None)
         own = None
         if isinstance(at, slice) or len(at):
-            own = self._local(client, plain, masked[0] if masked else None, at)
+            own = self._local(client, plain, masked, at)
         return {"all": plain.summary(), "own": own}
 
     def _local(

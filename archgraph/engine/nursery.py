@@ -68,7 +68,7 @@ class Nursery:
     def __init__(self, serve: Serve) -> None:
         context = get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_tend, args=(serve, theirs))
+        self._process = context.Process(target=_tend, args=(serve, theirs, self._pipe))
         with warnings.catch_warnings():
             # Python warns of threads: the new process leaves alone what they hold.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -110,6 +110,9 @@ class Nursery:
                 found="the process that starts those of clients has ended or does not answer",
                 hint="go on with `--resume`",
             ) from error
+        except BaseException:  # an interrupt, perhaps in the middle of a question
+            self._pipe.close()
+            raise
         if "error" in said:
             raise RunError("a process cannot be started", found=said["error"])
         return said["answer"]
@@ -132,15 +135,14 @@ class Ward:
 
     def kill(self) -> None:
         """End it, whatever it does."""
-        # Its number is its own until the nursery was asked for how it ended.
-        if self._code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self._code is None:  # by the nursery, which knows whose number it is
+            with contextlib.suppress(RunError):  # the nursery has ended, and all that it had
+                self._code = self._nursery.ask({"code": self.pid, "kill": True})
 
     def join(self) -> None:
         """Wait for its end."""
         if self._code is None:
-            with contextlib.suppress(RunError):  # the nursery has ended, and all that it had
+            with contextlib.suppress(RunError):  # as above
                 self._code = self._nursery.ask({"code": self.pid, "wait": True})
 
     def close(self) -> None:
@@ -154,8 +156,9 @@ def _end(pipe: connection.Connection, process: BaseProcess) -> None:
     process.close()
 
 
-def _tend(serve: Serve, pipe: connection.Connection) -> None:
+def _tend(serve: Serve, pipe: connection.Connection, theirs: connection.Connection) -> None:
     """Start processes, and say how they ended, until nobody asks any more."""
+    theirs.close()  # else the end of who asks would not be seen
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     context = get_context("fork")
@@ -172,11 +175,14 @@ def _tend(serve: Serve, pipe: connection.Connection) -> None:
             elif "try" in asked:
                 answer = _tried(context)
             else:
-                answer = _code(children, asked["code"], wait="wait" in asked)
+                answer = _code(children, **asked)
             said: dict[str, Any] = {"answer": answer}
         except Exception as error:
             said = {"error": f"{type(error).__name__}: {error}"}
-        pipe.send_bytes(json.dumps(said).encode())
+        try:
+            pipe.send_bytes(json.dumps(said).encode())
+        except OSError:
+            os._exit(0)
 
 
 def _started(
@@ -220,13 +226,17 @@ def _differentiate() -> None:
     os._exit(0)
 
 
-def _code(children: dict[int, BaseProcess], pid: int, *, wait: bool) -> int | None:
+def _code(
+    children: dict[int, BaseProcess], code: int, *, kill: bool = False, wait: bool = False
+) -> int | None:
     """How a process ended; None: it has not. One that has is forgotten."""
-    process = children[pid]
+    process = children[code]
+    if kill:
+        process.kill()
     if wait:
         process.join()
-    code = process.exitcode
-    if code is not None:
+    ended = process.exitcode
+    if ended is not None:
         process.close()
-        del children[pid]
-    return code
+        del children[code]
+    return ended

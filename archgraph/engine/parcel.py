@@ -16,6 +16,8 @@ from torch import Tensor
 
 # Each tensor begins at a multiple of so many bytes, which suits every type.
 ALIGNED = 64
+# Values that a process keeps because they may be sent again: new ones come in every round.
+MOST = 256
 
 
 class SentOnce:
@@ -48,6 +50,9 @@ class SentOnce:
         return self._values[number]
 
     def _add(self, value: object) -> int:
+        if len(self._values) >= MOST:  # both sides come to it with the same value
+            self._values.clear()
+            self._numbers.clear()
         number = self._numbers[id(value)] = len(self._values)
         self._values.append(value)  # alive as long as its number: no other value has its id
         return number
@@ -147,6 +152,8 @@ class _AnyPacker(pickle.Pickler):
         self._written: dict[int, tuple[Tensor, tuple[Any, ...]]] = {}
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        if type(value) is object:  # nothing but itself: a copy is not what it stands for
+            raise pickle.PicklingError("an object() that is compared with `is` has no copy")
         if isinstance(value, self._known.kinds):
             return self._known.number(value)
         if type(value) is not Tensor or value.requires_grad or not _plain(value):

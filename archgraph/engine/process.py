@@ -74,6 +74,10 @@ class Unread(NamedTuple):
     """A call that was not made: its process could not read its item, or had ended before."""
 
 
+class UnsentError(RunError):
+    """A call that no process can be given."""
+
+
 class Ended(NamedTuple):
     """A call that is over.
 
@@ -121,8 +125,8 @@ class Process(Generic[T]):
         end: Ends it, whatever it does; so does the end of this object, and of this process.
 
     Raises:
-        RunError: If no further file can be opened, or the item cannot be sent to a process that is
-            started elsewhere.
+        RunError: If no further file can be opened.
+        UnsentError: If the item cannot be sent to a process that is started elsewhere.
     """
 
     @_files()
@@ -160,15 +164,17 @@ class Process(Generic[T]):
         """Give an item to a process that was not forked with it."""
         try:
             self._send(item)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended, and will be heard of
         except Exception as error:
             self.end()
-            raise RunError(
+            raise UnsentError(
                 "a client's work cannot be sent to its process",
                 where="engine.workers",
                 found=reason(error),
                 expected="tasks and programs that can be pickled",
-                hint="define the program's class or function at the top of a module, or leave out "
-                "engine.workers",
+                hint="define the program's class or function at the top of a module, or set "
+                "`engine.workers: 1`, without limits and with one device",
             ) from error
 
     @_files()
@@ -339,11 +345,27 @@ def _serve(
     torch.set_num_threads(1)
     _own_output()
     traces = Traces(left) if life else None
-    if memory is not None:
-        _limit(int(memory * MEGABYTE))
-    worked, here = 0.0, os.getpid()
     if item is _AWAITED:
         item = _received(pipe, known, first=True)
+    if memory is not None:
+        _limit(int(memory * MEGABYTE))  # beside its item
+    try:
+        _repeat(function, item, pipe, known, life, memory, traces)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # nobody listens any more
+
+
+def _repeat(
+    function: Function[Any],
+    item: Any,
+    pipe: connection.Connection,
+    known: SentOnce,
+    life: float,
+    memory: float | None,
+    traces: Traces | None,
+) -> None:
+    """Make one call after the other, to the end of this process."""
+    worked, here = 0.0, os.getpid()
     while True:
         began = time.perf_counter()
         value = attempted(lambda: function(item, _teller(pipe)), forked=True)  # noqa: B023  # at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +64,9 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
                     _expect(str, key, f"{place}: a name in it")
                     _expect_item(str.encode, key, f"{place}: a name in it", "text")
                     _expect_item(holds, item, f"{place}[{key!r}]", expected)
+    if isinstance(value, ServerState):  # as a checkpoint gives it back: tuples are lists there
+        plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
+        value = dataclasses.replace(value, values=plain)
     return typing.cast(T, value)
 
 
@@ -79,11 +83,11 @@ def outcome_of(program: object, value: object) -> Outcome:
     read = {name: _read(getattr(value, name)) for name in names if isinstance(value, Outcome)}
     outcome = returned(Outcome, Outcome(**read) if read else value, program)
     return Outcome(
-        state=_detached(outcome.state),
-        keep=_detached(outcome.keep, stored=True),
-        others={name: _detached(_read(state)) for name, state in outcome.others.items()},
-        extras=_detached(outcome.extras, stored=True),
-        metrics={name: float(number) for name, number in outcome.metrics.items()},
+        state=detached(outcome.state),
+        keep=detached(outcome.keep, stored=True),
+        others={str(name): detached(_read(state)) for name, state in outcome.others.items()},
+        extras=detached(outcome.extras, stored=True),
+        metrics={str(name): float(number) for name, number in outcome.metrics.items()},
     )
 
 
@@ -115,7 +119,7 @@ def _read(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
+def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
     """Tensors without their graphs; those that a checkpoint may store are such that it can."""
     for name, tensor in state.items():
         if (kind := foreign(tensor)) is not None:
@@ -129,7 +133,10 @@ def _detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 ) from error
     # Conjugates and negatives that are not computed yet would be written and viewed without them;
     # what lies in memory as in a file has the same bits afterwards, whatever it went through.
-    return {name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in state.items()}
+    return {
+        str(name): tensor.detach().resolve_conj().resolve_neg().contiguous()
+        for name, tensor in state.items()
+    }
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:

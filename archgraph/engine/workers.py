@@ -19,6 +19,7 @@ from archgraph.engine.process import (
     Process,
     Tell,
     Unread,
+    UnsentError,
     attempted,
     serve,
 )
@@ -30,6 +31,8 @@ Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
 # A call of fewer seconds is not worth a new process, nor one that waits for it.
 LEAST, LEAST_AGAIN = 0.1, 0.02
+# Seconds in which a device can be used for the first time.
+FIRST_USE = 120.0
 # Results that wait for an earlier one, for each worker.
 AHEAD = 2
 # Seconds of work after which a process takes no further call: to start it took a fiftieth.
@@ -76,6 +79,7 @@ class Workers:
     life: float = LIFE
     known: tuple[type, ...] = ()
     places: tuple[str, ...] = ()
+    _asked: bool = field(default=True, init=False)
     _seconds: float = field(default=0.0, init=False)
     _idle: list[Process[Any]] = field(default_factory=list, init=False)
     _nursery: Nursery | None = field(default=None, init=False)
@@ -164,7 +168,7 @@ class Workers:
         self._nursery = Nursery(functools.partial(serve, function, self.known))
         self._prepared = function
         if self._nursery.trains:
-            self.always = True
+            self._asked, self.always = self.always or bool(self.places) or self.limited, True
             return
         self.close()
         if self.places or self.limited or self.always:
@@ -267,10 +271,19 @@ class _SideBySide(Generic[T]):
         return key is None or key(item) not in map(key, self.items.values())
 
     def _start(self, number: int, item: T) -> None:
-        process = self.workers.begun(self.function, self.made(item))
-        ends = time.monotonic() + (self.workers.deadline or float("inf"))
-        self.active[process.pipe] = _Call(number, process, ends)
+        made = self.made(item)
         self.items[number] = item
+        try:
+            process = self.workers.begun(self.function, made)
+        except UnsentError:
+            if self.workers._asked:
+                raise
+            self.ended[number] = attempted(functools.partial(self.function, made, self.told))
+            return
+        ends = time.monotonic() + (self.workers.deadline or float("inf"))
+        if self.workers.places:
+            ends += FIRST_USE  # until it has its item
+        self.active[process.pipe] = _Call(number, process, ends)
 
     def _wait(self) -> None:
         """Wait until something was said, a process has ended, or a deadline is over."""
@@ -294,6 +307,9 @@ class _SideBySide(Generic[T]):
             self._end(pipe, said)
         elif said is not None:
             self.told(**said)
+        elif self.workers.deadline is not None:  # it begins now
+            ends = time.monotonic() + self.workers.deadline
+            self.active[pipe] = self.active[pipe]._replace(ends=ends)
 
     def _end(self, pipe: connection.Connection, ended: Ended) -> None:
         number, process, _ = self.active.pop(pipe)

@@ -27,7 +27,7 @@ from archgraph.engine.process import Died
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.task import check_strategy, learning_task
 from archgraph.engine.validation import Selection, hold_out
-from archgraph.engine.workers import Workers
+from archgraph.engine.workers import FIRST_USE, Workers
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
@@ -47,9 +47,6 @@ from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
-
-# Seconds in which a device is ready when it is first used.
-FIRST_USE = 120.0
 
 
 def prepare(
@@ -449,7 +446,7 @@ def _device(engine: EngineSpec) -> str:
                 "cannot compute there",
                 where="engine.device",
                 found=f"{name!r} ({found.splitlines()[0]})",
-                expected="cpu, or a device that this machine and this torch have",
+                expected="cpu, or a device that this machine has and this build of PyTorch can use",
             )
     return names[0]
 
@@ -472,9 +469,13 @@ def _check_unused(engine: EngineSpec) -> None:
 def _trouble(name: str) -> str | None:
     """Why nothing can be computed on a device; None: it can."""
     try:
+        torch.device(name)
+    except RuntimeError:  # its text is a list of all that there is
+        return "no such device is known to PyTorch"
+    try:
         float(torch.zeros(1, device=name))  # `meta` has no values
-    except NotImplementedError:  # its text is a list of all that there is
+    except NotImplementedError:  # as above
         return "this build of PyTorch computes nothing there"
-    except (RuntimeError, AssertionError) as error:
-        return str(error)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        return str(error).strip() or type(error).__name__
     return None

@@ -78,8 +78,10 @@ def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
     module: nn.Module = build(model.graph, model.state)
     if _COMPILED.get():
         module.compile()
-    device = model.device if isinstance(model, Work) else device
-    return module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:  # `Module.to` refuses a volume's five
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return module.to(model.device if isinstance(model, Work) else device)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

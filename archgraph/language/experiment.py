@@ -86,7 +86,7 @@ class EngineSpec(Base):
         description="local: on this machine; flower: in Flower's simulation, which runs on one "
         "machine or a cluster of Ray",
     )
-    device: str | Annotated[list[str], Field(min_length=1)] = Field(
+    device: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         default="cpu",
         description="cpu, or a device of PyTorch such as cuda; a list: clients train on all of "
         "them side by side, a process on each",
@@ -101,19 +101,19 @@ class EngineSpec(Base):
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="seconds after which a client of a round is left out; any",
+        description="seconds that a client of a round may take; left out: any number",
         examples=[60.0],
     )
     memory: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="megabytes that the process of a client may need for itself; a client that "
-        "needs more is left out; any",
+        description="megabytes that the process of a client may need for itself; left out: any "
+        "number",
         examples=[2000.0],
     )
     compile: bool | None = Field(
         default=None,
         description="whether clients' networks are compiled (torch.compile), which takes seconds "
-        "for each and needs a compiler of C++; all clients then share one process; left out: no",
+        "for each and needs a C++ compiler; all clients then share one process; left out: no",
         examples=[True],
     )
 
@@ -122,17 +122,17 @@ class EngineSpec(Base):
         """The devices, of which the server itself uses the first.
 
         Example:
-            >>> EngineSpec(device="cuda").devices, EngineSpec(device=["cuda:0", "cuda:1"]).devices
+            >>> EngineSpec(device="cuda").devices, EngineSpec(device=("cuda:0", "cuda:1")).devices
             (('cuda',), ('cuda:0', 'cuda:1'))
         """
-        return (self.device,) if isinstance(self.device, str) else tuple(self.device)
+        return (self.device,) if isinstance(self.device, str) else self.device
 
     @property
     def kind_of_device(self) -> str:
         """What its devices are, without their numbers.
 
         Example:
-            >>> EngineSpec(device=["cuda:0", "cuda:1"]).kind_of_device
+            >>> EngineSpec(device=("cuda:0", "cuda:1")).kind_of_device
             'cuda'
         """
         return self.devices[0].partition(":")[0]
@@ -151,18 +151,20 @@ class EngineSpec(Base):
     @pydantic.model_validator(mode="after")
     def _devices_of_one_kind(self) -> EngineSpec:
         kinds = {name.partition(":")[0] for name in self.devices}
-        if len(kinds) > 1 or len(set(self.devices)) < len(self.devices):
+        # Without a number it is the first one.
+        named = {name if ":" in name else f"{name}:0" for name in self.devices}
+        if len(kinds) > 1 or len(named) < len(self.devices):
             raise Mistake(
                 "must name different devices of one kind",
                 place=("device",),
-                found=self.device,
+                found=list(self.devices),
                 hint="engine.workers says how many processes there are on each of them",
             )
         if len(self.devices) > 1 and kinds == {"cpu"}:
             raise Mistake(
                 "there is one processor",
                 place=("device",),
-                found=self.device,
+                found=list(self.devices),
                 hint="engine.workers says how many processes train on it",
             )
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from archgraph.engine.cell import SIGNS, address, finished, run_cell
 from archgraph.engine.data import DATASETS, ROOT_VARIABLE
 from archgraph.engine.data.files import lacking
 from archgraph.engine.data.source import source
+from archgraph.engine.nursery import accelerated
 from archgraph.engine.pretrained import lacking_weights
 from archgraph.engine.process import Died
 from archgraph.engine.workers import Workers
@@ -294,7 +296,10 @@ def _missing(
         told(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
-    ended = Workers(workers, always=True, life=0.0).calls(
+    # A run that has used a device, or computed gradients where there is one, leaves a process in
+    # which no other run can start processes: there, each run has a process however long it takes.
+    deadline = math.inf if accelerated() else None
+    ended = Workers(workers, always=True, life=0.0, deadline=deadline).calls(
         lambda one, tell: _run(one, data, python), listed, as_they_end=True
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):

@@ -120,6 +120,8 @@ def finite(values: Tensor) -> bool:
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
     """
+    if values.dtype.itemsize == 1 and values.is_floating_point():
+        values = values.float()  # types that cannot be summed
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 

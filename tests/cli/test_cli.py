@@ -464,13 +464,19 @@ def test_diff_of_runs_finds_every_bit_but_times(here: Path):
     same = call("diff", "one", "two")
     assert (same.exit_code, same.stderr) == (0, "")
     assert re.match(r"the same bits: 2 rounds, \d+ tensors of the server after .* 2", same.output)
+    ran("hurried", "engine.workers=1", "engine.deadline=99")
+    hurried = call("diff", "one", "hurried", "--json")
+    assert json.loads(hurried.output)["differences"] == ["engine: deadline: null instead of 99.0"]
     ran("faster", "local.lr=0.2", "rounds=3", "strategy.heterofl={norm: local, scaler: false}")
     other = call("diff", "one", "faster", "--json")
     assert other.exit_code == 1
     found = json.loads(other.output)["differences"]
     assert "experiment: local.lr: 0.1 instead of 0.2" in found
     assert "rounds: 2 instead of 3" in found
-    for text in (r"round 2: clients\.0\.loss: ", r"after round 2: server: \S+: differs by "):
+    for text in (
+        r"round 2: clients\.0\.loss: ",
+        r"after round 2: server: \S+: \d+ of \d+ values differ, by ",
+    ):
         assert any(re.match(text, line) for line in found), found
     assert any(
         re.match(r"after round 2: kept by client 0: .* only in the second", x) for x in found

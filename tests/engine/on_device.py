@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ruamel.yaml import YAML
 
 import archgraph as ag
 from archgraph.engine.local import Run
@@ -108,6 +110,93 @@ class Job:
 def said(done: Any) -> Any:
     """What came of a call, in plain values."""
     return done.reason if isinstance(done, Died) else list(done)
+
+
+STUDY = """
+archgraph: 1
+study: tiny
+about: Runs that need a device, one after the other.
+experiment: {experiment}
+rows: {{A: {{local: {{epochs: 1}}}}}}
+columns: {{D: {{rounds: 1, engine: {{device: ["other:0"], workers: 2}}}}}}
+figures: {{acc: accuracy}}
+sizes: {{small: {{about: All there is., seeds: [0, 1, 2]}}}}
+"""
+
+
+def study(folder: Path) -> dict[str, Any]:
+    """How the runs of a study end, all of which use the device."""
+    plain = YAML(typ="safe", pure=True).load(experiment_of("fedavg", folder))
+    (folder / "study.yaml").write_text(STUDY.format(experiment=json.dumps(plain)))
+    said: list[str] = []
+    ag.study(folder / "study.yaml", out=folder / "runs", told=said.append)
+    return {"said": said}
+
+
+class Slow(Job):
+    """Is on its device after a second and a half, as with CUDA, or dies on the way."""
+
+    def on(self, place: str) -> Slow:
+        time.sleep(1.5)
+        if self.place == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Slow(place)
+
+
+class Heavy:
+    """Takes long to be sent."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(2)
+        return str, ("heavy",)
+
+
+def starting(folder: Path) -> dict[str, Any]:
+    """What comes of calls whose process takes longer to start than they may, or dies at that."""
+    found = {}
+    for name, deadline, job, items in (
+        ("late", 1.0, Slow(), ["a", "b"]),
+        ("crash", None, Slow("crash"), [Heavy(), "b"]),
+    ):
+        workers = Workers(2, places=("other",), deadline=deadline)
+        workers.prepare(job)
+        found[name] = [said(done) for _, done in workers.calls(job, items, again=True)]
+        workers.close()
+    return found
+
+
+def working(folder: Path) -> dict[str, Any]:
+    """Work for a minute, in a process beside one that waits."""
+    workers, job = Workers(2, places=("other",)), Job()
+    workers.prepare(job)
+    return {"done": [said(done) for _, done in workers.calls(job, ["a", "late"], again=True)]}
+
+
+def killed(folder: Path) -> dict[str, Any]:
+    """Processes that a server had started, and those that are left two seconds after its end."""
+    command = [sys.executable, "-m", "tests.engine.on_device", "working"]
+    with subprocess.Popen(command) as server:
+        those: list[int] = []
+        until = time.monotonic() + 60
+        while len(those) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+            those = descendants(server.pid)
+        server.kill()
+    time.sleep(2)
+    return {"were": len(those), "are": sum(alive(pid) for pid in those)}
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that one has started, and those that they have."""
+    file = Path(f"/proc/{pid}/task/{pid}/children")
+    children = [int(number) for number in file.read_text().split()] if file.exists() else []
+    return [*children, *(further for child in children for further in descendants(child))]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and has not ended without anybody asking how."""
+    file = Path(f"/proc/{pid}/stat")
+    return file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def failing(folder: Path) -> dict[str, Any]:

@@ -80,6 +80,22 @@ def test_a_client_on_a_device_ends_no_run() -> None:
     assert "go on with `--resume`" in runs["orphan"]
 
 
+def test_a_deadline_begins_when_a_process_has_its_client() -> None:
+    """And a process that dies before costs its client, not the run."""
+    calls = found("starting")
+    assert [name for name, *_ in calls["late"]] == ["a", "b"]
+    assert calls["crash"] == ["its process was ended by SIGKILL"] * 2
+
+
+def test_nothing_is_left_of_a_killed_server() -> None:
+    assert found("killed") == {"were": 3, "are": 0}
+
+
+def test_runs_of_a_study_use_a_device_one_after_the_other() -> None:
+    said = found("study")["said"]
+    assert [text.rpartition(": ")[2] for text in said] == ["done"] * 3
+
+
 @pytest.mark.parametrize(
     ("engine", "places"),
     [
@@ -89,7 +105,7 @@ def test_a_client_on_a_device_ends_no_run() -> None:
         ({"device": "cuda", "workers": 1}, ()),
         ({"device": "cuda", "workers": 3}, ("cuda",)),
         ({"device": "cuda", "deadline": 5}, ("cuda",)),
-        ({"device": ["cuda:0", "cuda:1"]}, ("cuda:0", "cuda:1")),
+        ({"device": ("cuda:0", "cuda:1")}, ("cuda:0", "cuda:1")),
     ],
 )
 def test_who_trains_in_processes_on_devices(
@@ -101,17 +117,30 @@ def test_who_trains_in_processes_on_devices(
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"device": ["cuda:0", "cpu"]}, "must name different devices of one kind"),
-        ({"device": ["cuda:0", "cuda:0"]}, "must name different devices of one kind"),
-        ({"device": ["cpu"] * 2}, "must name different devices of one kind"),
-        ({"device": ["cpu", "cpu:0"]}, "there is one processor"),
-        ({"device": []}, "at least 1 item"),
-        ({"device": ["cuda:0", "cuda:1"], "compile": True}, "each of which would compile anew"),
+        ({"device": ("cuda:0", "cpu")}, "must name different devices of one kind"),
+        ({"device": ("cuda", "cuda:0")}, "must name different devices of one kind"),
+        ({"device": ("cpu",) * 2}, "must name different devices of one kind"),
+        ({"device": ("cpu:0", "cpu:1")}, "there is one processor"),
+        ({"device": ()}, "at least 1 item"),
+        ({"device": ("cuda:0", "cuda:1"), "compile": True}, "each of which would compile anew"),
     ],
 )
 def test_devices_that_make_no_sense_are_refused(engine: dict[str, Any], said: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=said):
         EngineSpec.model_validate(engine)
+
+
+def test_a_list_of_devices_is_read_and_written(tmp_path: Path) -> None:
+    file = experiment_of("fedavg", tmp_path)
+    file.write_text(file.read_text() + 'engine: {device: ["cuda:0", "cuda:1"], workers: 4}\n')
+    spec = ag.load_experiment(file)
+    assert spec.engine.places == ("cuda:0", "cuda:1")
+    plain = spec.engine.model_dump(mode="json", exclude_defaults=True)
+    assert plain == {"device": ["cuda:0", "cuda:1"], "workers": 4}
+    file.write_text(file.read_text().replace('"cuda:1"', '"cuda:0"'))
+    said = r"engine.device: must name different devices.*found \['cuda:0', 'cuda:0'\]"
+    with pytest.raises(ag.SpecError, match=said):
+        ag.load_experiment(file)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +149,7 @@ def test_devices_that_make_no_sense_are_refused(engine: dict[str, Any], said: st
         ({"device": "meta", "memory": 100.0}, "engine.memory: is bounded on the processor only"),
         ({"device": "mps"}, r"found 'mps' \(this build of PyTorch computes nothing there\)"),
         ({"device": "warp"}, "engine.device: cannot compute there; found 'warp'"),
-        ({"device": ["cuda:0", "cuda:1"]}, r"engine.device: cannot compute there; found 'cuda:0'"),
+        ({"device": ("cuda:0", "cuda:1")}, r"engine.device: cannot compute there; found 'cuda:0'"),
     ],
 )
 def test_a_device_that_cannot_be_used_is_named(engine: Any, said: str, tmp_path: Path) -> None:

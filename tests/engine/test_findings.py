@@ -48,6 +48,30 @@ def test_findings_have_the_same_bits_in_whatever_process(experiment, mean):
         assert torch.equal(one["sum"], two["sum"]) and torch.equal(one["first"], two["first"])
 
 
+def test_findings_lie_in_memory_as_in_a_file_in_whatever_process(experiment, mean):
+    """A sum over what is transposed or expanded has other bits than over a copy in order."""
+
+    def views(result: Result) -> State:
+        weight = result.state["5.weight"]
+        return {
+            "across": weight.transpose(0, 1),
+            "wide": weight[:, :1].expand(-1, 9),
+            "conjugated": torch.fft.fft(weight).conj(),
+            "alias": weight,
+        }
+
+    found: dict[int, list[State]] = {1: [], 2: []}
+    for workers, kept in found.items():
+        seen = lambda result, kept=kept: kept.append(result.findings)  # noqa: E731  # of this run
+        execute(experiment(mean(find=views, seen=seen), engine=EngineSpec(workers=workers)))
+    for one, two in zip(*found.values(), strict=True):
+        for name, value in one.items():
+            assert value.stride() == two[name].stride() and value.is_contiguous()
+            assert value.is_conj() is False and torch.equal(value, two[name])
+    pointers = [{t.data_ptr() for t in one.values()} for one in found[1]]
+    assert all(len(places) == 4 for places in pointers)
+
+
 @pytest.mark.parametrize("limit", [{"clip": 0.01}, {"clip": "median"}, {"bound": 1e6}])
 def test_findings_are_those_of_the_update_as_it_is_merged(experiment, mean, limit):
     """A clipped one is examined again, and one that waits on disk has its own back."""

@@ -95,7 +95,8 @@ def _prepared(file: Path, asked: Mapping[str, Any]) -> Experiment:
 @functools.lru_cache(maxsize=1)
 def _read(file: Path, *, data: str, device: str, python: bool) -> Experiment:
     spec = load_experiment(file)
-    if device:
-        engine = spec.engine.model_copy(update={"device": device})
-        spec = spec.model_copy(update={"engine": engine})
-    return prepare(spec, data_root=data or None, python=python)
+    here = {"kind": "flower", **({"device": device} if device else {})}
+    engine = spec.engine.model_copy(update=here)
+    return prepare(
+        spec.model_copy(update={"engine": engine}), data_root=data or None, python=python
+    )

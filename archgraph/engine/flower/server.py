@@ -17,7 +17,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from archgraph.engine.client import KeptByClient
+from archgraph.engine.client import CONFIRMED, KeptByClient
 from archgraph.engine.clientwork import check_form
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.flower.records import FORMAT, read_outcome, task_record
@@ -30,9 +30,6 @@ from archgraph.federation import Outcome, Task
 SOON, LATE = 0.005, 0.25
 # Seconds within which nodes must say who they are, and in which they may still join at the start.
 ASKED, JOIN = 600.0, 120.0
-# Where the server notes the last round in which it took an update of a client: beside what clients
-# keep, so that a checkpoint holds it.
-CONFIRMED = "confirmed"
 
 
 class NodeError(ArchGraphError):

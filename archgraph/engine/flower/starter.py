@@ -63,25 +63,33 @@ python = false  # consent to run the Python code that the experiment names
 README = """# {title} on Flower
 
 `experiment.yaml` is the experiment with {clients} clients; each SuperNode is one (`partition-id`).
-Every machine needs `pip install 'archgraph[flower]'` and its data: `data` in `--run-config` of the
-server and in `--node-config` of a node, which holds what its client keeps in the folder `keep`
-and may compute on a `device` of its own (`device="cuda"`).
-Who starts the run names the SuperLink in `~/.flwr/config.toml`: `[superlink.fleet]`,
-`address = "HOST:8000"`, `root-certificates = "ca.pem"`.
+Every machine needs `pip install 'archgraph[flower]'` and its data. The server's configuration
+(`--run-config`) and that of each node (`--node-config`) name the folder of the `data`, and may name
+a `device` (`device="cuda"`). A node's `keep` is the folder for what its client keeps.
+Who starts the run names the SuperLink in `~/.flwr/config.toml`, with a whole path:
 
-{python}Certificates and keys, for a server that others reach as `HOST` (an address:
-`subjectAltName=IP:10.0.0.1`). `ca.key` and `server.key` stay on the server, `client0` at its node:
+```toml
+[superlink.fleet]
+address = "HOST:8000"
+root-certificates = "/home/me/app/ca.pem"
+```
+
+{python}Certificates and keys, for a server that others reach as `HOST` (by address: `IP:10.0.0.1`
+instead of `DNS:HOST`; the server's own processes reach it as 127.0.0.1). `ca.key` and `server.key`
+stay on the server. Each node has a key of its own (`client0`, `client1`, …), which stays there:
 
 ```console
 $ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 \\
     -subj /CN=ca -keyout ca.key -out ca.pem
 $ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 \\
-    -subj /CN=HOST -addext subjectAltName=DNS:HOST -addext basicConstraints=critical,CA:FALSE \\
+    -subj /CN=HOST -addext subjectAltName=DNS:HOST,IP:127.0.0.1 \\
+    -addext basicConstraints=critical,CA:FALSE \\
     -CA ca.pem -CAkey ca.key -keyout server.key -out server.pem
 $ ssh-keygen -q -t ecdsa -b 384 -N '' -f client0
 ```
 
-The server, the nodes, the run:
+The server, the nodes, the run. Each node has its own `partition-id` and key; a further node on one
+machine needs a free port of its own, too (`--port 9095`):
 
 ```console
 $ flower-superlink --host 0.0.0.0 --ssl-ca-certfile ca.pem --ssl-certfile server.pem \\

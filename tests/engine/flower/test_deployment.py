@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +93,23 @@ def test_an_app_holds_all_that_its_machines_need(write, tmp_path):
     assert again.experiment.facts == local.experiment.facts
     with pytest.raises(RunError, match="is not empty"):
         write_app(file, app)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificate_of_an_app_is_one_for_its_host_and_the_servers_own_processes(
+    write, tmp_path
+):
+    write_app(write("heterofl"), tmp_path / "app")
+    text = (tmp_path / "app" / "README.md").read_text()
+    commands = re.findall(r"^\$ (openssl (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    checks = [
+        f"openssl verify -CAfile ca.pem {asked} server.pem"
+        for asked in ("-verify_hostname server.example", "-verify_ip 127.0.0.1")
+    ]
+    for command_line in (*commands, *checks):
+        line = command_line.replace("HOST", "server.example")
+        subprocess.run(line, shell=True, check=True, cwd=tmp_path, capture_output=True)
 
 
 def test_an_app_says_what_python_code_its_machines_need(write, tmp_path, monkeypatch):

@@ -40,9 +40,9 @@ def test_what_ends_the_simulation_is_said(write, tmp_path, monkeypatch):
         ({"workers": 3}, 3, 0, None),
         ({"device": "cuda"}, None, 1, None),
         ({"device": "cuda", "workers": 4}, 4, 0.25, 1),
-        ({"device": ["cuda:0", "cuda:1"]}, 2, 1, 2),
-        ({"device": ["cuda:0", "cuda:1"], "workers": 5}, 5, 0.4, 2),
-        ({"device": ["cuda:0", "cuda:1"], "workers": 1}, 1, 1, 2),
+        ({"device": ("cuda:0", "cuda:1")}, 2, 1, 2),
+        ({"device": ("cuda:0", "cuda:1"), "workers": 5}, 5, 0.4, 2),
+        ({"device": ("cuda:0", "cuda:1"), "workers": 1}, 1, 1, 2),
     ],
 )
 def test_ray_is_asked_for_a_share_of_a_device(engine, processors, share, devices):

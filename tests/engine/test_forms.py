@@ -1,0 +1,119 @@
+"""What comes back from a checkpoint, or from a process, is what went there, in order and form."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import archgraph as ag
+from archgraph.engine.checkpoint import Checkpoint
+from archgraph.engine.local import execute
+from archgraph.engine.parcel import MOST, Parcel, SentOnce
+from archgraph.engine.record import RunRecord
+from archgraph.federation import Outcome, Result, ServerState, Train, Work
+from archgraph.language.experiment import EngineSpec
+from archgraph.states.updates import finite
+
+UNSET = object()
+
+
+class Name(enum.StrEnum):
+    """A name that is not only text."""
+
+    ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Says what it finds, under a name that is not only text."""
+
+    scale: object = UNSET
+
+    def __call__(self, work: Work) -> Outcome:
+        done = Train()(work)
+        return replace(done, metrics={**done.metrics, Name.ANSWER: float(self.scale is UNSET)})
+
+
+def test_an_object_that_stands_for_itself_is_itself_in_every_process(experiment, mean):
+    """A pickled one would be another: such work goes to a process that is forked with it."""
+    found: list[float] = []
+    seen = lambda result: found.append(result.metrics["answer"])  # noqa: E731  # as a field
+    setup = experiment(mean(program=Answers(), seen=seen), engine=EngineSpec(workers=2), rounds=2)
+    run = execute(setup)
+    assert found == [1.0] * sum(len(line["clients"]) for line in run.rounds)
+    assert len(found) > 3 and not any(line["failed"] for line in run.rounds)
+
+
+def test_a_checkpoint_gives_names_back_in_their_order(tmp_path):
+    tensors = {f"global/{name}": torch.ones(2) for name in ("z", "b", "m", "a")}
+    kept = {3: {f"keep/{name}": torch.zeros(1, dtype=torch.int64) for name in "qpr"}}
+    with RunRecord.create(tmp_path, "", {"rounds": 2}, keep=1) as record:
+        record.save(Checkpoint(1, tensors, {}, kept))
+        turned = dict(reversed(tensors.items()))
+        record.save(Checkpoint(2, turned, {}, kept))
+    last = RunRecord.last(tmp_path, {"rounds": 2})
+    assert list(last.tensors) == list(turned)
+    assert list(last.kept[3]) == list(kept[3])
+
+
+def test_plain_values_are_at_once_what_a_checkpoint_makes_of_them(experiment, mean, tmp_path):
+    class Tuples(mean):  # type: ignore[misc, valid-type]  # a fixture
+        def receive(self, world: Any, state: ServerState, results: Any, round: int) -> ServerState:
+            seen = [*state.values.get("seen", []), type(state.values.get("pair")).__name__]
+            after: ServerState = super().receive(world, state, results, round)
+            return after.with_values(seen=seen, pair=(1, 2))
+
+    run = execute(experiment(Tuples(), rounds=3))
+    assert run.server.values["seen"] == ["NoneType", "list", "list"]
+
+
+def test_a_strategy_may_receive_in_inference_mode(experiment, mean, tmp_path):
+    @dataclass(frozen=True)
+    class Keeps:
+        def __call__(self, work: Work) -> Outcome:
+            return replace(Train()(work), keep={"mine": torch.ones(2)})
+
+    class Quiet(mean):  # type: ignore[misc, valid-type]  # a fixture
+        def receive(self, world: Any, state: ServerState, results: Any, round: int) -> ServerState:
+            with torch.inference_mode():
+                after: ServerState = super().receive(world, state, results, round)
+            return after
+
+    run = execute(experiment(Quiet(program=Keeps()), rounds=2), out=tmp_path / "run")
+    assert len(run.rounds) == 2
+
+
+def test_networks_for_volumes_are_trained():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    volumes, classes = torch.randn(40, 1, 4, 4, 4), torch.arange(40) % 3
+    model = ag.trace(net, volumes[:2])
+    family = {"model": model, "clients": [{"name": "all", "count": 2}]}
+    spec = {"name": "volumes", "family": family, "strategy": {"fedavg": {}}, "rounds": 1}
+    run = ag.run(spec, data=((volumes, classes), (volumes[:9], classes[:9])), progress=False)
+    assert len(run.rounds[0]["clients"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["float8_e5m2", "float8_e4m3fn", "float16", "complex64", "int64"])
+def test_values_of_every_type_are_looked_at(kind):
+    values = torch.tensor([0.0, 1.0]).to(getattr(torch, kind))
+    assert finite(values)
+    if values.is_floating_point() or values.is_complex():
+        assert not finite(torch.tensor([float("nan"), 1.0]).to(values.dtype))
+
+
+def test_values_that_are_sent_once_do_not_pile_up():
+    """Both sides forget at the same value; what was forgotten is sent again."""
+    here, there = SentOnce((Result, complex)), SentOnce((Result, complex))
+    values = [complex(i) for i in range(MOST + 10)]
+    for value in (*values, values[0], *values[-3:]):
+        with_it = Parcel()
+        with_it.pack([value], here)
+        assert with_it.unpack(there) == [value]
+        with_it.close()
+    assert len(here._values) == len(there._values) == 11
