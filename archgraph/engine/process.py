@@ -202,6 +202,11 @@ class Process(Generic[T]):
         """Whether there is something to hear."""
         return self.pipe.poll()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, as far as this system says."""
+        return self.gone is not None and bool(connection.wait([self.gone], 0))
+
     @_files()
     def hear(self) -> Ended | dict[str, Any] | None:
         """What it says, which there must be: what came of its call, how far it is, or nothing."""

@@ -295,9 +295,12 @@ class _SideBySide(Generic[T]):
             # All of it: what was done in time is taken, however late this process looks.
             while pipe in self.active and one.process.speaks:
                 self._hear(pipe)
-            if pipe in self.active and one.process.gone in ready:
+            if pipe not in self.active:
+                continue
+            over = time.monotonic() >= self.active[pipe].ends
+            if one.process.gone in ready or (over and one.process.has_ended):
                 self._end(pipe, one.process.ended())
-            elif pipe in self.active and time.monotonic() >= one.ends:
+            elif over:
                 late = Died(f"not done after {self.workers.deadline:g} s (deadline)")
                 self._end(pipe, Ended(late))
 

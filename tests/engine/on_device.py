@@ -175,7 +175,7 @@ def working(folder: Path) -> dict[str, Any]:
 def killed(folder: Path) -> dict[str, Any]:
     """Processes that a server had started, and those that are left two seconds after its end."""
     command = [sys.executable, "-m", "tests.engine.on_device", "working"]
-    with subprocess.Popen(command) as server:
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         those: list[int] = []
         until = time.monotonic() + 60
         while len(those) < 3 and time.monotonic() < until:

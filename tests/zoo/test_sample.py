@@ -15,7 +15,7 @@ from tests.zoo.table import table
 pytestmark = pytest.mark.slow
 
 CLASSIFIERS = (
-    "densenet121", "googlenet", "mobilenet_v2", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
+    "googlenet", "mobilenet_v2", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
     "squeezenet1_1", "r3d_18",
 )  # fmt: skip
 TRANSFORMERS = (
