@@ -1,68 +1,94 @@
 """Build: an :class:`ArchGraph` becomes an ``nn.Module`` again.
 
-Each mode of the graph becomes one ``torch.fx.Graph``; its generated forward is compiled once per
-graph and dispatched on ``self.training``.
+What is built consists of layers of ``torch.nn`` at the paths of the model, of blocks for the paths
+whose work stands together, and of containers otherwise. A graph keeps a template of its module,
+with the classes and the generated code; to build is to copy the template and to give it tensors.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph
-from archgraph.graph.passes import specialise
-from archgraph.module.code import compiled
+from archgraph.graph.ir import ArchGraph, Param
+from archgraph.module.code import Blocks, forward
 from archgraph.module.initial import initial_state
+from archgraph.module.inputs import Inputs
+from archgraph.module.plan import Plan, ancestors
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
 
-class ArchModule(torch.nn.Module):
+class Block(nn.Module):
+    """A part of a built module: what the graph computes inside of one module path.
+
+    Its arguments are what it reads from outside, in order of first use; its result is what is read
+    of it, a tuple if that is several tensors. Its class is made for one graph.
+    """
+
+    _graph: ClassVar[ArchGraph]
+    _path: ClassVar[str] = ""
+
+    def _part(self, name: str) -> Any:
+        """A leaf or a module whose name is not a Python expression, or means something else."""
+        module: Any = self
+        for part in name.split("."):
+            tables = (module._modules, module._parameters, module._buffers)
+            found = next((table[part] for table in tables if part in table), None)
+            module = getattr(module, part) if found is None else found
+        return module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By graph and path, since its class has no name; with everything that the user changed."""
+        return _blank, (self._graph, self._path), self.__getstate__()
+
+
+class ArchModule(Block):
     """A module built from a graph.
 
     Attributes:
-        arch: The graph. State-dict keys, training flags and outputs are those of the model that
-            it was traced from.
+        arch: The graph. State-dict keys, layers, training flags and outputs are those of the model
+            that it was traced from.
     """
 
-    arch: ArchGraph
+    arch: ClassVar[ArchGraph]
+    _inputs: ClassVar[Inputs]
 
-    def _leaf(self, name: str) -> Any:
-        """A leaf whose name is not a Python expression, or means something else there."""
-        *path, last = name.split(".")
-        module: torch.nn.Module = self
-        for part in path:
-            module = module._modules[part]  # type: ignore[assignment]  # build made it
-        return module._parameters[last] if last in module._parameters else module._buffers[last]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward on inputs of the graph's types.
+
+        Raises:
+            GraphError: If an input has another rank, dtype or device than the graph's, or another
+                size than the batch.
+        """
+        self._inputs.check(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     def extra_repr(self) -> str:
-        """One line: name, operators, parameters."""
+        """One line: name, operators."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = {k: v.detach().clone() for k, v in state_of(self).items()}
-        return _rebuild, (self.arch, state, self.training)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ArchModule:
-        copy = build(self.arch, state_of(self))
-        copy.train(self.training)
-        memo[id(self)] = copy
-        return copy
-
-
-def _rebuild(graph: ArchGraph, state: State, training: bool) -> ArchModule:
-    return build(graph, state).train(training)
+def _blank(graph: ArchGraph, path: str) -> nn.Module:
+    """A module of the class that a path of a graph has, without anything in it."""
+    kind = type(_template(graph).parts[path])
+    return kind.__new__(kind)
 
 
 @takes_graph
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
-    """Module that computes a graph.
+    """Build the module that computes a graph.
+
+    It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
+    pruning, parametrisations, adapters and replaced layers work as they do on that model.
 
     Args:
         graph: The architecture.
@@ -76,22 +102,23 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 
     Example:
         >>> from archgraph.capture.trace import trace
-        >>> graph, state = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3))
-        >>> build(graph, state)(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
+        >>> graph, state = trace(torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.zeros(1, 3))
+        >>> build(graph, state)
+        ArchModule(
+          Sequential: 2 operators
+          (0): Linear(in_features=3, out_features=2, bias=True)
+        )
     """
     values = dict(state) if state is not None else initial_state(graph, seed)
     _check_tied(graph, values)
-    kind: type[ArchModule] = graph._memo("archgraph.build", _module_class)
-    module = kind()
-    module.arch = graph
-    tensors: dict[str, torch.Tensor] = {}
+    template = _template(graph)
     devices = {v.device for v in values.values()}
     device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
+    leaves: dict[str, torch.Tensor] = {}
     for param in graph.params:
         if param.role == "constant":
             assert param.value is not None
-            tensors[param.name] = tensor_of(param.value).to(device)
+            leaves[param.name] = tensor_of(param.value).to(device)
             continue
         value = values.get(param.name)
         if value is None:
@@ -103,55 +130,213 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
                 found=tuple(value.shape),
                 expected=param.shape,
             )
-        tensors[param.name] = value.detach().to(torch_dtype(param.dtype), copy=True)
-    leaves: dict[str, torch.Tensor] = {}
-    for param in graph.params:
-        leaf = leaves[param.name] = tensors[param.name]
+        leaf = value.detach().to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":
-            leaves[param.name] = leaf = torch.nn.Parameter(leaf, requires_grad=param.trainable)
-        _register(module, param.name, leaf, param.role)
-    for param in graph.params:  # last, where tied heads stand in the original's state dict
-        for name in param.aliases:
-            _register(module, name, leaves[param.name], param.role)
-    return module
+            leaf = nn.Parameter(leaf, requires_grad=param.trainable)
+        leaves[param.name] = leaf
+    return template.filled(leaves)
 
 
-def _register(module: torch.nn.Module, name: str, leaf: torch.Tensor, role: str) -> None:
-    """Place a leaf at its path; straight into the tables, which take every name that a module has.
+# -- templates ----------------------------------------------------------------------------------
 
-    (``self.type = Linear(…)`` is a legal module name; ``add_module("type", …)`` refuses it.)
+
+class Template:
+    """A built module without tensors, and where its leaves go.
+
+    Attributes:
+        parts: Its modules by path, the root included.
+        places: Module path, own name and leaf of each state-dict key and constant.
     """
-    *path, last = name.split(".")
-    if not all(part and part.isprintable() for part in (*path, last)):
-        raise GraphError("a leaf's name is not a path of attributes", found=name)
-    for part in path:
-        child = module._modules.get(part)
-        if child is None:
-            if part in module._parameters or part in module._buffers:
-                raise GraphError("a leaf's name runs through another leaf", found=name)
-            child = module._modules[part] = torch.nn.Module()
-        module = child
-    if last in module._modules or last in module._parameters or last in module._buffers:
-        raise GraphError("two leaves have one place", found=name)
-    if isinstance(leaf, torch.nn.Parameter):
-        module._parameters[last] = leaf
-    else:
-        module._buffers[last] = leaf
-        if role == "constant":
-            module._non_persistent_buffers_set.add(last)
+
+    def __init__(self, graph: ArchGraph) -> None:
+        plan = Plan.of(graph)
+        self.blocks = Blocks(plan)
+        self.graph = graph
+        self.parts: dict[str, nn.Module] = {}
+        self.places: list[tuple[str, str, str]] = []
+        for name, param in _names(graph):
+            path, _, last = name.rpartition(".")
+            self.places.append((path, last, param.name))
+        root = forward(plan, "", plan.work, self.blocks)
+        more = {"arch": graph, "_inputs": Inputs.of(graph)}
+        self.parts[""] = self._class(ArchModule, "", root.run, **more)()
+        tree = _tree(plan, [path for path, _, _ in self.places], self.blocks.made)
+        for path, children in tree.items():
+            for name in children:
+                inside = f"{path}.{name}" if path else name
+                self.parts[inside] = self._part(inside, tuple(tree.get(inside, ())))
+        for path, part in self.parts.items():
+            if path:
+                outer, _, name = path.rpartition(".")
+                self.parts[outer]._modules[name] = part
+        for path, last, leaf in self.places:
+            self._register(path, last, graph.param[leaf])
+        for path, layer in plan.layers.items():
+            if layer.counter and f"{path}.{layer.counter}" not in graph.param:
+                self.parts[path]._buffers[layer.counter] = None
+
+    def _class(self, base: type[Block], path: str, run: Any, **more: Any) -> type[Block]:
+        """The class of a block: its forward, and where it belongs."""
+        own = {"forward": run, "_graph": self.graph, "_path": path, "__module__": __name__}
+        return type(base.__name__, (base,), own | more)
+
+    def _part(self, path: str, children: tuple[str, ...]) -> nn.Module:
+        """The module at a path: a layer, a chain or list of modules, a block, or a container."""
+        layer = self.blocks.plan.layers.get(path)
+        if layer is not None:
+            return layer.made()
+        numbered = children == tuple(str(i) for i in range(len(children)))
+        owns = any(outer == path for outer, _, _ in self.places)
+        block = self.blocks.made.get(path)
+        if block is None:
+            return nn.ModuleList() if numbered and children and not owns else nn.Module()
+        if not owns and self.blocks.chain(path) == children:
+            return nn.Sequential()
+        return self._class(Block, path, block.run)()
+
+    def _register(self, path: str, name: str, param: Param) -> None:
+        """Reserve a leaf's place; in the tables, which take every name that a module has.
+
+        (``self.type = Linear(…)`` is a legal module name; ``add_module("type", …)`` refuses it.)
+        """
+        module = self.parts[path]
+        if path in self.blocks.plan.layers:
+            return  # a layer has its places
+        if name in module._modules or name in module._parameters or name in module._buffers:
+            raise GraphError("two leaves have one place", found=f"{path}.{name}" if path else name)
+        if param.role == "parameter":
+            module._parameters[name] = None
+        else:
+            module._buffers[name] = None
+            if param.role == "constant":
+                module._non_persistent_buffers_set.add(name)
+
+    def filled(self, leaves: Mapping[str, torch.Tensor]) -> ArchModule:
+        """A copy with tensors."""
+        copies: dict[str, nn.Module] = {}
+        for path, part in self.parts.items():
+            copies[path] = copy = _copied(part)
+            if path:
+                outer, _, name = path.rpartition(".")
+                copies[outer]._modules[name] = copy
+        for path, name, leaf in self.places:
+            module, tensor = copies[path], leaves[leaf]
+            table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
+            cast(dict[str, Any], table)[name] = tensor
+        return cast(ArchModule, copies[""])
 
 
-def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """State of a built module: owners only, detached views of its tensors, in graph order.
+def _template(graph: ArchGraph) -> Template:
+    return cast(Template, graph._memo("archgraph.build", Template))
+
+
+_TABLES = (dict, OrderedDict, set, list)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A module with tables of its own; what is in them is the same."""
+    copy = module.__new__(type(module))
+    own = {k: v.copy() if type(v) in _TABLES else v for k, v in vars(module).items()}
+    copy.__dict__.update(own)
+    return copy
+
+
+def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
+    """All names of leaves, those of tied ones last, where they stand in the original's state."""
+    names = [(param.name, param) for param in graph.params]
+    names += [(name, param) for param in graph.params for name in param.aliases]
+    for name, _ in names:
+        if not all(part and part.isprintable() for part in name.split(".")):
+            raise GraphError("a leaf's name is not a path of attributes", found=name)
+    taken = {name for name, _ in names}
+    for name, _ in names:
+        if not taken.isdisjoint(ancestors(name)):
+            raise GraphError("a leaf's name runs through another leaf", found=name)
+    return names
+
+
+def _tree(plan: Plan, owners: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
+    """The modules inside of each module, outer ones first, in the order of the model.
+
+    1. Modules with leaves stand as their leaves do.
+    2. The others stand behind the one that works before them.
+    """
+    tree: dict[str, list[str]] = {"": []}
+
+    def add(path: str, after: str | None) -> None:
+        outer, _, name = path.rpartition(".")
+        if path and path not in tree:
+            add(outer, None)
+            known = tree[outer]
+            at = len(known) if after is None else known.index(after) + 1 if after in known else 0
+            known.insert(at, name)
+            tree[path] = []
+
+    for path in owners:  # 1
+        for outer in (*ancestors(path), path):
+            add(outer, None)
+    last: dict[str, str] = {}  # the module inside of each path that worked last
+    made = {*plan.layers, *blocks}
+    for node in plan.work:  # 2
+        for path in (*ancestors(node.scope)[1:], node.scope):
+            if not path or (path not in made and path not in tree):
+                continue
+            outer, _, name = path.rpartition(".")
+            add(path, last.get(outer, ""))
+            last[outer] = name
+    return tree
+
+
+# -- states -------------------------------------------------------------------------------------
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state of a built module: owners only, detached, in graph order.
+
+    A tensor that is parametrised (``torch.nn.utils.parametrizations``) is what the module computes
+    with; all others are views of the module's own.
 
     Raises:
-        GraphError: If the module was not built from a graph.
+        GraphError: If the module was not built from a graph, or its tensors are no longer those of
+            the graph (pruned, with adapters, with further parameters); names the first.
     """
     graph = getattr(module, "arch", None)
     if not isinstance(graph, ArchGraph):
         raise GraphError("not a module built by archgraph", found=type(module).__name__)
     full = module.state_dict(keep_vars=True)
-    return {name: full[name].detach() for name in graph.state_names}
+    state = {name: _tensor(module, name, full) for name in graph.state_names}
+    known = {name for param in graph.params for name in (param.name, *param.aliases)}
+    extra = [k for k in full if k not in known and not _parametrises(module, k)]
+    if extra:
+        raise GraphError(
+            "the module has a tensor that its graph does not have",
+            where=extra[0],
+            hint="merge it into the graph's tensors, or remove it, before reading the state",
+        )
+    return state
+
+
+def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of a built module by the graph's name, detached."""
+    if name in full:
+        return cast(torch.Tensor, full[name].detach())
+    path, _, last = name.rpartition(".")
+    prefix = f"{path}." if path else ""
+    owner = dict(module.named_modules(remove_duplicate=False)).get(path)
+    if owner is not None and parametrize.is_parametrized(owner, last):
+        with torch.no_grad():
+            return cast(torch.Tensor, getattr(owner, last))
+    raise GraphError(
+        "the module no longer has this tensor of its graph",
+        where=name,
+        found=", ".join(k for k in full if k.startswith(prefix)) or "nothing at this path",
+        hint="undo what replaced it (prune.remove, merge_and_unload) first",
+    )
+
+
+def _parametrises(module: nn.Module, key: str) -> bool:
+    """Whether an entry of a state dict is what a parametrised tensor is computed from."""
+    return ".parametrizations." in f".{key}"
 
 
 @takes_graph
@@ -181,7 +366,7 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
     return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
 
 
-def load_state(module: torch.nn.Module, state: State) -> None:
+def load_state(module: nn.Module, state: State) -> None:
     """Copy a state into a built module, in place.
 
     Raises:
@@ -190,6 +375,13 @@ def load_state(module: torch.nn.Module, state: State) -> None:
     """
     own = state_of(module)
     _fits(state, {name: tuple(tensor.shape) for name, tensor in own.items()})
+    computed = own.keys() - module.state_dict(keep_vars=True).keys()
+    if computed:
+        raise GraphError(
+            "is parametrised, and a state has no values for its parametrisation",
+            where=min(computed),
+            hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
+        )
     _check_tied(cast(ArchModule, module).arch, state)
     with torch.no_grad():
         for name, tensor in own.items():
@@ -228,26 +420,3 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(
         torch.isclose(one, other.to(one), rtol=0, atol=0, equal_nan=True).all()
     )
-
-
-# -- code -----------------------------------------------------------------------------------
-
-
-def _module_class(graph: ArchGraph) -> type[ArchModule]:
-    """A module class whose forward computes the graph in both modes."""
-    evaluate, train = (compiled(specialise(graph, training=t)) for t in (False, True))
-    if evaluate[1] == train[1]:
-        forward = evaluate[0]
-    else:
-        forward = _dispatch(evaluate[0], train[0])
-    return type("ArchModule", (ArchModule,), {"forward": forward, "__module__": __name__})
-
-
-def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callable[..., Any]:
-    """One forward for both modes, with the signature of either."""
-
-    def forward(self: ArchModule, *args: Any, **kwargs: Any) -> Any:
-        return (train if self.training else evaluate)(self, *args, **kwargs)
-
-    forward.__signature__ = inspect.signature(evaluate)  # type: ignore[attr-defined]  # export reads it
-    return forward

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from archgraph.graph.ir import ArchGraph, Node, Size, TensorType, Value
 from archgraph.ops import rules, zeros
 from archgraph.ops.equations import Dims, Equations
+from archgraph.ops.layers import LayerRule
 from archgraph.ops.rules import AxisRule
 from archgraph.ops.zeros import Zeros
 
@@ -137,6 +138,7 @@ class Operator:
             none of its values; ``argument`` where the caller says it.
         functional: Functional form of an in-place operator, where it has another name.
         impossible: Why the operator cannot run at a node's sizes; empty where it can.
+        layer: The layer of ``torch.nn`` that computes it.
     """
 
     rule: AxisRule = rules.unknown
@@ -162,6 +164,7 @@ class Operator:
     fill: int | Literal["argument"] | None = None
     functional: str = ""
     impossible: Callable[[Node], str] | None = None
+    layer: LayerRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
         """Layouts of the current operator's results, after stating its equations."""

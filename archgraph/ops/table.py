@@ -9,6 +9,7 @@ import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.ops.layers import Layer
 from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
 from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.pointwise import PLAIN
@@ -179,6 +180,12 @@ def macs(graph: ArchGraph, node: Node) -> int:
     """Multiply–accumulates of one operator for one example (0 where it multiplies nothing)."""
     count = row(node.op).macs
     return count(graph, node) if count is not None else 0
+
+
+def layer(graph: ArchGraph, node: Node) -> Layer | None:
+    """The layer of ``torch.nn`` that computes an operator; None where there is none."""
+    rule = row(node.op).layer
+    return rule(graph, node) if rule is not None else None
 
 
 def offset(node: Node) -> bool:

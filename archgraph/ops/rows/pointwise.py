@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from archgraph.ops import rules, spelling, starts, types, zeros
+from torch import nn
+
+from archgraph.ops import layers, rules, spelling, starts, types, zeros
+from archgraph.ops.layers import LayerRule, plain
 from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
 
 _ONES: dict[str, Init] = {"self": starts.ones, "other": starts.ones}
@@ -23,9 +26,9 @@ _softmax = Operator(rules.softmax, pointwise=True)
 _dropout = replace(_copy, training_flag="train", rates=("p",))
 
 
-def _activation(operator: Operator, **growth: bool) -> Operator:
+def _activation(operator: Operator, layer: LayerRule | None = None, **growth: bool) -> Operator:
     known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
-    return replace(operator, growth=known, type=types.elementwise)
+    return replace(operator, growth=known, type=types.elementwise, layer=layer)
 
 
 ROWS: Rows = {
@@ -48,25 +51,40 @@ ROWS: Rows = {
         type=types.elementwise,
     ),
     # -- activations
-    **alike(("relu", "abs"), _activation(PLAIN, idempotent=True, keeps_zero=True)),
-    "relu6": _activation(_curve, idempotent=True, keeps_zero=True),
-    **alike(("hardtanh", "clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
+    "relu": _activation(PLAIN, plain(nn.ReLU), idempotent=True, keeps_zero=True),
+    "abs": _activation(PLAIN, idempotent=True, keeps_zero=True),
+    "relu6": _activation(_curve, plain(nn.ReLU6), idempotent=True, keeps_zero=True),
+    "hardtanh": _activation(PLAIN, layers.hardtanh, idempotent=True),
+    **alike(("clamp_min", "clamp_max"), _activation(PLAIN, idempotent=True)),
     "clamp": replace(PLAIN, growth=Growth(idempotent=True)),
-    **alike(
-        ("gelu", "silu", "tanh", "elu", "leaky_relu", "sin"), _activation(PLAIN, keeps_zero=True)
+    "gelu": _activation(
+        PLAIN, plain(nn.GELU, approximate=("approximate", "none")), keeps_zero=True
     ),
-    **alike(("selu", "hardswish", "mish"), _activation(_curve, keeps_zero=True)),
-    **alike(("sigmoid", "exp", "cos"), _activation(PLAIN)),
-    **alike(("hardsigmoid", "softplus"), _activation(_curve)),
+    "silu": _activation(PLAIN, plain(nn.SiLU), keeps_zero=True),
+    "tanh": _activation(PLAIN, plain(nn.Tanh), keeps_zero=True),
+    "elu": _activation(PLAIN, plain(nn.ELU, alpha=("alpha", 1.0)), keeps_zero=True),
+    "leaky_relu": _activation(
+        PLAIN, plain(nn.LeakyReLU, negative_slope=("negative_slope", 0.01)), keeps_zero=True
+    ),
+    "sin": _activation(PLAIN, keeps_zero=True),
+    "selu": _activation(_curve, plain(nn.SELU), keeps_zero=True),
+    "hardswish": _activation(_curve, plain(nn.Hardswish), keeps_zero=True),
+    "mish": _activation(_curve, plain(nn.Mish), keeps_zero=True),
+    "sigmoid": _activation(PLAIN, plain(nn.Sigmoid)),
+    **alike(("exp", "cos"), _activation(PLAIN)),
+    "hardsigmoid": _activation(_curve, plain(nn.Hardsigmoid)),
+    "softplus": _activation(
+        _curve, plain(nn.Softplus, beta=("beta", 1.0), threshold=("threshold", 20.0))
+    ),
+    "celu": replace(_curve, layer=plain(nn.CELU, alpha=("alpha", 1.0))),
+    "log_sigmoid": replace(_curve, layer=plain(nn.LogSigmoid)),
+    "hardshrink": replace(_curve, layer=plain(nn.Hardshrink, lambd=("lambd", 0.5))),
+    "softshrink": replace(_curve, layer=plain(nn.Softshrink, lambd=("lambd", 0.5))),
     **alike(("sqrt", "rsqrt"), _real),
     "pow.Tensor_Scalar": _real,
     **alike(
         (
-            "celu",
-            "log_sigmoid",
             "nan_to_num",
-            "hardshrink",
-            "softshrink",
             "threshold",
             "logit",
             "isreal",
@@ -80,10 +98,17 @@ ROWS: Rows = {
         ),
         _curve,
     ),
-    "softmax": replace(_softmax, growth=_KNOWN),
-    **alike(("log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
-    "glu": Operator(rules.glu, zeros.first),
-    "prelu": Operator(rules.prelu, zeros.first, init={"weight": starts.quarter}, pointwise=True),
+    "softmax": replace(_softmax, growth=_KNOWN, layer=plain(nn.Softmax, dim=("dim", None))),
+    "log_softmax": replace(_softmax, layer=plain(nn.LogSoftmax, dim=("dim", None))),
+    **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "glu": Operator(rules.glu, zeros.first, layer=plain(nn.GLU, dim=("dim", -1))),
+    "prelu": Operator(
+        rules.prelu,
+        zeros.first,
+        init={"weight": starts.quarter},
+        pointwise=True,
+        layer=layers.prelu,
+    ),
     # -- copies and casts
     "detach": replace(_copy, growth=_COPY),
     **alike(("clone", "contiguous"), replace(_copy, growth=_SAME, unchanged=spelling.always)),
@@ -95,9 +120,13 @@ ROWS: Rows = {
     ),
     "copy": Operator(rules.overwrite, zeros.second, spelling=spelling.copy),
     # -- dropout and noise
-    "dropout": replace(_dropout, growth=_SAME, type=types.dropout),
-    **alike(("feature_dropout", "alpha_dropout"), replace(_dropout, growth=_SAME)),
-    **alike(("feature_alpha_dropout", "native_dropout"), _dropout),
+    "dropout": replace(
+        _dropout, growth=_SAME, type=types.dropout, layer=layers.dropout(nn.Dropout)
+    ),
+    "feature_dropout": replace(_dropout, growth=_SAME, layer=layers.dropout(None)),
+    "alpha_dropout": replace(_dropout, growth=_SAME, layer=layers.dropout(nn.AlphaDropout)),
+    "feature_alpha_dropout": replace(_dropout, layer=layers.dropout(nn.FeatureAlphaDropout)),
+    "native_dropout": _dropout,
     **alike(("bernoulli", "poisson", "rrelu"), _copy),
     "bernoulli.float": replace(_copy, functional="aten.bernoulli.p"),
     "normal": replace(_noise, functional="aten.normal_functional"),

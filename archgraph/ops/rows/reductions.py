@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from torch import nn
+
 from archgraph.graph.ir import Node
-from archgraph.ops import rules, types, zeros
+from archgraph.ops import layers, rules, types, zeros
 from archgraph.ops.operator import Growth, Operator, Repeats, Rows, alike
 
 _KNOWN = Growth()  # nothing but that it does not make 0/0
@@ -18,6 +20,13 @@ def _spread(node: Node) -> Repeats:
 _reduction = Operator(rules.reduction, zeros.first)
 _along = Operator(rules.along, zeros.first)
 _pool = Operator(rules.pooling, zeros.first)
+_UPSAMPLED = {
+    "nearest": ("1d", "2d", "3d"),
+    "linear": ("1d",),
+    "bilinear": ("2d",),
+    "bicubic": ("2d",),
+    "trilinear": ("3d",),
+}
 
 ROWS: Rows = {
     # -- reductions
@@ -47,13 +56,23 @@ ROWS: Rows = {
     # -- pooling and interpolation
     **alike(tuple(rules.POOLED), _pool),
     **{
-        f"{kind}_pool{rank}d": replace(_pool, growth=Growth(picks=kind == "max"), type=rule)
-        for rank in (1, 2, 3)
-        for kind, rule in (
-            ("max", types.pooling(rank) if rank == 2 else None),
-            ("avg", types.pooling(rank) if rank == 2 else None),
-            ("adaptive_avg", types.adaptive_pooling if rank == 2 else None),
+        f"{kind}_pool{rank}d": replace(
+            _pool,
+            growth=Growth(picks=kind == "max"),
+            type=rule if rank == 2 else None,
+            layer=layer(getattr(nn, f"{name}Pool{rank}d")),
         )
+        for rank in (1, 2, 3)
+        for kind, name, rule, layer in (
+            ("max", "Max", types.pooling(rank), layers.pooling),
+            ("avg", "Avg", types.pooling(rank), layers.pooling),
+            ("adaptive_avg", "AdaptiveAvg", types.adaptive_pooling, layers.adaptive),
+        )
+    },
+    **{
+        f"upsample_{mode}{rank}": replace(_pool, layer=layers.upsampling(mode))
+        for mode, ranks in _UPSAMPLED.items()
+        for rank in ranks
     },
     **alike(("max_unpool2d", "max_unpool3d"), Operator(rules.unpooling, zeros.first)),
     **alike(

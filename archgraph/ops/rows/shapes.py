@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from archgraph.ops import rules, shapes, spelling, starts, types, views, zeros
+from torch import nn
+
+from archgraph.ops import layers, rules, shapes, spelling, starts, types, views, zeros
 from archgraph.ops.operator import Growth, Operator, Rows, alike
 
 _MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
@@ -27,7 +29,9 @@ ROWS: Rows = {
         growth=replace(_MOVES, identity=starts.identity_plain),
     ),
     # -- all positions in another shape or order
-    "reshape": replace(_view, unchanged=spelling.always, overwritten=views.reshape),
+    "reshape": replace(
+        _view, unchanged=spelling.always, overwritten=views.reshape, layer=layers.reshape
+    ),
     "view": _view,
     "permute": replace(_moved, rule=shapes.permute, overwritten=views.permute),
     "transpose": replace(_moved, rule=shapes.transpose, overwritten=views.transpose),
@@ -43,10 +47,25 @@ ROWS: Rows = {
     "view_as_real": Operator(
         shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_complex")
     ),
-    "pixel_shuffle": Operator(shapes.pixel_shuffle, zeros.first, growth=_MOVES),
-    "pixel_unshuffle": Operator(shapes.pixel_unshuffle, zeros.first, growth=_MOVES),
+    "pixel_shuffle": Operator(
+        shapes.pixel_shuffle,
+        zeros.first,
+        growth=_MOVES,
+        layer=layers.plain(nn.PixelShuffle, upscale_factor=("upscale_factor", None)),
+    ),
+    "pixel_unshuffle": Operator(
+        shapes.pixel_unshuffle,
+        zeros.first,
+        growth=_MOVES,
+        layer=layers.plain(nn.PixelUnshuffle, downscale_factor=("downscale_factor", None)),
+    ),
     **alike(
-        ("channel_shuffle", "native_channel_shuffle"), Operator(shapes.channel_shuffle, zeros.first)
+        ("channel_shuffle", "native_channel_shuffle"),
+        Operator(
+            shapes.channel_shuffle,
+            zeros.first,
+            layer=layers.plain(nn.ChannelShuffle, groups=("groups", None)),
+        ),
     ),
     # -- positions repeated
     "expand": Operator(

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from archgraph.ops import contractions, costs, recurrent, rules, starts, types, zeros
+from torch import nn
+
+from archgraph.ops import contractions, costs, layers, recurrent, rules, starts, types, zeros
 from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
 from archgraph.ops.zeros import Zeros
 
@@ -20,6 +22,7 @@ _convolution = Operator(
     weighted=True,
     growth=Growth(affine=_OUT, identity=starts.identity_convolution),
     type=types.convolution,
+    layer=layers.convolution,
 )
 _transposed = Operator(
     rules.transposed_convolution,
@@ -29,6 +32,7 @@ _transposed = Operator(
     sides=_IN_OUT,
     weighted=True,
     growth=Growth(affine={"weight": 1, "bias": 0}),
+    layer=layers.transposed_convolution,
 )
 _embedding = Operator(
     rules.embedding,
@@ -38,6 +42,7 @@ _embedding = Operator(
     weighted=True,
     growth=Growth(affine={"weight": 1}),
     type=types.embedding,
+    layer=layers.embedding,
 )
 
 
@@ -58,7 +63,7 @@ def _recurrent(gates: int, zero: Zeros = recurrent.carried) -> Operator:
 ROWS: Rows = {
     **alike(("conv1d", "conv2d", "conv3d"), _convolution),
     "convolution": replace(
-        _convolution, rule=rules.any_convolution, macs=costs.any_conv, type=None
+        _convolution, rule=rules.any_convolution, macs=costs.any_conv, type=None, layer=None
     ),
     **alike(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
     "linear": Operator(
@@ -70,6 +75,7 @@ ROWS: Rows = {
         weighted=True,
         growth=Growth(affine=_OUT, identity=starts.identity_linear),
         type=types.linear,
+        layer=layers.linear,
     ),
     "bilinear": Operator(
         contractions.bilinear,
@@ -77,6 +83,7 @@ ROWS: Rows = {
         init={"weight": starts.bilinear, "bias": starts.bilinear},
         sides={"weight": ("out", "in1", "in2"), "bias": ("out",)},
         weighted=True,
+        layer=layers.bilinear,
     ),
     "embedding": _embedding,
     "embedding_bag": Operator(
@@ -100,7 +107,12 @@ ROWS: Rows = {
         ("rnn_tanh", "rnn_relu"),
         replace(_recurrent(1, recurrent.renewed), type=types.recurrent(1)),
     ),
-    "lstm_cell": _recurrent(4),
-    "gru_cell": _recurrent(3),
-    **alike(("rnn_tanh_cell", "rnn_relu_cell"), _recurrent(1, recurrent.renewed)),
+    "lstm_cell": replace(_recurrent(4), layer=layers.cell(nn.LSTMCell, 4)),
+    "gru_cell": replace(_recurrent(3), layer=layers.cell(nn.GRUCell, 3)),
+    **{
+        f"rnn_{curve}_cell": replace(
+            _recurrent(1, recurrent.renewed), layer=layers.cell(nn.RNNCell, 1, nonlinearity=curve)
+        )
+        for curve in ("tanh", "relu")
+    },
 }

@@ -1,0 +1,158 @@
+"""Inputs: what a call of a built module is given, compared with the types of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
+from archgraph.ops.schema import torch_dtype
+
+_Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor that forward takes.
+
+    Attributes:
+        label: What messages call it.
+        index: Place of its argument.
+        key: Name of its argument.
+        steps: The way to it inside of the argument.
+        dtype: Its dtype.
+        rank: How many dimensions it has.
+        sizes: Those of its sizes that are not open, with their dimensions.
+        type: All of that, as the graph says it.
+    """
+
+    label: str
+    index: int
+    key: str
+    steps: _Steps
+    dtype: torch.dtype
+    rank: int
+    sizes: tuple[tuple[int, int], ...]
+    type: TensorType
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is a tensor of this type."""
+        if not isinstance(value, torch.Tensor):
+            return False
+        if value.dtype is not self.dtype or value.dim() != self.rank:
+            return False
+        shape = value.shape
+        return all(shape[dim] == size for dim, size in self.sizes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All tensors that forward takes, and the parameter that tells where the module is."""
+
+    tensors: tuple[Input, ...]
+    own: tuple[str, str, torch.dtype] | None  # module path, name and dtype of a floating leaf
+
+    @staticmethod
+    def of(graph: ArchGraph) -> Inputs:
+        """The inputs of a graph."""
+        found = []
+        for index, (key, value) in enumerate(graph.inputs):
+            for steps, name in _tensors(value, ()):
+                node = graph.node[name]
+                fixed = [(d, s) for d, s in enumerate(node.shape) if isinstance(s, int)]
+                label = key + "".join(f"[{step!r}]" for step in steps)
+                type_ = TensorType(node.shape, node.dtype)
+                dtype = torch_dtype(node.dtype)
+                at = (label, index, key, steps, dtype, len(node.shape), tuple(fixed), type_)
+                found.append(Input(*at))
+        leaf = next((p for p in graph.params if torch_dtype(p.dtype).is_floating_point), None)
+        own = None
+        if leaf is not None:
+            path, _, last = leaf.name.rpartition(".")
+            own = path, last, torch_dtype(leaf.dtype)
+        return Inputs(tuple(found), own)
+
+    def check(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
+
+        Raises:
+            GraphError: Names the input, what was found and what is expected.
+        """
+        leaf = self._leaf(module)
+        for item in self.tensors:
+            value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
+            if value is None:
+                continue
+            for step in item.steps:
+                value = _inside(value, step)
+            if not item.fits(value):
+                self._refuse(item, value, leaf)
+            if leaf is not None and value.device != leaf.device:
+                raise GraphError(
+                    "is on another device than the module",
+                    where=f"input {item.label}",
+                    found=str(value.device),
+                    expected=str(leaf.device),
+                )
+
+    def _leaf(self, module: nn.Module) -> torch.Tensor | None:
+        """A tensor that is where the module is; None if it has been replaced."""
+        if self.own is None:
+            return None
+        for part in self.own[0].split(".") if self.own[0] else ():
+            inside = module._modules.get(part)
+            if inside is None:
+                return None
+            module = inside
+        found = module._parameters.get(self.own[1])
+        return found if found is not None else module._buffers.get(self.own[1])
+
+    def _refuse(self, item: Input, value: Any, leaf: torch.Tensor | None) -> None:
+        """Raise for a value that does not fit; a module in another dtype takes inputs in that."""
+        where = f"input {item.label}"
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise GraphError("is not a tensor", where=where, found=kind, expected=str(item.type))
+        cast = item.dtype
+        if leaf is not None and self.own is not None and cast is self.own[2]:
+            cast = leaf.dtype
+        shape = value.shape
+        if value.dtype is cast and value.dim() == item.rank:
+            if all(shape[dim] == size for dim, size in item.sizes):
+                return
+        found = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+        fixed = any(dim == 0 for dim, _ in item.sizes) and value.dim() == item.rank
+        hint = "trace the model on an example of this type"
+        if fixed and any(shape[dim] != size for dim, size in item.sizes if dim == 0):
+            hint += "; the notes of ag.trace say why its batch is fixed"
+        raise GraphError(
+            "is not of the type that the graph was traced with",
+            where=where,
+            found=found,
+            expected=str(item.type),
+            hint=hint,
+        )
+
+
+def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
+    """The tensors inside of an argument, each with the way to it."""
+    match value:
+        case Ref(name):
+            return [(steps, name)]
+        case tuple():
+            return [t for i, v in enumerate(value) for t in _tensors(v, (*steps, i))]
+        case Record():
+            return [t for k, v in value.fields for t in _tensors(v, (*steps, k))]
+        case _:
+            return []
+
+
+def _inside(value: Any, step: int | str) -> Any:
+    if isinstance(step, str) and not isinstance(value, Mapping):
+        return getattr(value, step)
+    return value[step]

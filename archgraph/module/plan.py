@@ -1,0 +1,291 @@
+"""Plan: which paths of a graph become layers of ``torch.nn``, which become blocks with a forward.
+
+A path is a *layer* where all its work is one operator that a layer of ``torch.nn`` computes with
+leaves of that path. It is a *block* where its work stands together in the graph's order: a module
+whose arguments are what that work reads from outside, and whose results are what is read of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.graph.passes import specialise
+from archgraph.ops import table
+from archgraph.ops.layers import Layer
+from archgraph.ops.schema import schema
+
+# What a block is given beside results and leaves: the batch size, the device of new tensors.
+BATCH, DEVICE = "batch size", "device"
+Need: TypeAlias = "Ref | Leaf | str"
+Run: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layers and blocks of a graph, by path.
+
+    Attributes:
+        graph: The graph.
+        layers: Layers of ``torch.nn``; their tensors are leaves of their path.
+        calls: What their operators are called with, by name.
+        work: All operators in order, without inputs and without the counters of layers.
+        updates: Buffers that forward assigns, without the counters of layers.
+    """
+
+    graph: ArchGraph
+    layers: Mapping[str, Layer]
+    calls: Mapping[str, tuple[Value, ...]]
+    work: Run
+    updates: tuple[tuple[str, Value], ...]
+
+    @staticmethod
+    def of(graph: ArchGraph) -> Plan:
+        """The plan of a graph.
+
+        1. Work is gathered by module path; a path inside of which another one has work or leaves
+           is not a layer.
+        2. Counters of batches, which layers advance themselves, are chains of additions of one.
+        3. A path is a layer where each of its operators is the same layer of ``torch.nn``, whose
+           parameters and buffers are the leaves of the path, all of them and no others.
+        """
+        paths: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            if node.op != "input":
+                paths.setdefault(node.scope, []).append(node)
+        owned: dict[str, dict[str, Param]] = {}
+        for param in graph.params:
+            for name in (param.name, *param.aliases):
+                path, _, last = name.rpartition(".")
+                owned.setdefault(path, {})[last] = param
+        inner = {outer for path in (*paths, *owned) for outer in ancestors(path)}
+        chains = _counters(graph)
+        layers: dict[str, Layer] = {}
+        calls: dict[str, tuple[Value, ...]] = {}
+        absorbed: set[str] = set()
+        for path, nodes in paths.items():
+            if path in inner or not path:
+                continue
+            own = owned.get(path, {})
+            found = _layers(graph, nodes, own, chains)
+            if found:
+                layers[path] = layer = next(iter(found.values()))
+                calls |= {name: call.inputs for name, call in found.items()}
+                if layer.counter in own:
+                    absorbed |= {own[layer.counter].name}
+        counted = {name for buffer in absorbed for name in chains[buffer]}
+        work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in counted)
+        updates = tuple((k, v) for k, v in graph.updates if k not in absorbed)
+        return Plan(graph, layers, calls, work, updates)
+
+    # -- modes ------------------------------------------------------------------------------------
+
+    @cached_property
+    def modes(self) -> tuple[Mapping[str, Node], Mapping[str, Node]]:
+        """The operators that run in evaluation and in training, by name, their flags resolved."""
+        evaluation, training = (specialise(self.graph, training=t).node for t in (False, True))
+        return evaluation, training
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    @cached_property
+    def runs(self) -> Mapping[str, tuple[Run, ...]]:
+        """The work inside of each path, as stretches of the order; calls of one module apart."""
+        spans: dict[str, list[list[int]]] = {}
+        for index, node in enumerate(self.work):
+            for path in (*ancestors(node.scope), node.scope):
+                known = spans.setdefault(path, [])
+                if known and known[-1][1] == index:
+                    known[-1][1] = index + 1
+                else:
+                    known.append([index, index + 1])
+        return {
+            path: tuple(
+                call for start, end in known for call in self._calls(path, self.work[start:end])
+            )
+            for path, known in spans.items()
+        }
+
+    def _calls(self, path: str, run: Run) -> Iterator[Run]:
+        """The calls that a stretch of work is: a module that is called twice uses a leaf twice."""
+        prefix = f"{path}."
+        uses = Counter(
+            leaf for n in run for leaf in dict.fromkeys(n.leaves()) if leaf.startswith(prefix)
+        )
+        count = min(uses.values(), default=1)
+        size, rest = divmod(len(run), count)
+        parts = [run[i * size : (i + 1) * size] for i in range(count)]
+        like = [[(n.op, n.scope, tuple(n.leaves())) for n in part] for part in parts]
+        same = count > 1 and not rest and all(part == like[0] for part in like)
+        yield from parts if same else (run,)
+
+    @cached_property
+    def users(self) -> Mapping[str, frozenset[str]]:
+        """What reads each result: operators, and ``""`` where forward gives it back."""
+        names: dict[str, set[str]] = {}
+        for node in self.work:
+            for used in node.uses():
+                names.setdefault(used, set()).add(node.name)
+        for item in walk(self.graph.outputs):
+            if isinstance(item, Ref):
+                names.setdefault(item.name, set()).add("")
+        return {name: frozenset(users) for name, users in names.items()}
+
+    def results(self, path: str, run: Run) -> tuple[str, ...]:
+        """The results of some work that are read outside of it, in order."""
+        inside = {n.name for n in run}
+        stored = {
+            item.name
+            for buffer, value in self.updates
+            if not is_under(self.home[buffer], path)
+            for item in walk(value)
+            if isinstance(item, Ref)
+        }
+        read = (n.name for n in run if n.name in stored or self.users.get(n.name, set()) - inside)
+        return tuple(read)
+
+    def needs(self, path: str, run: Run) -> tuple[Need, ...]:
+        """What some work reads from outside of it and of its path, in order of first use."""
+        inside = {n.name for n in run}
+        found: dict[Need, None] = {}
+        sizes = makes = False
+        for node in run:
+            operands = self.calls.get(node.name)
+            if operands is None:
+                operands = tuple(value for _, value in node.args)
+                makes = makes or makes_tensor(node)
+            for item in itertools.chain.from_iterable(map(walk, operands)):
+                if isinstance(item, Ref) and item.name not in inside:
+                    found[item] = None
+                elif isinstance(item, Leaf) and self.place(item.name, path) is None:
+                    found[item] = None
+                elif isinstance(item, Batch):
+                    sizes = True
+        tensors = [i for i in found if isinstance(i, Ref) and self.is_always(i.name)]
+        if sizes and not any(self.is_batched(item.name) for item in tensors):
+            found[BATCH] = None
+        if makes and not tensors:
+            found[DEVICE] = None
+        return tuple(found)
+
+    def is_always(self, name: str) -> bool:
+        """Whether an operator runs in both modes."""
+        return all(name in mode for mode in self.modes)
+
+    def is_batched(self, name: str) -> bool:
+        """Whether the first size of a result tells the batch size."""
+        shape = self.graph.node[name].shape
+        return bool(shape) and isinstance(shape[0], Batch) and shape[0].power == 1
+
+    def place(self, leaf: str, path: str) -> str | None:
+        """Where a leaf is, seen from a path; None if it is outside."""
+        if not path:
+            return leaf
+        param = self.graph.param[leaf]
+        inside = (n for n in (leaf, *param.aliases) if n.startswith(f"{path}."))
+        name = next(inside, None)
+        return None if name is None else name[len(path) + 1 :]
+
+    @cached_property
+    def home(self) -> Mapping[str, str]:
+        """The innermost block that can assign each buffer: no other work reads the buffer."""
+        homes = {}
+        for buffer, value in self.updates:
+            nodes = [self.graph.node[i.name] for i in walk(value) if isinstance(i, Ref)]
+            readers = [n for n in self.work if buffer in n.leaves()] + nodes
+            read = any(isinstance(i, Leaf) and i.name == buffer for i in walk(self.graph.outputs))
+            paths = [*ancestors(nodes[0].scope), nodes[0].scope] if nodes and not read else []
+            inside = [
+                path
+                for path in paths
+                if path
+                and len(self.runs.get(path, ())) == 1
+                and path not in self.layers
+                and self.place(buffer, path) is not None
+                and all(is_under(n.scope, path) for n in readers)
+            ]
+            homes[buffer] = inside[-1] if inside else ""
+        return homes
+
+
+def ancestors(path: str) -> list[str]:
+    """All paths around a path, the root (an empty one) first.
+
+    >>> ancestors("layer1.0.conv1")
+    ['', 'layer1', 'layer1.0']
+    """
+    parts = path.split(".") if path else []
+    return [".".join(parts[:i]) for i in range(len(parts))]
+
+
+def is_under(path: str, outer: str) -> bool:
+    """Whether a path is another one or inside of it."""
+    return not outer or path == outer or path.startswith(f"{outer}.")
+
+
+def makes_tensor(node: Node) -> bool:
+    """Whether an operator makes a tensor on a device that it is told."""
+    return node.op != "getitem" and schema(node.op).makes_tensor
+
+
+def _layers(
+    graph: ArchGraph,
+    nodes: Sequence[Node],
+    own: Mapping[str, Param],
+    chains: Mapping[str, tuple[str, ...]],
+) -> dict[str, Layer]:
+    """The layer that all work of a path is, by operator; empty if that is not one layer."""
+    counting = {name for param in own.values() for name in chains.get(param.name, ())}
+    called = [n for n in nodes if n.name not in counting and n.op != "getitem"]
+    found = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
+    layer = next(iter(found.values()), None)
+    if layer is None or len(found) < len(called) or any(o != layer for o in found.values()):
+        return {}
+    counter = own.get(layer.counter) if layer.counter else None
+    counted = len(chains.get(counter.name, ())) == len(called) if counter else not counting
+    return found if counted and _owns(layer, own) else {}
+
+
+def _owns(layer: Layer, own: Mapping[str, Param]) -> bool:
+    """Whether the leaves of a path are exactly what a layer has, under its names and in its role."""
+    used = {name: value for name, value in layer.leaves.items() if value is not None}
+    for name, value in used.items():
+        param = own.get(name)
+        if param is None or value != Leaf(param.name):
+            return False
+    if own.keys() - used.keys() - {layer.counter}:
+        return False
+    made = layer.made()
+    tensors = {**made._parameters, **made._buffers}
+    return all(
+        (tensor := tensors.get(name)) is not None
+        and tuple(tensor.shape) == param.shape
+        and (name in made._parameters) == (param.role == "parameter")
+        and param.role != "constant"
+        for name, param in own.items()
+    )
+
+
+def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
+    """Buffers that each call in training advances by one, and the operators that do it."""
+    chains = {}
+    for buffer, value in graph.updates:
+        step = value.train if isinstance(value, Mode) and value.eval is None else None
+        chain: list[str] = []
+        while isinstance(step, Ref):
+            node = graph.node[step.name]
+            users = graph.users[step.name]
+            counts = node.op == "aten.add.Tensor" and dict(node.args).keys() == {"self", "other"}
+            if not counts or node.arg("other") != 1 or users != tuple(chain[-1:]):
+                break
+            chain.append(node.name)
+            step = node.arg("self")
+        if step == Leaf(buffer) and chain:
+            chains[buffer] = tuple(chain)
+    return chains
