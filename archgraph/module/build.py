@@ -221,6 +221,9 @@ class Template:
                 copies[outer]._modules[name] = copy
         for path, name, leaf in self.places:
             module, tensor = copies[path], leaves[leaf]
+            if type(module).__setattr__ is not nn.Module.__setattr__:  # a list of weights beside
+                setattr(module, name, tensor)
+                continue
             table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
             cast(dict[str, Any], table)[name] = tensor
         return cast(ArchModule, copies[""])
@@ -230,7 +233,7 @@ def _template(graph: ArchGraph) -> Template:
     return cast(Template, graph._memo("archgraph.build", Template))
 
 
-_TABLES = (dict, OrderedDict, set, list)
+_TABLES = (dict, OrderedDict, set, list)  # of a module and of a recurrent layer
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -173,6 +173,7 @@ class _Body:
         given: What the block is given beside results.
         attributes: Leaves that have been read.
         sizes: Sizes that have been computed.
+        steps: How to make what reads the last state of one layer of a recurrent layer.
     """
 
     plan: Plan
@@ -184,6 +185,7 @@ class _Body:
     given: dict[Need, torch.fx.Node] = field(default_factory=dict)
     attributes: dict[str, torch.fx.Node] = field(default_factory=dict)
     sizes: dict[Batch, torch.fx.Node] = field(default_factory=dict)
+    steps: dict[str, Callable[[], torch.fx.Node]] = field(default_factory=dict)
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -215,6 +217,7 @@ class _Body:
             self.fx.output(values[0] if len(values) == 1 else tuple(values))
         else:
             self.fx.output(self.tree(in_mode(self.plan.graph.outputs, self.training)))
+        self.fx.eliminate_dead_code(lambda node: node.target is not operator.getitem)
         return self.fx
 
     def assigns(self, buffer: str) -> bool:
@@ -245,7 +248,9 @@ class _Body:
         """Append some work under a path: calls of operators, of layers, of blocks."""
         for name, group in groups(run, path):
             inside = path if name is None else f"{path}.{name}" if path else name
-            if name is None or inside in self.plan.layers:
+            if inside in self.plan.stacks and name is not None:
+                self.call_stack(inside, group)
+            elif name is None or inside in self.plan.layers:
                 for node in group:
                     if node.name in self.live:
                         self.env[node.name] = self.call(self.live[node.name])
@@ -253,6 +258,26 @@ class _Body:
                 self.emit(group, inside)
             else:
                 self.call_block(inside, group)
+
+    def call_stack(self, path: str, group: Run) -> None:
+        """One call of a recurrent layer of several operators."""
+        stack = self.plan.stacks[path]
+        if not any(node.name in self.live for node in group):
+            return
+        args = tuple(self.lower(value) for value in stack.layer.inputs)
+        called = self.call_module(path, args)
+        output, whole = self.items(called, 2)
+        last = self.items(whole, len(stack.last)) if len(stack.last) > 1 else (whole,)
+        names = (stack.output, *stack.last)
+        self.env |= {k: v for k, v in zip(names, (output, *last), strict=True) if k is not None}
+        for name, (kind, at) in stack.steps.items():
+            select = torch.ops.aten.select.int
+            self.steps[name] = functools.partial(self.fx.call_function, select, (last[kind], 0, at))
+
+    def items(self, several: torch.fx.Node, count: int) -> tuple[torch.fx.Node, ...]:
+        """The items of a tuple; those that nothing uses are left out of the code."""
+        call = self.fx.call_function
+        return tuple(call(operator.getitem, (several, index)) for index in range(count))
 
     def call_block(self, path: str, group: Run) -> None:
         """One call of a block, or several of them one after the other."""
@@ -278,13 +303,15 @@ class _Body:
             return self.size(Batch())
         if need == DEVICE:
             return self.device()
-        return self.env.get(need.name) if isinstance(need, Ref) else self.lower(need)  # type: ignore[arg-type]  # a leaf
+        return self.env.get(need.name) if isinstance(need, Ref) else self.lower(need)
 
     def call(self, node: Node) -> torch.fx.Node:
         """One operator, or the layer that computes it."""
         if node.op == "getitem":
             args = (self.lower(node.arg("source")), self.lower(node.arg("index")))
             return self.fx.call_function(operator.getitem, args)
+        if node.name in self.steps:
+            return self.steps[node.name]()
         inputs = self.plan.calls.get(node.name)
         if inputs is not None:
             return self.call_module(node.scope, tuple(self.lower(value) for value in inputs))

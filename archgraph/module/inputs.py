@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Record, Ref, TensorType, Value
 from archgraph.ops.schema import torch_dtype
 
 _Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it

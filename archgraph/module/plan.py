@@ -7,7 +7,6 @@ whose arguments are what that work reads from outside, and whose results are wha
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,16 +14,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Batch, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.graph.ir import (
+    ArchGraph,
+    Batch,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Ref,
+    Value,
+    in_mode,
+    walk,
+)
 from archgraph.graph.passes import specialise
 from archgraph.ops import table
 from archgraph.ops.layers import Layer
 from archgraph.ops.schema import schema
+from archgraph.ops.stacks import Stack, stack
 
 # What a block is given beside results and leaves: the batch size, the device of new tensors.
 BATCH, DEVICE = "batch size", "device"
 Need: TypeAlias = "Ref | Leaf | str"
 Run: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
+Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
 
 
 @dataclass(frozen=True)
@@ -35,15 +47,20 @@ class Plan:
         graph: The graph.
         layers: Layers of ``torch.nn``; their tensors are leaves of their path.
         calls: What their operators are called with, by name.
+        stacks: Those of them that are recurrent layers: each is several operators, of which the
+            first one stands for the call and the others read nothing.
         work: All operators in order, without inputs and without the counters of layers.
         updates: Buffers that forward assigns, without the counters of layers.
+        modes: The operators that run in evaluation and in training, by name, flags resolved.
     """
 
     graph: ArchGraph
     layers: Mapping[str, Layer]
     calls: Mapping[str, tuple[Value, ...]]
+    stacks: Mapping[str, Stack]
     work: Run
     updates: tuple[tuple[str, Value], ...]
+    modes: Modes
 
     @staticmethod
     def of(graph: ArchGraph) -> Plan:
@@ -66,31 +83,29 @@ class Plan:
                 owned.setdefault(path, {})[last] = param
         inner = {outer for path in (*paths, *owned) for outer in ancestors(path)}
         chains = _counters(graph)
+        modes = tuple(specialise(graph, training=t).node for t in (False, True))
         layers: dict[str, Layer] = {}
         calls: dict[str, tuple[Value, ...]] = {}
+        stacks: dict[str, Stack] = {}
         absorbed: set[str] = set()
         for path, nodes in paths.items():
             if path in inner or not path:
                 continue
             own = owned.get(path, {})
-            found = _layers(graph, nodes, own, chains)
+            found = _layers(graph, nodes, own, chains, modes)
             if found:
                 layers[path] = layer = next(iter(found.values()))
                 calls |= {name: call.inputs for name, call in found.items()}
                 if layer.counter in own:
                     absorbed |= {own[layer.counter].name}
+            elif (several := stack(graph, path, nodes)) and _owns(several.layer, own):
+                layers[path], stacks[path] = several.layer, several
+                calls |= dict.fromkeys((n.name for n in nodes), ())
+                calls[nodes[0].name] = several.layer.inputs
         counted = {name for buffer in absorbed for name in chains[buffer]}
         work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in counted)
         updates = tuple((k, v) for k, v in graph.updates if k not in absorbed)
-        return Plan(graph, layers, calls, work, updates)
-
-    # -- modes ------------------------------------------------------------------------------------
-
-    @cached_property
-    def modes(self) -> tuple[Mapping[str, Node], Mapping[str, Node]]:
-        """The operators that run in evaluation and in training, by name, their flags resolved."""
-        evaluation, training = (specialise(self.graph, training=t).node for t in (False, True))
-        return evaluation, training
+        return Plan(graph, layers, calls, stacks, work, updates, modes)
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -239,21 +254,29 @@ def _layers(
     nodes: Sequence[Node],
     own: Mapping[str, Param],
     chains: Mapping[str, tuple[str, ...]],
+    modes: Modes,
 ) -> dict[str, Layer]:
-    """The layer that all work of a path is, by operator; empty if that is not one layer."""
+    """The layer that all work of a path is, by operator; empty if that is not one layer.
+
+    A layer trains as its own mode says: where the graph has a constant, only that mode has it.
+    """
     counting = {name for param in own.values() for name in chains.get(param.name, ())}
     called = [n for n in nodes if n.name not in counting and n.op != "getitem"]
     found = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
     layer = next(iter(found.values()), None)
     if layer is None or len(found) < len(called) or any(o != layer for o in found.values()):
         return {}
+    for name, call in found.items():
+        flags = [t for t, mode in enumerate(modes) if name in mode]
+        if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
+            return {}
     counter = own.get(layer.counter) if layer.counter else None
     counted = len(chains.get(counter.name, ())) == len(called) if counter else not counting
     return found if counted and _owns(layer, own) else {}
 
 
 def _owns(layer: Layer, own: Mapping[str, Param]) -> bool:
-    """Whether the leaves of a path are exactly what a layer has, under its names and in its role."""
+    """Whether the leaves of a path are exactly those of a layer, by name, shape and role."""
     used = {name: value for name, value in layer.leaves.items() if value is not None}
     for name, value in used.items():
         param = own.get(name)

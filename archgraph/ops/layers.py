@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, Size, Value
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Size, Value
 from archgraph.ops.costs import type_of
 
 
@@ -29,6 +29,7 @@ class Layer:
             layer's own name; those that the call lacks are None.
         inputs: What it is called with.
         counter: The buffer that counts the batches of training, if it has one.
+        flag: What says that it trains; a layer follows its own mode. None: the same in both.
     """
 
     kind: type[nn.Module]
@@ -36,6 +37,7 @@ class Layer:
     leaves: Mapping[str, Value] = field(default_factory=dict)
     inputs: tuple[Value, ...] = field(default=(), compare=False)
     counter: str = ""
+    flag: Value = field(default=None, compare=False)
 
     def made(self) -> nn.Module:
         """The module; its tensors are on the meta device."""
@@ -178,12 +180,15 @@ def _statistics(
     shape = _shape(graph, node.arg("input"))
     kind = kinds.get(len(shape))
     alike = affine == (leaves["bias"] is not None) and tracks == (leaves["running_var"] is not None)
-    if kind is None or not alike or node.arg(flag) != (TRAINING if tracks else True):
+    if kind is None or not alike or not (tracks or node.arg(flag) is True):
         return None
     options: dict[str, Any] = {"num_features": shape[1]}
     options |= {k: node.arg(k) for k in ("eps", "momentum")}
     options |= {"affine": affine, "track_running_stats": tracks}
-    return Layer(kind, options, leaves, (node.arg("input"),), counter if tracks else "")
+    inputs = (node.arg("input"),)
+    if not tracks:
+        return Layer(kind, options, leaves, inputs)
+    return Layer(kind, options, leaves, inputs, counter, node.arg(flag))
 
 
 def layer_norm(graph: ArchGraph, node: Node) -> Layer | None:
@@ -199,9 +204,7 @@ def layer_norm(graph: ArchGraph, node: Node) -> Layer | None:
 
 def rms_norm(graph: ArchGraph, node: Node) -> Layer | None:
     """``nn.RMSNorm``."""
-    return _normalised(
-        nn.RMSNorm, node, {"eps": node.arg("eps")}, {"weight": node.arg("weight")}
-    )
+    return _normalised(nn.RMSNorm, node, {"eps": node.arg("eps")}, {"weight": node.arg("weight")})
 
 
 def _normalised(
@@ -279,9 +282,9 @@ def dropout(kind: type[nn.Module] | None) -> LayerRule:
     def rule(graph: ArchGraph, node: Node) -> Layer | None:
         given = node.arg("input")
         own = kind or _FEATURES.get(len(_shape(graph, given)))
-        if own is None or node.arg("train") != TRAINING:
+        if own is None:
             return None
-        return Layer(own, {"p": node.arg("p")}, inputs=(given,))
+        return Layer(own, {"p": node.arg("p")}, inputs=(given,), flag=node.arg("train"))
 
     return rule
 
