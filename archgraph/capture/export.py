@@ -25,7 +25,7 @@ from archgraph.capture.held import Held
 from archgraph.capture.places import place
 from archgraph.capture.prints import is_own
 from archgraph.capture.restored import assigning
-from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
+from archgraph.capture.surroundings import neutral, quiet, reachable, spelt_forward, watched
 from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
 
@@ -60,7 +60,7 @@ def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises:
         TraceError: If the module cannot be captured: the line of the user's code, and what to do.
     """
-    with neutral():
+    with neutral(), reachable(model):
         return _captured(model, args, kwargs)
 
 

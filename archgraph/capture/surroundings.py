@@ -69,6 +69,24 @@ def spelt_forward(
 
 
 @contextlib.contextmanager
+def reachable(model: torch.nn.Module) -> Iterator[None]:
+    """Let ``model.type`` be the submodule of that name, as export looks it up, not the method."""
+    hidden = [
+        (vars(module), name, part)
+        for module in model.modules()
+        for name, part in (module._modules | module._parameters | module._buffers).items()
+        if name not in vars(module) and hasattr(type(module), name)
+    ]
+    for own, name, part in hidden:
+        own[name] = part
+    try:
+        yield
+    finally:
+        for own, name, _ in hidden:
+            own.pop(name, None)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence what export logs and prints on the way: its reason reappears in our error."""
     level = logging.root.manager.disable

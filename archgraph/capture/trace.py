@@ -226,7 +226,7 @@ def _traced_uncached(
 
 
 def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[Traced, list[Note]]:
-    modes = {m: m.training for m in model.modules()}
+    modes, flags = {m: m.training for m in model.modules()}, _flags(model)
     leaves = Leaves.of(model)
     args, kwargs = on_device_of(model, (args, kwargs))
     try:
@@ -242,16 +242,36 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
             module.training = mode
     tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     graph, lost = _graph(draft, tensors, leaves, way.name)
-    notes = [*draft.notes, *_unread_statistics(draft, graph)]
+    notes = [*draft.notes, *_unread_statistics(draft, graph), *_partly_frozen(model, flags)]
     if any(t.is_meta for t in tensors.values()):
         text = "the model is on the meta device: its state has shapes and no values"
         unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
         notes.append(text + unknown)
     own = getattr(model, "arch", None)
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
-        graph = own.replace()  # the same architecture: keep its module scopes and sections
+        graph = own  # the same architecture: keep its module scopes and sections
+    graph = graph.replace(flags=flags)
     check(graph)
     return Traced(graph, leaves.state(model)), notes
+
+
+def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
+    """The ``training`` flags of a model, of those modules whose flag is not that around them."""
+    flags = {path: module.training for path, module in model.named_modules()}
+    around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
+    return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
+
+
+def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:
+    """The note on modules that were in another mode than the model."""
+    paths = [path for path, _ in flags if path]
+    if paths:
+        mode, other = ("train", "eval") if model.training else ("eval", "train")
+        listed = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+        yield (
+            f"{listed}: in {other} mode while the model is in {mode} mode; the built module starts "
+            "with these flags, and .train() and .eval() set all of them, as on the model"
+        )
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -179,6 +179,8 @@ class ArchGraph:
         outputs: Tree of ``Ref`` that forward returns; a ``Mode`` where training returns more.
         updates: Buffers that forward assigns: ``(buffer, value)``; ``None`` leaves it alone.
         sections: The user's own sections, ``(name, (block, ...))``; empty: found by analysis.
+        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
+            a path stands for all modules inside, later ones count; a label, which files lack.
     """
 
     inputs: tuple[tuple[str, Value], ...]
@@ -189,6 +191,7 @@ class ArchGraph:
     sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
     name: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    flags: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -197,7 +200,7 @@ class ArchGraph:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the caches, which hold classes made at run time."""
         fields = (self.inputs, self.params, self.nodes, self.outputs, self.updates)
-        return ArchGraph, (*fields, self.sections, self.name, self.notes)
+        return ArchGraph, (*fields, self.sections, self.name, self.notes, self.flags)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
         return self  # a value

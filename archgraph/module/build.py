@@ -21,7 +21,7 @@ from archgraph.graph.ir import ArchGraph, Param
 from archgraph.module.code import Blocks, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import Inputs
-from archgraph.module.plan import Plan, ancestors
+from archgraph.module.plan import Plan, ancestors, is_under
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
@@ -88,7 +88,9 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     """Build the module that computes a graph.
 
     It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
-    pruning, parametrisations, adapters and replaced layers work as they do on that model.
+    pruning, parametrisations, adapters and replaced layers work as they do on that model. Its
+    ``training`` flags are those that the model had when it was traced; what is built from a file
+    is in training mode, as any new module.
 
     Args:
         graph: The architecture.
@@ -171,6 +173,10 @@ class Template:
                 self.parts[outer]._modules[name] = part
         for path, last, leaf in self.places:
             self._register(path, last, graph.param[leaf])
+        for outer, flag in graph.flags:
+            for path, part in self.parts.items():
+                if is_under(path, outer):
+                    part.training = flag
         for path, layer in plan.layers.items():
             if layer.counter and f"{path}.{layer.counter}" not in graph.param:
                 self.parts[path]._buffers[layer.counter] = None

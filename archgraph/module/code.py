@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import Atom, Batch, Leaf, Node, Record, Ref, Value, in_mode
+from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode
 from archgraph.module.plan import BATCH, DEVICE, Need, Plan, Run, is_under, makes_tensor
 from archgraph.ops.schema import from_atom, schema
 
@@ -340,6 +340,8 @@ class _Body:
                 return self.leaf(name)
             case Batch():
                 return self.size(value)
+            case Mode():
+                return self.lower(in_mode(value, self.training))
             case Atom():
                 return from_atom(value)
             case tuple():
@@ -417,7 +419,8 @@ class _Body:
                 return self.lower(value)
 
 
-_OWN = frozenset({"arch", "_part", *vars(torch.nn.Module())})  # of every built module
+# Attributes of every built module, which hide leaves and modules of these names.
+_OWN = frozenset({"arch", "_part", "_graph", "_path", "_inputs", *vars(torch.nn.Module())})
 
 
 @functools.cache

@@ -84,13 +84,14 @@ class Inputs:
             GraphError: Names the input, what was found and what is expected.
         """
         leaf = self._leaf(module)
+        converted = leaf is not None and self.own is not None and leaf.dtype is not self.own[2]
         for item in self.tensors:
             value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
             if value is None:
                 continue
             for step in item.steps:
                 value = _inside(value, step)
-            if not item.fits(value):
+            if converted or not item.fits(value):
                 self._refuse(item, value, leaf)
             if leaf is not None and value.device != leaf.device:
                 raise GraphError(

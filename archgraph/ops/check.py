@@ -127,18 +127,12 @@ def _check_name(name: str) -> None:
     """A leaf's name is an attribute path of a module, and appears in generated code."""
     parts = name.split(".")
     possible = all(parts) and name.isprintable() and not set(name) & {'"', "\\"}
-    if not possible or not _module_attributes().isdisjoint(parts):
+    if not possible:
         raise GraphError(
             "leaf with an impossible name",
             where=name,
-            expected="printable words joined by dots, none of them an attribute that every "
-            "module has, without quotes and backslashes",
+            expected="printable words joined by dots, without quotes and backslashes",
         )
-
-
-@functools.cache
-def _module_attributes() -> frozenset[str]:
-    return frozenset(dir(torch.nn.Module()))
 
 
 def _check_leaf(param: Param) -> int:

@@ -100,7 +100,6 @@ FAULTS = [
     (("fc.weight", "@'a\" or b'"), "leaf with an impossible name"),
     (("fc.weight", "@'a\\\\'"), "leaf with an impossible name"),
     (("fc.weight", "fc..weight"), "leaf with an impossible name"),
-    (("fc.weight", "forward.weight"), "leaf with an impossible name"),
     (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
     (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
     (('"tiny"', '"\\ud800"'), "is not text"),

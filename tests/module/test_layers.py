@@ -1,0 +1,493 @@
+"""Built modules consist of layers of torch.nn and of blocks: they are used as the model is used."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import archgraph as ag
+from archgraph.errors import ArchGraphError, GraphError
+from archgraph.module.build import load_state
+
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)) + x)
+
+
+class Net(nn.Module):
+    """Stages of blocks, a functional dropout, a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(Residual(8), Residual(8), Residual(8)) for _ in range(2)
+        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flat = nn.Flatten()
+        self.twice = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.4)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        x = self.twice(F.relu(self.twice(self.flat(self.pool(x)))))
+        return self.head(self.drop(x))
+
+
+def equal_both_modes(one: nn.Module, other: nn.Module, *inputs: torch.Tensor) -> None:
+    """Values, gradients and buffers are equal to the bit, in evaluation and in training."""
+    for training in (False, True):
+        results = []
+        for net in (one, other):
+            net.train(training).zero_grad()
+            torch.manual_seed(1)
+            y = net(*inputs)
+            y.square().sum().backward()
+            results.append((y, {k: p.grad for k, p in net.named_parameters()}, net.state_dict()))
+        (y, grads, state), (z, theirs, others) = results
+        torch.testing.assert_close(z, y, rtol=0, atol=0)
+        assert grads.keys() == theirs.keys() and state.keys() == others.keys()
+        for name, grad in grads.items():
+            torch.testing.assert_close(theirs[name], grad, rtol=0, atol=0, msg=name)
+        for name, tensor in state.items():
+            torch.testing.assert_close(others[name], tensor, rtol=0, atol=0, msg=name)
+
+
+@pytest.fixture(scope="module")
+def traced():
+    torch.manual_seed(0)
+    return ag.trace(Net(), X)
+
+
+@pytest.fixture
+def net(traced):
+    return ag.build(*traced)
+
+
+def original(traced):
+    model = Net()
+    model.load_state_dict(traced.state)
+    return model
+
+
+def test_a_built_module_prints_as_the_model_does(traced, net):
+    def layers(module):
+        leaves = ((k, m) for k, m in module.named_modules() if not list(m.children()))
+        return [(k, repr(m).replace("inplace=True", "inplace=False")) for k, m in leaves]
+
+    model = original(traced)
+    assert layers(net) == [(k, "ReLU()" if v.startswith("ReLU") else v) for k, v in layers(model)]
+    assert list(net.state_dict()) == list(model.state_dict())
+    assert isinstance(net.stages, nn.ModuleList) or isinstance(net.stages, nn.Sequential)
+    assert isinstance(net.stages[1], nn.Sequential) and len(net.stages[1]) == 3
+    equal_both_modes(model, net, X)
+
+
+def test_tracing_what_was_built_gives_the_graph(traced, net):
+    assert ag.trace(net, X).graph == traced.graph
+
+
+def test_blocks_stages_and_layers_call_hooks_with_their_inputs_and_results(traced, net):
+    model = original(traced).eval()
+    paths = ("stages.0", "stages.0.1", "stages.1.2.norm", "twice", "pool", "drop")
+    seen = {}
+    for kind, module in (("model", model), ("net", net.eval())):
+        for path in paths:
+            module.get_submodule(path).register_forward_hook(
+                lambda m, i, o, k=(kind, path): seen.setdefault(k, []).append((i[0].clone(), o))
+            )
+        module(X)
+    for path in paths:
+        ours, theirs = seen["net", path], seen["model", path]
+        assert len(ours) == len(theirs) == (2 if path == "twice" else 1)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_backward_hooks_and_hooks_that_change_results(net):
+    order = []
+    net.head.register_full_backward_hook(lambda *_: order.append("head"))
+    net.stages[0].register_full_backward_hook(lambda *_: order.append("stage"))
+    net(X).sum().backward()
+    assert order == ["head", "stage"]
+    net.eval()
+    before = net(X)
+    handle = net.stages[1].register_forward_hook(lambda m, i, o: o * 0)
+    assert not torch.allclose(net(X), before)
+    handle.remove()
+    torch.testing.assert_close(net(X), before, rtol=0, atol=0)
+
+
+def test_modes_and_gradients_of_parts(net):
+    net.train()
+    net.stages[1].eval()
+    net.drop.eval()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    net(X)
+    moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
+    assert moved and all(k.startswith("stages.0.") for k in moved)
+    net.stages[0].requires_grad_(False)
+    net(X).sum().backward()
+    missing = {k for k, p in net.named_parameters() if p.grad is None}
+    assert missing == {k for k, _ in net.named_parameters() if k.startswith("stages.0.")}
+
+
+def test_flags_come_back_as_they_were():
+    model = Net().eval()
+    model.stages[1].train()
+    graph, state = ag.trace(model, X)
+    net = ag.build(graph, state)
+    flags = {k: m.training for k, m in model.named_modules()}
+    assert {k: m.training for k, m in net.named_modules()} == flags
+    assert any("stages.1: in train mode" in note for note in graph.notes)
+    half = ag.take(graph, 0.5)
+    assert not ag.build(half.graph, half.transfer.pull(state)).training
+    assert all(m.training for m in net.train().modules())
+    assert ag.build(ag.trace(Net(), X).graph).training
+
+
+def test_apply_and_replacing_layers(net):
+    net.apply(lambda m: nn.init.zeros_(m.weight) if isinstance(m, nn.Linear) else None)
+    assert not net.head.weight.any() and not net.twice.weight.any()
+    net.head = nn.Linear(8, 7)
+    assert net(X).shape == (4, 7)
+    net.stages[0][1] = nn.Identity()
+    assert net(X).shape == (4, 7)
+
+
+def test_pruning_parametrisations_and_norms_of_weights(net):
+    prune.l1_unstructured(net.stages[0][0].conv, "weight", amount=0.5)
+    parametrizations.spectral_norm(net.head)
+    parametrizations.weight_norm(net.twice)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        net(X).square().sum().backward()
+        optimiser.step()
+    net(X)
+    assert (net.stages[0][0].conv.weight == 0).float().mean() >= 0.5
+    assert torch.linalg.matrix_norm(net.eval().head.weight, 2) < 1.2
+
+
+def test_a_state_is_what_the_module_computes_with_or_is_refused_by_name(traced, net):
+    graph, state = traced
+    parametrizations.weight_norm(net.head)
+    with torch.no_grad():
+        net.head.parametrizations.weight.original1.mul_(2)
+    effective = ag.state_of(net)
+    torch.testing.assert_close(effective["head.weight"], net.head.weight.detach())
+    merger = ag.Merger(graph, state)
+    merger.add(ag.take(graph, 1.0, allow_nothing=True).transfer, effective)
+    with pytest.raises(GraphError, match=r"head\.weight: is parametrised"):
+        load_state(net, state)
+    parametrize.remove_parametrizations(net.head, "weight")
+    load_state(net, state)
+
+    prune.random_unstructured(net.twice, "weight", amount=0.5)
+    with pytest.raises(GraphError, match=r"twice\.weight.*weight_orig.*prune\.remove"):
+        ag.state_of(net)
+    prune.remove(net.twice, "weight")
+    ag.state_of(net)
+    net.extra = nn.Linear(2, 2)
+    with pytest.raises(GraphError, match=r"extra\.weight.*its graph does not have"):
+        ag.state_of(net)
+
+
+class Louder(nn.Linear):
+    def forward(self, x):
+        return 100 * super().forward(x)
+
+
+def _hook(module, args, output):
+    return output + 1
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_keep_what_the_user_changed(net, how):
+    net.eval()
+    net.head = Louder(8, 5)
+    net.stages[0].register_forward_hook(_hook)
+    net.stem.requires_grad_(False)
+    net.twice.train()
+    if how == "deepcopy":
+        parametrizations.weight_norm(net.twice)
+        other = copy.deepcopy(net)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(net))
+    else:
+        file = io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    torch.testing.assert_close(other(X), net(X), rtol=0, atol=0)
+    assert type(other.head) is Louder and not other.stem.weight.requires_grad
+    assert {k: m.training for k, m in other.named_modules()} == {
+        k: m.training for k, m in net.named_modules()
+    }
+    with torch.no_grad():
+        next(other.parameters()).zero_()
+    assert next(net.parameters()).any()
+    assert other.arch == net.arch
+
+
+def test_symbolic_tracing_and_feature_extraction(net):
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    net.eval()
+    symbolic = torch.fx.symbolic_trace(net)
+    torch.testing.assert_close(symbolic(X), net(X), rtol=0, atol=0)
+    features = create_feature_extractor(net, ["stages.0", "head"])(X)
+    assert features["stages.0"].shape == (4, 8, 3, 3)
+    torch.testing.assert_close(features["head"], net(X), rtol=0, atol=0)
+
+
+def test_functional_calls_use_the_tensors_that_they_are_given(traced, net):
+    zeros = {k: torch.zeros_like(v) for k, v in net.state_dict().items()}
+    assert not torch.func.functional_call(net.eval(), zeros, (X,)).any()
+
+
+def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
+    graph, state = traced
+    rewrites = {
+        "take": ag.take(graph, 0.5),
+        "widen": ag.widen(graph, {"stem.out": 1.5}),
+        "skip": ag.skip(graph, ["stages.0.1"]),
+        "graft": ag.graft(graph, {"stages.1": 5}),
+    }
+    nets = {k: ag.build(r.graph, r.transfer.pull(state)) for k, r in rewrites.items()}
+    assert nets["take"].stem.out_channels == nets["take"].stages[0][0].norm.num_features == 4
+    assert repr(nets["take"].head) == "Linear(in_features=4, out_features=5, bias=True)"
+    assert nets["widen"].stages[1][0].conv.out_channels == nets["widen"].head.in_features == 12
+    assert list(nets["skip"].stages[0]._modules) == ["0", "2"]
+    assert len(nets["graft"].stages[1]) == 5
+    for name, net in nets.items():
+        kinds = {type(m) for m in net.modules()}
+        assert {nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.Dropout} <= kinds, name
+        net(X).sum().backward()
+
+
+def test_a_model_that_is_one_layer():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    net = ag.build(*ag.trace(layer, x))
+    assert list(net.state_dict()) == ["weight", "bias"]
+    torch.testing.assert_close(net(x), layer(x), rtol=0, atol=0)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.norm, self.out = Residual(3), nn.BatchNorm2d(3), nn.Flatten()
+
+    def forward(self, x):
+        x = self.block(self.block(self.block(x)))
+        return self.out(self.norm(self.block(self.norm(x).relu())))
+
+
+def test_a_block_and_a_norm_that_are_called_several_times():
+    torch.manual_seed(0)
+    model = Shared()
+    graph, state = ag.trace(model, X)
+    net = ag.build(graph, state)
+    calls = []
+    net.block.register_forward_hook(lambda *_: calls.append("block"))
+    equal_both_modes(model, net, X)
+    assert calls == ["block"] * 8
+    assert int(net.norm.num_batches_tracked) == int(model.norm.num_batches_tracked) == 2
+    assert ag.trace(net, X).graph == graph
+
+
+class Functional(nn.Module):
+    """Weights of layers that are used without calling the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.embed = nn.Linear(6, 6), nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = parametrizations.weight_norm(nn.Linear(6, 6))
+
+    def forward(self, ids):
+        x = F.linear(self.embed(ids), self.fc.weight.T, self.fc.bias)
+        return self.head(self.scale(x))
+
+
+def test_functional_uses_and_parametrised_weights_stay_functional():
+    torch.manual_seed(0)
+    model, ids = Functional(), torch.arange(9).reshape(3, 3)
+    graph, state = ag.trace(model, ids)
+    net = ag.build(graph, state)
+    assert type(net.embed) is nn.Embedding and type(net.head) is nn.Linear
+    assert net.head.weight is net.embed.weight
+    assert type(net.fc) is nn.Module and not isinstance(net.scale, nn.Linear)
+    equal_both_modes(model, net, ids)
+
+
+class Names(nn.Module):
+    """Modules whose names mean something else to Python, to torch or to this package."""
+
+    NAMES = ("graph", "code", "type", "half", "class", "arch", "training_", "_graph", "x y")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self._modules[name] = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+
+    def forward(self, x):
+        for name in self.NAMES:
+            x = self._modules[name](x)
+        return x
+
+
+def test_paths_may_have_any_name():
+    torch.manual_seed(0)
+    model, x = Names(), torch.randn(5, 4)
+    graph, state = ag.trace(model, x)
+    net = ag.build(graph, state)
+    assert all(type(net._modules[name][0]) is nn.Linear for name in Names.NAMES)
+    equal_both_modes(model, net, x)
+    other = copy.deepcopy(net)
+    torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, how, **options) -> None:
+        super().__init__()
+        self.rnn, self.how = kind(4, 3, batch_first=True, **options), how
+
+    def forward(self, x):
+        y, state = self.rnn(x)
+        hidden = state[0] if isinstance(state, tuple) else state
+        return {"all": y, "last": hidden[-1], "both": torch.cat([hidden[-2], hidden[-1]], -1)}[
+            self.how
+        ]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("all", {"num_layers": 2, "bidirectional": True, "dropout": 0.3}),
+        ("last", {"num_layers": 3}),
+        ("both", {"num_layers": 2, "bidirectional": True, "bias": False}),
+    ],
+)
+def test_recurrent_layers_come_back_whole(kind, how, options):
+    torch.manual_seed(0)
+    model, x = Recurrent(kind, how, **options), torch.randn(3, 5, 4)
+    graph, state = ag.trace(model, x)
+    net = ag.build(graph, state)
+    assert repr(net.rnn) == repr(model.rnn)
+    equal_both_modes(model, net, x)
+    assert ag.trace(net, x).graph == graph
+    copy.deepcopy(net)(x).sum().backward()
+
+
+def test_recurrent_layers_of_unequal_sizes_are_functional():
+    torch.manual_seed(0)
+    graph, state = ag.trace(
+        nn.Sequential(Recurrent(nn.LSTM, "all", num_layers=2), nn.Linear(3, 2)),
+        torch.randn(3, 5, 4),
+    )
+    first = next(a for a in ag.axes(graph).free if a.name.endswith("rnn.hidden"))
+    small = ag.take(graph, positions={first.name: [0, 2]})
+    net = ag.build(small.graph, small.transfer.pull(state))
+    assert not isinstance(net.get_submodule("0.rnn"), nn.LSTM)
+    assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
+
+
+class Auxiliary(nn.Module):
+    """A head and stochastic depth that exist in training alone; statistics of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.aux = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        x = self.body(x)
+        if self.training:
+            with torch.no_grad():
+                self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+            return self.out(x - self.mean), self.aux(x)
+        return self.out(x - self.mean)
+
+
+def test_layers_of_one_mode_and_buffers_that_forward_assigns():
+    torch.manual_seed(0)
+    model, x = Auxiliary(), torch.randn(6, 4)
+    graph, state = ag.trace(model, x)
+    net = ag.build(graph, state)
+    assert type(net.aux[1]) is nn.BatchNorm1d and type(net.aux[2]) is nn.Dropout
+    for training in (True, False, True):
+        results = []
+        for one in (model, net):
+            torch.manual_seed(3)
+            results.append(one.train(training)(x))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_checks_of_torch_are_back(net):
+    with pytest.raises(ValueError, match="more than 1 value"):
+        ag.build(*ag.trace(nn.Sequential(nn.BatchNorm1d(3)), torch.randn(2, 3)))(torch.randn(1, 3))
+
+
+# -- inputs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "found"),
+    [
+        (torch.randn(3, 8, 8), r"float32\[3, 8, 8\]"),
+        (torch.randn(2, 3, 8, 9), r"float32\[2, 3, 8, 9\]"),
+        (torch.randn(2, 3, 8, 8).double(), r"float64\[2, 3, 8, 8\]"),
+        (torch.randn(2, 3, 8, 8, device="meta"), r"device.*meta"),
+        ([1.0], "not a tensor; found list"),
+    ],
+)
+def test_inputs_of_another_type_are_refused(net, x, found):
+    with pytest.raises(GraphError, match=rf"input x: .*{found}.*expected"):
+        net(x)
+    with pytest.raises(ArchGraphError):
+        net(x=x)
+
+
+def test_a_module_in_another_dtype_takes_inputs_in_that(net):
+    assert net.double()(X.double()).dtype is torch.float64
+    with pytest.raises(GraphError, match=r"float32\[4, 3, 8, 8\]"):
+        net(X)
+
+
+def test_nested_inputs_are_named():
+    class Nested(nn.Module):
+        def forward(self, batch, pair):
+            return batch["ids"] * 2 + pair[1]
+
+    ids, y = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
+    net = ag.build(*ag.trace(Nested(), {"ids": ids}, (y, y)))
+    assert net({"ids": ids}, (y, y)).shape == (2, 3)
+    with pytest.raises(GraphError, match=r"input batch\['ids'\]: .*int64\[2, 4\]"):
+        net({"ids": torch.ones(2, 4, dtype=torch.int64)}, (y, y))
+    with pytest.raises(GraphError, match=r"input pair\[1\]: .*float64"):
+        net({"ids": ids}, (y, y.double()))
