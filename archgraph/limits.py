@@ -30,6 +30,7 @@ class Limits:
     block_nesting: int = 16  # blocks inside blocks
     unfolded_steps: int = 20_000  # steps of a model once its blocks are unfolded
     nodes: int = 100_000  # operators of a graph
+    module_depth: int = 64  # modules inside modules
     leaves: int = 100_000  # parameters, buffers and constants of a graph
     rank: int = 32  # dimensions of a tensor
     size: int = 2**40  # one dimension of a tensor

@@ -72,6 +72,7 @@ def check(graph: ArchGraph) -> None:
         where = f"%{node.name}"
         if node.name in seen:
             raise GraphError("two operators of one name", where=where)
+        _check_depth(node.scope, where)
         _check_uses((v for _, v in node.args), seen, graph.param, where)
         for type_ in node.types:
             _check_type(type_, where)
@@ -123,8 +124,14 @@ def _check_leaves(graph: ArchGraph) -> None:
                 raise GraphError("leaf inside another leaf", where=name, found=owner)
 
 
+def _check_depth(path: str, where: str) -> None:
+    depth = path.count(".") + 1
+    _bound(depth, LIMITS.module_depth, "too many modules inside modules", where)
+
+
 def _check_name(name: str) -> None:
     """A leaf's name is an attribute path of a module, and appears in generated code."""
+    _check_depth(name.rpartition(".")[0], name)
     parts = name.split(".")
     possible = all(parts) and name.isprintable() and not set(name) & {'"', "\\"}
     if not possible:

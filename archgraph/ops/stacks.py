@@ -53,6 +53,9 @@ def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
     runs = [n for n in nodes if n.op in _KINDS]
     if not runs or any(n.op != runs[0].op for n in runs):
         return None
+    start = graph.nodes.index(nodes[0])
+    if graph.nodes[start : start + len(nodes)] != tuple(nodes):
+        return None  # other work in between: what the layer is given may not be there yet
     for ways in (2, 1):
         layers, rest = divmod(len(runs), ways)
         if not rest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,11 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import archgraph as ag
 from archgraph.errors import ArchGraphError, GraphError
 from archgraph.module.build import load_state
+
+def build(graph, state=None) -> Any:
+    """A built module, of whose parts nothing is known to the type checker."""
+    return ag.build(graph, state)
+
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -80,7 +86,7 @@ def traced():
 
 @pytest.fixture
 def net(traced):
-    return ag.build(*traced)
+    return build(*traced)
 
 
 def original(traced):
@@ -109,7 +115,7 @@ def test_tracing_what_was_built_gives_the_graph(traced, net):
 def test_blocks_stages_and_layers_call_hooks_with_their_inputs_and_results(traced, net):
     model = original(traced).eval()
     paths = ("stages.0", "stages.0.1", "stages.1.2.norm", "twice", "pool", "drop")
-    seen = {}
+    seen: dict[Any, Any] = {}
     for kind, module in (("model", model), ("net", net.eval())):
         for path in paths:
             module.get_submodule(path).register_forward_hook(
@@ -155,14 +161,14 @@ def test_flags_come_back_as_they_were():
     model = Net().eval()
     model.stages[1].train()
     graph, state = ag.trace(model, X)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     flags = {k: m.training for k, m in model.named_modules()}
     assert {k: m.training for k, m in net.named_modules()} == flags
     assert any("stages.1: in train mode" in note for note in graph.notes)
     half = ag.take(graph, 0.5)
-    assert not ag.build(half.graph, half.transfer.pull(state)).training
+    assert not build(half.graph, half.transfer.pull(state)).training
     assert all(m.training for m in net.train().modules())
-    assert ag.build(ag.trace(Net(), X).graph).training
+    assert build(ag.trace(Net(), X).graph).training
 
 
 def test_apply_and_replacing_layers(net):
@@ -273,7 +279,7 @@ def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
         "skip": ag.skip(graph, ["stages.0.1"]),
         "graft": ag.graft(graph, {"stages.1": 5}),
     }
-    nets = {k: ag.build(r.graph, r.transfer.pull(state)) for k, r in rewrites.items()}
+    nets = {k: build(r.graph, r.transfer.pull(state)) for k, r in rewrites.items()}
     assert nets["take"].stem.out_channels == nets["take"].stages[0][0].norm.num_features == 4
     assert repr(nets["take"].head) == "Linear(in_features=4, out_features=5, bias=True)"
     assert nets["widen"].stages[1][0].conv.out_channels == nets["widen"].head.in_features == 12
@@ -287,7 +293,7 @@ def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
 
 def test_a_model_that_is_one_layer():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
-    net = ag.build(*ag.trace(layer, x))
+    net = build(*ag.trace(layer, x))
     assert list(net.state_dict()) == ["weight", "bias"]
     torch.testing.assert_close(net(x), layer(x), rtol=0, atol=0)
 
@@ -304,9 +310,9 @@ class Shared(nn.Module):
 
 def test_a_block_and_a_norm_that_are_called_several_times():
     torch.manual_seed(0)
-    model = Shared()
+    model: Any = Shared()
     graph, state = ag.trace(model, X)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     calls = []
     net.block.register_forward_hook(lambda *_: calls.append("block"))
     equal_both_modes(model, net, X)
@@ -334,7 +340,7 @@ def test_functional_uses_and_parametrised_weights_stay_functional():
     torch.manual_seed(0)
     model, ids = Functional(), torch.arange(9).reshape(3, 3)
     graph, state = ag.trace(model, ids)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     assert type(net.embed) is nn.Embedding and type(net.head) is nn.Linear
     assert net.head.weight is net.embed.weight
     assert type(net.fc) is nn.Module and not isinstance(net.scale, nn.Linear)
@@ -353,7 +359,7 @@ class Names(nn.Module):
 
     def forward(self, x):
         for name in self.NAMES:
-            x = self._modules[name](x)
+            x = dict(self.named_children())[name](x)
         return x
 
 
@@ -361,7 +367,7 @@ def test_paths_may_have_any_name():
     torch.manual_seed(0)
     model, x = Names(), torch.randn(5, 4)
     graph, state = ag.trace(model, x)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     assert all(type(net._modules[name][0]) is nn.Linear for name in Names.NAMES)
     equal_both_modes(model, net, x)
     other = copy.deepcopy(net)
@@ -394,7 +400,7 @@ def test_recurrent_layers_come_back_whole(kind, how, options):
     torch.manual_seed(0)
     model, x = Recurrent(kind, how, **options), torch.randn(3, 5, 4)
     graph, state = ag.trace(model, x)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     assert repr(net.rnn) == repr(model.rnn)
     equal_both_modes(model, net, x)
     assert ag.trace(net, x).graph == graph
@@ -409,7 +415,7 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     )
     first = next(a for a in ag.axes(graph).free if a.name.endswith("rnn.hidden"))
     small = ag.take(graph, positions={first.name: [0, 2]})
-    net = ag.build(small.graph, small.transfer.pull(state))
+    net = build(small.graph, small.transfer.pull(state))
     assert not isinstance(net.get_submodule("0.rnn"), nn.LSTM)
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
 
@@ -421,7 +427,7 @@ class Auxiliary(nn.Module):
         super().__init__()
         self.body, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
         self.aux = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-        self.register_buffer("mean", torch.zeros(4))
+        self.mean = nn.Buffer(torch.zeros(4))
 
     def forward(self, x):
         x = self.body(x)
@@ -436,7 +442,7 @@ def test_layers_of_one_mode_and_buffers_that_forward_assigns():
     torch.manual_seed(0)
     model, x = Auxiliary(), torch.randn(6, 4)
     graph, state = ag.trace(model, x)
-    net = ag.build(graph, state)
+    net = build(graph, state)
     assert type(net.aux[1]) is nn.BatchNorm1d and type(net.aux[2]) is nn.Dropout
     for training in (True, False, True):
         results = []
@@ -450,7 +456,7 @@ def test_layers_of_one_mode_and_buffers_that_forward_assigns():
 
 def test_checks_of_torch_are_back(net):
     with pytest.raises(ValueError, match="more than 1 value"):
-        ag.build(*ag.trace(nn.Sequential(nn.BatchNorm1d(3)), torch.randn(2, 3)))(torch.randn(1, 3))
+        build(*ag.trace(nn.Sequential(nn.BatchNorm1d(3)), torch.randn(2, 3)))(torch.randn(1, 3))
 
 
 # -- inputs -------------------------------------------------------------------------------------
@@ -485,7 +491,7 @@ def test_nested_inputs_are_named():
             return batch["ids"] * 2 + pair[1]
 
     ids, y = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
-    net = ag.build(*ag.trace(Nested(), {"ids": ids}, (y, y)))
+    net = build(*ag.trace(Nested(), {"ids": ids}, (y, y)))
     assert net({"ids": ids}, (y, y)).shape == (2, 3)
     with pytest.raises(GraphError, match=r"input batch\['ids'\]: .*int64\[2, 4\]"):
         net({"ids": torch.ones(2, 4, dtype=torch.int64)}, (y, y))
