@@ -148,7 +148,7 @@ class Blocks:
                 return None
             names.append(name)
             before = results[0]
-        return tuple(names)
+        return tuple(names) if plan.results(path, runs[0]) == (before,) else None
 
 
 def groups(run: Run, path: str) -> Iterator[tuple[str | None, Run]]:

@@ -420,6 +420,27 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
 
 
+class Inside(nn.Module):
+    """A chain whose middle result is read outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    def forward(self, x):
+        for layer in self.chain[:2]:
+            x = layer(x)
+        return self.chain[2](x) + x
+
+
+def test_a_chain_whose_middle_is_read_outside():
+    model, x = Inside(), torch.randn(3, 4)
+    graph, state = ag.trace(model, x)
+    net = build(graph, state)
+    equal_both_modes(model, net, x)
+    assert ag.trace(net, x).graph == graph
+
+
 class Auxiliary(nn.Module):
     """A head and stochastic depth that exist in training alone; statistics of one's own."""
 
