@@ -77,10 +77,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-# torchvision is a zoo of foreign models for tests, never a dependency: its wheel
-# asks for a CUDA torch, hence --no-deps (tests/conftest.py makes it importable).
+# For tests only, never dependencies: torchvision is a zoo of foreign models, the others are tools
+# that people use on models. Some of them ask for a CUDA torch, hence --no-deps
+# (tests/conftest.py makes torchvision importable).
+FOREIGN := torchvision==0.28.0 accelerate==1.15.0 captum==0.9.0 opacus==1.6.0 opt-einsum==3.4.0 \
+           peft==0.21.2 torchao==0.18.0
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[dev]'
-	$(PIP) install --no-deps torchvision==0.28.0
+	$(PIP) install --no-deps $(FOREIGN)
 	$(PIP) check
 	touch $@ $(VENV)/.installed

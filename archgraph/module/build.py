@@ -239,14 +239,16 @@ def _template(graph: ArchGraph) -> Template:
     return cast(Template, graph._memo("archgraph.build", Template))
 
 
-_TABLES = (dict, OrderedDict, set, list)  # of a module and of a recurrent layer
+_TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recurrent layer
 
 
 def _copied(module: nn.Module) -> nn.Module:
     """A module with tables of its own; what is in them is the same."""
     copy = module.__new__(type(module))
-    own = {k: v.copy() if type(v) in _TABLES else v for k, v in vars(module).items()}
-    copy.__dict__.update(own)
+    own = copy.__dict__
+    for name, value in vars(module).items():
+        kind = type(value)
+        own[name] = value if kind not in _TABLES else value.copy() if value else kind()
     return copy
 
 
