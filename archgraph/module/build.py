@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Param
+from archgraph.graph.ir import ArchGraph, Param, Ref
 from archgraph.module.code import Blocks, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import Inputs
@@ -77,6 +77,16 @@ class ArchModule(Block):
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
 
 
+class ArchSequential(ArchModule, nn.Sequential):
+    """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """One module, or a plain ``nn.Sequential`` of some."""
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
+        return super().__getitem__(index)
+
+
 def _blank(graph: ArchGraph, path: str) -> nn.Module:
     """A module of the class that a path of a graph has, without anything in it."""
     kind = type(_template(graph).parts[path])
@@ -106,7 +116,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
         >>> from archgraph.capture.trace import trace
         >>> graph, state = trace(torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.zeros(1, 3))
         >>> build(graph, state)
-        ArchModule(
+        ArchSequential(
           Sequential: 2 operators
           (0): Linear(in_features=3, out_features=2, bias=True)
         )
@@ -160,9 +170,13 @@ class Template:
             path, _, last = name.rpartition(".")
             self.places.append((path, last, param.name))
         root = forward(plan, "", plan.work, self.blocks)
-        more = {"arch": graph, "_inputs": Inputs.of(graph)}
-        self.parts[""] = self._class(ArchModule, "", root.run, **more)()
         tree = _tree(plan, [path for path, _, _ in self.places], self.blocks.made)
+        kind, run = ArchModule, {"forward": root.run}
+        owns = any(not path for path, _, _ in self.places)
+        if not owns and self._is_sequential(tuple(tree[""])):
+            kind, run = ArchSequential, {}
+        own = {"arch": graph, "_inputs": Inputs.of(graph)}
+        self.parts[""] = self._class(kind, "", **own, **run)()
         for path, children in tree.items():
             for name in children:
                 inside = f"{path}.{name}" if path else name
@@ -181,10 +195,16 @@ class Template:
             if layer.counter and f"{path}.{layer.counter}" not in graph.param:
                 self.parts[path]._buffers[layer.counter] = None
 
-    def _class(self, base: type[Block], path: str, run: Any, **more: Any) -> type[Block]:
-        """The class of a block: its forward, and where it belongs."""
-        own = {"forward": run, "_graph": self.graph, "_path": path, "__module__": __name__}
-        return type(base.__name__, (base,), own | more)
+    def _is_sequential(self, children: tuple[str, ...]) -> bool:
+        """Whether the network calls its modules one after the other, and does nothing else."""
+        (key, value), *others = self.graph.inputs or (("", None),)
+        single = key == "input" and isinstance(value, Ref) and not others
+        return single and isinstance(self.graph.outputs, Ref) and self.blocks.chain("") == children
+
+    def _class(self, base: type[Block], path: str, **own: Any) -> type[Block]:
+        """The class of a block, which knows where it belongs."""
+        place = {"_graph": self.graph, "_path": path, "__module__": __name__}
+        return type(base.__name__, (base,), place | own)
 
     def _part(self, path: str, children: tuple[str, ...]) -> nn.Module:
         """The module at a path: a layer, a chain or list of modules, a block, or a container."""
@@ -198,7 +218,7 @@ class Template:
             return nn.ModuleList() if numbered and children and not owns else nn.Module()
         if not owns and self.blocks.chain(path) == children:
             return nn.Sequential()
-        return self._class(Block, path, block.run)()
+        return self._class(Block, path, forward=block.run)()
 
     def _register(self, path: str, name: str, param: Param) -> None:
         """Reserve a leaf's place; in the tables, which take every name that a module has.

@@ -130,7 +130,7 @@ class Blocks:
 
     def chain(self, path: str) -> tuple[str, ...] | None:
         """The modules inside of a path where it calls one after the other; None if it does more."""
-        plan, runs = self.plan, self.plan.runs[path]
+        plan, runs = self.plan, self.plan.runs.get(path, ((),))
         steady = all(plan.is_always(node.name) for node in runs[0])
         if len(runs) > 1 or not steady or path in plan.home.values():
             return None

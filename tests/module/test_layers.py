@@ -299,6 +299,22 @@ def test_a_model_that_is_one_layer():
     torch.testing.assert_close(net(x), layer(x), rtol=0, atol=0)
 
 
+def test_a_sequential_model_is_one_again():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()), torch.randn(5, 4)
+    model.append(nn.Linear(6, 6))
+    graph, state = ag.trace(model, x)
+    net = build(graph, state)
+    assert isinstance(net, nn.Sequential) and len(net) == 4 and type(net[-1]) is nn.Linear
+    equal_both_modes(model, net, x)
+    assert ag.trace(net, x).graph == graph
+    torch.testing.assert_close(net.eval()[:2](x), model.eval()[:2](x), rtol=0, atol=0)
+    other = copy.deepcopy(net).append(nn.Softmax(-1))
+    torch.testing.assert_close(other(x), net(x).softmax(-1), rtol=0, atol=0)
+    shorter = ag.skip(graph, ["3"])
+    assert len(build(shorter.graph)) == 3
+
+
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
