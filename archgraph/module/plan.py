@@ -96,7 +96,7 @@ class Plan:
             if found:
                 layers[path] = layer = next(iter(found.values()))
                 calls |= {name: call.inputs for name, call in found.items()}
-                if layer.counter in own:
+                if layer.counts and layer.counter in own:
                     absorbed |= {own[layer.counter].name}
             elif (several := stack(graph, path, nodes)) and _owns(several.layer, own):
                 layers[path], stacks[path] = several.layer, several
@@ -258,10 +258,13 @@ def _layers(
 ) -> dict[str, Layer]:
     """The layer that all work of a path is, by operator; empty if that is not one layer.
 
+    Beside it there may be items of its results, and tensors that are made for it (first states).
     A layer trains as its own mode says: where the graph has a constant, only that mode has it.
     """
     counting = {name for param in own.values() for name in chains.get(param.name, ())}
-    called = [n for n in nodes if n.name not in counting and n.op != "getitem"]
+    called = [
+        n for n in nodes if n.name not in counting and n.op != "getitem" and not makes_tensor(n)
+    ]
     found = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
     layer = next(iter(found.values()), None)
     if layer is None or len(found) < len(called) or any(o != layer for o in found.values()):
@@ -270,7 +273,7 @@ def _layers(
         flags = [t for t, mode in enumerate(modes) if name in mode]
         if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
             return {}
-    counter = own.get(layer.counter) if layer.counter else None
+    counter = own.get(layer.counter) if layer.counts else None
     counted = len(chains.get(counter.name, ())) == len(called) if counter else not counting
     return found if counted and _owns(layer, own) else {}
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Size, Value
 from archgraph.ops.costs import type_of
+from archgraph.ops.schema import schema
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Layer:
         leaves: The argument of the operator that is each of its parameters and buffers, by the
             layer's own name; those that the call lacks are None.
         inputs: What it is called with.
-        counter: The buffer that counts the batches of training, if it has one.
+        counter: The buffer for the number of batches in training, if it has one.
+        counts: Whether a call in training adds one to it.
         flag: What says that it trains; a layer follows its own mode. None: the same in both.
     """
 
@@ -37,6 +39,7 @@ class Layer:
     leaves: Mapping[str, Value] = field(default_factory=dict)
     inputs: tuple[Value, ...] = field(default=(), compare=False)
     counter: str = ""
+    counts: bool = False
     flag: Value = field(default=None, compare=False)
 
     def made(self) -> nn.Module:
@@ -111,7 +114,8 @@ def transposed_convolution(graph: ArchGraph, node: Node) -> Layer | None:
 def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> Layer | None:
     weight, bias, given = node.arg("weight"), node.arg("bias"), node.arg("input")
     first, second, *kernel = _leaf_shape(graph, weight) or (0, 0)
-    rank, groups, padding = len(kernel), node.arg("groups", 1), node.arg("padding", 0)
+    rank, groups = len(kernel), node.arg("groups", 1)
+    padding = node.arg("padding", schema(node.op).by_name["padding"].default)
     if not 1 <= rank <= 3 or not isinstance(groups, int):
         return None
     if not _is_spatial(given, _shape(graph, given), rank):  # without a batch: other checks
@@ -162,16 +166,16 @@ _INSTANCE_NORMS = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNor
 
 def batch_norm(graph: ArchGraph, node: Node) -> Layer | None:
     """``nn.BatchNorm1d`` to ``nn.BatchNorm3d``, by the rank of the input."""
-    return _statistics(graph, node, _BATCH_NORMS, "training", "num_batches_tracked")
+    return _statistics(graph, node, _BATCH_NORMS, "training", counts=True)
 
 
 def instance_norm(graph: ArchGraph, node: Node) -> Layer | None:
     """``nn.InstanceNorm1d`` to ``nn.InstanceNorm3d``, by the rank of the input."""
-    return _statistics(graph, node, _INSTANCE_NORMS, "use_input_stats", "num_batches_tracked")
+    return _statistics(graph, node, _INSTANCE_NORMS, "use_input_stats", counts=False)
 
 
 def _statistics(
-    graph: ArchGraph, node: Node, kinds: Mapping[int, type[nn.Module]], flag: str, counter: str
+    graph: ArchGraph, node: Node, kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
 ) -> Layer | None:
     """A norm that may keep running statistics, which are used in evaluation alone."""
     names = ("weight", "bias", "running_mean", "running_var")
@@ -188,7 +192,7 @@ def _statistics(
     inputs = (node.arg("input"),)
     if not tracks:
         return Layer(kind, options, leaves, inputs)
-    return Layer(kind, options, leaves, inputs, counter, node.arg(flag))
+    return Layer(kind, options, leaves, inputs, "num_batches_tracked", counts, node.arg(flag))
 
 
 def layer_norm(graph: ArchGraph, node: Node) -> Layer | None:
