@@ -1,6 +1,8 @@
-"""Layers of torch.nn come back with their options, or stay operators where no layer says the same."""
+"""Layers of torch.nn come back with their options; other work stays as operators."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +128,7 @@ class Table(nn.Module):
 def test_an_embedding_keeps_what_concerns_its_gradient(options):
     ids = torch.tensor([[0, 2], [2, 2]])
     model = Table(nn.Embedding(5, 3, **options))
-    net = ag.build(*ag.trace(model, ids))
+    net: Any = ag.build(*ag.trace(model, ids))
     assert repr(net.layer) == repr(model.layer)
     for one in (model, net):
         one(ids).square().sum().backward()
