@@ -69,7 +69,8 @@ class ArchModule(Block):
             GraphError: If an input has another rank, dtype or device than the graph's, or another
                 size than the batch.
         """
-        self._inputs.check(self, args, kwargs)
+        if not torch.jit.is_tracing():
+            self._inputs.check(self, args, kwargs)
         return super().__call__(*args, **kwargs)
 
     def extra_repr(self) -> str:
