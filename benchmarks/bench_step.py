@@ -1,6 +1,7 @@
 """A training step of a built network against the network's own, and clients' turns against torch.
 
-``step``: one step of SGD of torchvision's ResNet-18, on 16 images of 32 × 32. ``turn``: the local
+``step``: one step of SGD of LeNet-5 and of three of torchvision's networks, on 16 images of
+32 × 32; ``copy``: a second build of the graph against a copy of the network. ``turn``: the local
 work of a round of FedFA on the digits as the engine runs it (parts of the model, data, isolation,
 checks, copies), against the same steps of the same networks written out with torch. The digits'
 networks are small: what surrounds a step weighs more than it would beside larger ones. ``last``:
@@ -11,6 +12,7 @@ time, so that other processes do not count.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable
@@ -120,21 +122,55 @@ def compiled(name: str, repeat: int) -> float:
     return ours / other
 
 
-def figures(repeat: int = 15) -> dict[str, float]:
-    """Ratios, by name."""
-    import torchvision
+class LeNet(nn.Sequential):
+    """LeNet-5 for three channels."""
 
-    keep_freed_memory()
-    torch.manual_seed(0)
-    net = torchvision.models.resnet18(num_classes=10)
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+            nn.Linear(84, 10),
+        )  # fmt: skip
+
+
+def networks() -> dict[str, nn.Module]:
+    """Networks whose steps are compared with those of what is built of them."""
+    from torchvision.models import VisionTransformer, mobilenet_v3_small, resnet18
+
+    tiny = {"num_layers": 6, "num_heads": 3, "hidden_dim": 192, "mlp_dim": 768}
+    return {
+        "LeNet-5": LeNet(),
+        "ResNet-18": resnet18(num_classes=10),
+        "MobileNetV3-S": mobilenet_v3_small(num_classes=10),
+        "ViT-tiny": VisionTransformer(image_size=32, patch_size=4, num_classes=10, **tiny),
+    }
+
+
+def built(name: str, net: nn.Module, repeat: int) -> dict[str, float]:
+    """A step and a copy of what is built of a network, over those of the network."""
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
-    graph, state = ag.trace(net, images)
-    built = ag.build(graph, state).train()
-    own, other = seconds(
-        step(net.train(), images, labels), step(built, images, labels), repeat=repeat
+    graph, state = ag.trace(net.train(), images)
+    runs = step(ag.build(graph, state), images, labels), step(net, images, labels)
+    ours, own = seconds(*runs, repeat=10 * repeat if name == "LeNet-5" else repeat)
+    again, copied = seconds(
+        lambda: ag.build(graph, state), lambda: copy.deepcopy(net), repeat=repeat
     )
     return {
-        "step of the built network / the network's own": other / own,
+        f"{name}: step of the built network / its own": ours / own,
+        f"{name}: building again / copying the network": again / copied,
+    }
+
+
+def figures(repeat: int = 15) -> dict[str, float]:
+    """Ratios, by name."""
+    keep_freed_memory()
+    torch.manual_seed(0)
+    steps: dict[str, float] = {}
+    for name, net in networks().items():
+        steps |= built(name, net, repeat)
+    return {
+        **steps,
         "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
         **{f"{name}: a client's step / channels first": last(name, repeat) for name in IMAGES},
         **{f"{name}: a client's step, compiled / not": compiled(name, repeat) for name in IMAGES},

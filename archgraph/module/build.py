@@ -69,7 +69,7 @@ class ArchModule(Block):
             GraphError: If an input has another rank, dtype or device than the graph's, or another
                 size than the batch.
         """
-        if not torch.jit.is_tracing():
+        if not torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             self._inputs.check(self, args, kwargs)
         return super().__call__(*args, **kwargs)
 
