@@ -419,8 +419,8 @@ class _Body:
                 return self.lower(value)
 
 
-# Attributes of every built module, which hide leaves and modules of these names.
-_OWN = frozenset({"arch", "_part", "_graph", "_path", "_inputs", *vars(torch.nn.Module())})
+# Names that hide leaves and modules: attributes of every built module, a variable of forward.
+_OWN = frozenset({"arch", "_part", "_graph", "_path", "_inputs", "self", *vars(torch.nn.Module())})
 
 
 @functools.cache

@@ -294,7 +294,7 @@ def _path(name: str) -> str:
     >>> _path("block.0/half"), _path("block.half")
     ('block.0_half', 'block.half_')
     """
-    parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".", LIMITS.value_depth)]
+    parts = [re.sub(r"[^\w:-]+", "_", part) for part in name.split(".", LIMITS.module_depth - 1)]
     return ".".join(f"{part}_" if part in _taken() or not part else part for part in parts)
 
 

@@ -367,7 +367,7 @@ def test_functional_uses_and_parametrised_weights_stay_functional():
 class Names(nn.Module):
     """Modules whose names mean something else to Python, to torch or to this package."""
 
-    NAMES = ("graph", "code", "type", "half", "class", "arch", "training_", "_graph", "x y")
+    NAMES = ("graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y")
 
     def __init__(self) -> None:
         super().__init__()
