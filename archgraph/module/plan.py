@@ -285,8 +285,6 @@ def _owns(layer: Layer, own: Mapping[str, Param]) -> bool:
         param = own.get(name)
         if param is None or value != Leaf(param.name):
             return False
-    if own.keys() - used.keys() - {layer.counter}:
-        return False
     made = layer.made()
     tensors = {**made._parameters, **made._buffers}
     return all(
