@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.examples import (
     ExampleInputs,
+    at_batch,
     grow,
     leading,
     register_dataclasses,
@@ -24,6 +24,7 @@ from archgraph.capture.failures import UnknownType, explained, first_line, is_br
 from archgraph.capture.held import Held
 from archgraph.capture.places import place
 from archgraph.capture.prints import is_own
+from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import assigning
 from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note
@@ -39,6 +40,7 @@ class Captured:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     fixed: str  # why the batch has the example's size; empty where it is free
+    range: Range  # batch sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
     changed: Mapping[str, str]  # what forward assigns, each with the place of the code
     kept: Held  # where it can keep something, and the names that its code uses
@@ -86,51 +88,48 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
                 noted.clear()
                 program, kept = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
-                main = next(filter(None, _symbols(program)), None)
+                symbols = _symbols(program)
+                main = next(filter(None, symbols), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
             if is_branch(error) or is_unknown(error):
                 break
             continue
+        held = Range()
         if main is not None:
-            asked = _asked(program)
-            if asked:  # what holds for this batch does not hold for others
+            batched = [symbol == main for symbol in symbols]
+            size = tensors(inputs)[batched.index(True)].shape[0]
+
+            def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
+                resized = at_batch(inputs, batched, other)
+
+                def open_(index: int) -> Any:
+                    return {0: torch.export.Dim.AUTO} if batched[index] else None
+
+                try:
+                    program, _ = _export(model, resized, shapes(model, resized, open_), [], {})
+                except Exception:  # whatever forward raises for this size
+                    return None
+                return program, next(filter(None, _symbols(program)), None)
+
+            held = batches(model, program, main, size, at)
+            if held.single:  # what holds for this batch does not hold for others
+                asked = held.why
                 continue
+            if held.why:
+                noted.insert(
+                    0, f"the graph holds for {held}; forward goes by the batch size: {held.why}"
+                )
         fixed = ""
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, kept)
+        return Captured(
+            program, main, inputs[0], inputs[1], fixed, held, tuple(noted), changed, kept
+        )
     assert first is not None
     raise explained(model, first) from first
-
-
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
-_CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
-_BATCHES = range(2, 130)  # batch sizes for which a guard must hold
-
-
-def _asked(program: torch.export.ExportedProgram) -> str:
-    """What a capture takes for granted of the batch size; empty where it holds for any.
-
-    Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
-    be a certain number belongs to an input without the batch.
-    """
-
-    def holds(guard: str) -> bool:
-        test, count = _SIZE.subn("n", guard)
-        if not count or _CONSTANT.fullmatch(test):
-            return True
-        try:
-            code = compile(test, "<guard>", "eval")
-            # torch wrote the text: arithmetic on the inputs' sizes
-            return all(eval(code, {"__builtins__": {}}, {"n": n}) for n in _BATCHES)
-        except (NameError, SyntaxError, TypeError, ZeroDivisionError):
-            return False
-
-    guards = getattr(program, "_guards_code", None) or []
-    return ", ".join(g for g in guards if not holds(g))
 
 
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:

@@ -29,6 +29,7 @@ from archgraph.graph.passes import reached
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
+_ENDS = (("min", max), ("max", min))  # of a range: which of two holds for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
@@ -70,7 +71,7 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
     """Both captures must take the same inputs, the batch axis free in both or in neither."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
-    if ours != theirs:
+    if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
 
 
@@ -173,6 +174,10 @@ def _join(left: Value, right: Value) -> Value:
 def _joined(left: Node, right: Node) -> Node:
     """One operator that both modes have."""
     ours, theirs = dict(left.args), dict(right.args)
+    if left.op == "input":  # batch sizes for which both hold
+        limits = ((k, narrower, [d[k] for d in (ours, theirs) if k in d]) for k, narrower in _ENDS)
+        args = tuple((k, narrower(values)) for k, narrower, values in limits if values)
+        return dataclasses.replace(left, args=args)
     aten = left.op.startswith("aten.")
     defaults = {a.name: a.default for a in schema(left.op).args} if aten else {}
     together = {

@@ -63,6 +63,9 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
             work.env[node.name] = work.call(node)
         elif node.shape and isinstance(node.shape[0], int):
             work.fx.call_function(_holds, (work.env[node.name], node.name, node.shape[0]))
+        elif node.args:
+            limits = node.arg("min"), node.arg("max")
+            work.fx.call_function(_within, (work.env[node.name], node.name, *limits))
     for buffer, value in graph.updates:
         target = torch.ops.aten.copy_.default
         work.fx.call_function(target, (work.lower(Leaf(buffer)), work.lower(value)))
@@ -206,8 +209,23 @@ def _holds(tensor: torch.Tensor, name: str, size: int) -> None:
         )
 
 
+def _within(tensor: torch.Tensor, name: str, low: int | None, high: int | None) -> None:
+    """Refuse a batch for which the model computes something else than the graph."""
+    size = tensor.shape[0]
+    if (low is not None and size < low) or (high is not None and size > high):
+        ends = (f"{low} or more" if low is not None else "", f"{high} or less" if high else "")
+        raise GraphError(
+            "the graph does not hold for this batch size: the model computes something else for it",
+            where=f"input {name}",
+            found=size,
+            expected=" and ".join(filter(None, ends)),
+            hint="split the batch, or trace the model on an example of this size",
+        )
+
+
 # fx prints functions by their qualified name: these must be importable from here.
 torch.fx.wrap("_field")
 torch.fx.wrap("_holds")
 torch.fx.wrap("_output")
 torch.fx.wrap("_named")
+torch.fx.wrap("_within")

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import archgraph as ag
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Node, Record
+from archgraph.graph.text import parse
 from tests.capture.faithful import assert_faithful, tensors
 
 X = torch.randn(2, 3)
@@ -592,11 +593,47 @@ class ByBatch(nn.Module):
         return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
 
 
-@pytest.mark.parametrize("asks", [lambda n: n > 4, lambda n: n % 2 == 0], ids=["size", "parity"])
 @pytest.mark.parametrize("batch", [3, 4, 8])
-def test_a_branch_on_the_batch_size_fixes_it(asks, batch):
-    x = torch.randn(batch, 3)
-    net = ByBatch(asks)
+def test_a_branch_on_the_batch_size_limits_it(batch):
+    """Within the sizes of one branch the batch is free; for others the built module refuses."""
+    net, few = ByBatch(lambda n: n > 4), batch <= 4
+    traced = ag.trace(net, torch.randn(batch, 3))
+    (note,) = traced.notes
+    assert note.startswith(f"the graph holds for batch {'< 5' if few else '>= 5'};")
+    assert "size()[0]" in note
+    assert parse(str(traced.graph)) == traced.graph
+    for built in (ag.build(*traced), ag.build(ag.take(traced.graph, 1.0).graph, traced.state)):
+        assert ag.trace(built, torch.randn(batch, 3)).graph == traced.graph
+        for size in range(1, 9):
+            x = torch.randn(size, 3)
+            if (size <= 4) == few:
+                torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
+            else:
+                with pytest.raises(ag.GraphError, match=f"input x.*found {size}"):
+                    built(x)
+
+
+@pytest.mark.parametrize("batch", [3, 70, 300])
+def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch):
+    def body(net, x):
+        y = net.layer(x)
+        if y.shape[0] >= 64:
+            y = y.contiguous()
+        return y.clone() if y.shape[0] % 2 else y
+
+    traced = assert_faithful(Net(body), torch.randn(batch, 3), batches=(2, 65))
+    assert not traced.notes
+
+
+def test_ranges_of_both_modes_are_laid_over_one_another():
+    net = ByBatch(lambda n: n > 8 if net.training else n < 4)
+    traced = ag.trace(net, torch.randn(5, 3))
+    assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
+
+
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_a_branch_on_the_parity_of_the_batch_size_fixes_it(batch):
+    net, x = ByBatch(lambda n: n % 2 == 0), torch.randn(batch, 3)
     graph, state = traced = ag.trace(net, x)
     assert graph.nodes[0].shape == (batch, 3)
     assert any(n.startswith("the batch size is fixed") and "size()[0]" in n for n in traced.notes)
