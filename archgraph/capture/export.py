@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from archgraph.capture.branches import deciding
 from archgraph.capture.examples import (
     ExampleInputs,
     at_batch,
@@ -173,6 +174,7 @@ def _export(
         with (
             quiet(),
             short_ways(),
+            deciding(notes),
             assigning(model, changed, notes) as kept,
             _known(model),
             watched(notes, where),

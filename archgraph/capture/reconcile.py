@@ -107,7 +107,14 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         return dataclasses.replace(moved, name=names[training, node.name])
 
     nodes = []
+    drawn = _only_drawn(trained)
     for pair in merged:
+        if pair[1] is not None and pair[1].name in drawn:
+            node = renamed(pair[1], True)
+            (name, value), *rest = node.args
+            args = ((name, Mode(value, None)), *rest)
+            nodes.append(dataclasses.replace(node, args=args))
+            continue
         alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
         nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
@@ -124,6 +131,14 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         evaluated.fixed,
         (*evaluated.notes, *trained.notes, *_one_mode_only(merged, trained)),
     )
+
+
+def _only_drawn(trained: OneMode) -> set[str]:
+    """Draws of training whose numbers no result needs: later draws follow them all the same."""
+    made = {n.name: n for n in trained.nodes}
+    ends = refs((trained.outputs, *trained.updates.values()))
+    live = reached(ends, lambda name: made[name].uses())
+    return {n.name for n in trained.nodes if n.name not in live and table.draws(n.op) and n.args}
 
 
 def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
@@ -173,7 +188,8 @@ def _join(left: Value, right: Value) -> Value:
 
 def _joined(left: Node, right: Node) -> Node:
     """One operator that both modes have."""
-    ours, theirs = dict(left.args), dict(right.args)
+    ours: dict[str, Any] = dict(left.args)
+    theirs: dict[str, Any] = dict(right.args)
     if left.op == "input":  # batch sizes for which both hold
         limits = ((k, narrower, [d[k] for d in (ours, theirs) if k in d]) for k, narrower in _ENDS)
         args = tuple((k, narrower(values)) for k, narrower, values in limits if values)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -580,6 +581,69 @@ def test_a_random_branch_in_training_is_reported():
         traced = ag.trace(net, X, strict=False)
     assert traced.graph == ag.trace(net, X, train=False).graph
     torch.testing.assert_close(ag.build(*traced).eval()(X), net.eval()(X))
+
+
+def dropped(net, x):
+    for _ in range(2):
+        draw = torch.rand([])
+        skip = net.training and draw < net.rate
+        if not skip:
+            x = F.dropout(net.layer(x)[:, :3], 0.5, net.training)
+    return x
+
+
+def dropped_by_item(net, x):
+    if net.training and torch.rand(1).item() > 1 - net.rate:
+        return x
+    return F.dropout(net.layer(x), 0.5, net.training)
+
+
+def dropped_by_uniform(net, x):
+    if net.training and torch.empty(1).uniform_(0, 1) < net.rate:
+        return x
+    return F.dropout(net.layer(x), 0.5, net.training)
+
+
+def clamped(net, x):
+    y = net.layer(x)
+    if torch.isinf(y).any() or torch.isnan(y).any():
+        y = y.clamp(-1, 1)
+    return F.dropout(y, 0.5, net.training)
+
+
+def counted(net, x):
+    y = net.layer(x)
+    if (torch.isnan(y) | torch.isinf(y)).sum() > 0 or (y != y).any().item():
+        raise ValueError("not a number")
+    return y if torch.isfinite(y).all() else y.nan_to_num()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (dropped, "draws that never occur"),
+        (dropped_by_item, ""),  # nothing is left out: Python compares a number
+        (dropped_by_uniform, "draws that never occur"),
+        (clamped, "numbers that are not finite"),
+        (counted, "numbers that are not finite"),
+    ],
+)
+def test_a_branch_that_can_go_only_one_way_is_left_out(body, why):
+    """The draws themselves stay, so that dropout draws what it draws in the model."""
+    net = Net(body)
+    net.rate = 0.0
+    notes = assert_faithful(net, X).notes
+    assert all(n.startswith(f"a branch for {why} is left out of the graph (") for n in notes)
+    assert bool(notes) == bool(why)
+    assert net.layer.weight.isfinite().all()  # tensors decide for themselves again
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-9])
+def test_a_branch_that_a_draw_can_take_is_refused(rate):
+    net = Net(dropped)
+    net.rate = rate
+    with pytest.raises(TraceError, match="branches on the values of a tensor"):
+        ag.trace(net, X)
 
 
 class ByBatch(nn.Module):
