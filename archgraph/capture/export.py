@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from archgraph.capture.aliases import Following, reads_elsewhere
 from archgraph.capture.branches import deciding
 from archgraph.capture.examples import (
     ExampleInputs,
@@ -169,27 +170,36 @@ def _export(
     notes: list[Note],
     changed: dict[str, str],
 ) -> tuple[torch.export.ExportedProgram, Held]:
-    def once() -> tuple[torch.export.ExportedProgram, Held]:
+    def once(*around: contextlib.AbstractContextManager[Any]) -> Any:
         where = place(type(model).forward)
-        with (
-            quiet(),
-            short_ways(),
-            deciding(notes),
-            assigning(model, changed, notes) as kept,
-            _known(model),
-            watched(notes, where),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(short_ways())
+            stack.enter_context(deciding(notes))
+            kept = stack.enter_context(assigning(model, changed, notes))
+            stack.enter_context(_known(model))
+            stack.enter_context(watched(notes, where))
+            for context in around:
+                stack.enter_context(context)
             program = torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
             return program, kept
 
+    def followed() -> tuple[torch.export.ExportedProgram, Held]:
+        program, kept = once()
+        if reads_elsewhere(model, program):
+            notes.clear()
+            changed.clear()
+            program, kept = once(Following(model))
+        return program, kept
+
     try:
         with spelt_forward(model, inputs[1]):
-            return once()
+            return followed()
     except Exception as error:
         if isinstance(error, UnknownType) or not is_unknown(error):
             raise
     notes.clear()
     with spelt_forward(model, inputs[1], register=True):
-        return once()
+        return followed()

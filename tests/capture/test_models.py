@@ -251,6 +251,42 @@ def test_constants_and_modules_made_in_forward(body):
     assert_faithful(Net(body), X)
 
 
+class Elsewhere(nn.Module):
+    """Leaves that forward reads past the tables of its modules."""
+
+    def __init__(self, hold: Callable[[Elsewhere], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.layer = nn.Parameter(torch.randn(3, 3)), nn.Linear(3, 3)
+        self.register_buffer("count", torch.zeros(3))
+        self.__dict__["held"] = hold(self)
+
+    def forward(self, x):
+        held = self.held() if callable(self.held) else self.held
+        weight, shift, count = held.values() if isinstance(held, dict) else held
+        count.add_(1)
+        return self.layer(x) @ weight.T + shift
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda net: {"w": net.weight, "s": net.layer.bias, "c": net.count},
+        lambda net: [net.weight, net.layer.bias, net.count],
+        lambda net: (lambda w, *rest: lambda: (w, *rest))(net.weight, net.layer.bias, net.count),
+    ],
+    ids=["dict", "list", "closure"],
+)
+def test_leaves_read_past_the_module_are_leaves(hold):
+    graph = assert_faithful(Elsewhere(hold), X).graph
+    assert not [p for p in graph.params if p.role == "constant"]
+
+
+def test_the_data_of_a_parameter_is_not_the_parameter():
+    with pytest.raises(TraceError, match="shares memory with a leaf that changes"):
+        ag.trace(Elsewhere(lambda net: [net.weight.data, net.layer.bias, net.count]), X)
+
+
 def test_frozen_parameters_stay_frozen():
     net = Net(lambda net, x: net.head(net.layer(x).relu()))
     net.layer.requires_grad_(False)
