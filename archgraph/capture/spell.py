@@ -102,7 +102,10 @@ class _Spelling:
     def call(self, node: torch.fx.Node) -> Value:
         """An operator; gives its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        given = calls.arguments(node, self.value)
+        try:
+            given = calls.arguments(node, self.value)
+        except GraphError as error:
+            raise error.within(calls.where(node), kind=TraceError) from error
         op = calls.operator_name(node.target)
         if IMPLIED in node.meta:
             return self.detach(given["self"], node)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Atom, Batch, Leaf, Node, Record, Ref, Value
+from archgraph.ops import table
 from archgraph.ops.schema import from_atom, schema
 
 
@@ -64,7 +65,7 @@ def fx_graph(graph: ArchGraph) -> torch.fx.Graph:
         elif node.shape and isinstance(node.shape[0], int):
             work.fx.call_function(_holds, (work.env[node.name], node.name, node.shape[0]))
         elif node.args:
-            limits = node.arg("min"), node.arg("max")
+            limits: tuple[Any, ...] = (node.arg("min"), node.arg("max"))
             work.fx.call_function(_within, (work.env[node.name], node.name, *limits))
     for buffer, value in graph.updates:
         target = torch.ops.aten.copy_.default
@@ -104,6 +105,8 @@ class _Lowering:
             return self.fx.call_function(operator.getitem, args)
         row = schema(node.op)
         given = {k: self.lower(v) for k, v in node.args}
+        for name in table.row(node.op).contiguous:
+            given[name] = self.fx.call_function(torch.ops.aten.contiguous.default, (given[name],))
         if row.makes_tensor and self.placed is not None:
             given["device"] = self.fx.call_function(getattr, (self.env[self.placed], "device"))
         positional, named = row.call_args(given)

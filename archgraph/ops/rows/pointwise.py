@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from archgraph.ops import rules, spelling, starts, types, zeros
+from archgraph.ops import rules, spelling, starts, types, views, zeros
 from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
 
 _ONES: dict[str, Init] = {"self": starts.ones, "other": starts.ones}
@@ -70,8 +70,6 @@ ROWS: Rows = {
             "threshold",
             "logit",
             "isreal",
-            "real",
-            "imag",
             "conj",
             "resolve_conj",
             "resolve_neg",
@@ -82,6 +80,9 @@ ROWS: Rows = {
     ),
     "softmax": replace(_softmax, growth=_KNOWN),
     **alike(("log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "real": replace(_curve, overwritten=views.component(0)),
+    "imag": replace(_curve, overwritten=views.component(1)),
+    **alike(("_conj", "_neg_view"), replace(_curve, overwritten=views.itself)),
     "glu": Operator(rules.glu, zeros.first),
     "prelu": Operator(rules.prelu, zeros.first, init={"weight": starts.quarter}, pointwise=True),
     # -- copies and casts
