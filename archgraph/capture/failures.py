@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import traceback
+from collections.abc import Iterator
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -95,6 +97,31 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "make tensors in forward on the device of an input: device=x.device",
     ),
 )
+
+
+_EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without branches
+
+
+@contextlib.contextmanager
+def suggesting(model: torch.nn.Module) -> Iterator[None]:
+    """Add to a refusal which setting of the model would make it traceable, where there is one."""
+    try:
+        yield
+    except TraceError as error:
+        text = f"{error.message} {error.found}"
+        if "values of a tensor" in text or "outside ATen" in text:
+            for path, module in model.named_modules():
+                config = getattr(module, "config", None)
+                held = getattr(config, "_experts_implementation", _EXPERTS)
+                settable = getattr(module, "_can_set_experts_implementation", None)
+                if held != _EXPERTS and settable is not None and settable():
+                    name = f"model.{path}" if path else "model"
+                    error.hint = (
+                        f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
+                        "experts then run without branches and compute the same"
+                    )
+                    break
+        raise
 
 
 def explained(model: torch.nn.Module, error: Exception) -> TraceError:

@@ -28,6 +28,8 @@ _USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those 
 _NAMED = 4096  # the largest of these
 _EXPORTS = 4  # of other sizes, at most
 
+_NAMES = {"__builtins__": {}, "min": min, "max": max, "Min": min, "Max": max, "abs": abs}
+
 ExportAt = Callable[[int], "tuple[torch.export.ExportedProgram, str | None] | None"]
 
 
@@ -125,7 +127,7 @@ def _boundaries(test: str) -> list[int]:
 def _holds(test: str, size: int) -> bool:
     try:
         # torch wrote the text: arithmetic on the inputs' sizes
-        return bool(eval(compile(test, "<guard>", "eval"), {"__builtins__": {}}, {"n": size}))
+        return bool(eval(compile(test, "<guard>", "eval"), dict(_NAMES), {"n": size}))
     except (NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
 

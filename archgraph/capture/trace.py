@@ -24,7 +24,7 @@ from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
 from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
-from archgraph.capture.failures import UnknownType
+from archgraph.capture.failures import UnknownType, suggesting
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
@@ -116,7 +116,7 @@ def trace(
     _ready(model, args, kwargs)
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
-    with uncollected(), _explaining_tuples(args):
+    with uncollected(), _explaining_tuples(args), suggesting(model):
         way = _Way(train, name or type(model).__name__)
         traced, notes = _traced_uncached(model, args, kwargs, way)
     return _noted(traced, (*unlike, *_said(notes, strict)))

@@ -725,6 +725,14 @@ def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch)
     assert not traced.notes
 
 
+def test_a_part_that_forward_casts_to_what_it_is_stays():
+    def body(net, x):
+        net.layer = net.layer.to(torch.float32)
+        return net.layer(x)
+
+    assert not assert_faithful(Net(body), X).notes
+
+
 def test_ranges_of_both_modes_are_laid_over_one_another():
     net = ByBatch(lambda n: n > 8 if net.training else n < 4)
     traced = ag.trace(net, torch.randn(5, 3))
