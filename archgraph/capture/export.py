@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.aliases import Following, reads_elsewhere
-from archgraph.capture.branches import deciding
+from archgraph.capture.branches import Decided, deciding
 from archgraph.capture.examples import (
     ExampleInputs,
     at_batch,
@@ -44,6 +44,7 @@ class Captured:
     fixed: str  # why the batch has the example's size; empty where it is free
     range: Range  # batch sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
+    decided: Mapping[str, str]  # buffers whose values decide a branch, each with the place
     changed: Mapping[str, str]  # what forward assigns, each with the place of the code
     kept: Held  # where it can keep something, and the names that its code uses
 
@@ -55,32 +56,41 @@ class Captured:
         return [r for r, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
 
 
-def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: str = ""
+) -> Captured:
     """Export a module with a dynamic batch axis.
 
     Several inputs may have different leading axes: those that have the size of the first one's
-    are batch axes, where the module agrees; the others keep their size.
+    are batch axes, where the module agrees; the others keep their size. ``fixed`` says why all
+    sizes are the example's.
 
     Raises:
         TraceError: If the module cannot be captured: the line of the user's code, and what to do.
     """
     with neutral():
-        return _captured(model, args, kwargs)
+        return _captured(model, args, kwargs, fixed)
 
 
-def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def _captured(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], always: str
+) -> Captured:
     register_dataclasses((args, kwargs))
     first: Exception | None = None
-    asked = ""
+    asked = always
     grown = grow((args, kwargs))
     batch = torch.export.Dim("batch", min=2)
-    for inputs, dim in ((grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)):
+    tries = [(grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)]
+    for inputs, dim in tries[2 if always else 0 :]:
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
         changed: dict[str, str] = {}
+        decided = Decided()
         try:
-            program, kept = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
+            program, kept = _export(
+                model, inputs, shapes(model, inputs, dim), noted, changed, decided
+            )
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -89,11 +99,16 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program, kept = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
+                program, kept = _export(
+                    model, inputs, shapes(model, inputs, dims), noted, changed, decided
+                )
                 symbols = _symbols(program)
                 main = next(filter(None, symbols), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
+            if decided.sizes:  # a branch that is known for the example's size
+                asked = asked or "the values of what it makes of that size"
+                continue
             if is_branch(error) or is_unknown(error):
                 break
             continue
@@ -109,7 +124,9 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if batched[index] else None
 
                 try:
-                    program, _ = _export(model, resized, shapes(model, resized, open_), [], {})
+                    program, _ = _export(
+                        model, resized, shapes(model, resized, open_), [], {}, Decided()
+                    )
                 except Exception:  # whatever forward raises for this size
                     return None
                 return program, next(filter(None, _symbols(program)), None)
@@ -125,10 +142,19 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         fixed = ""
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
-            fixed = f"the batch size is fixed at that of the example: {why}"
+            fixed = always or f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
         return Captured(
-            program, main, inputs[0], inputs[1], fixed, held, tuple(noted), changed, kept
+            program,
+            main,
+            inputs[0],
+            inputs[1],
+            fixed,
+            held,
+            tuple(noted),
+            decided.buffers,
+            changed,
+            kept,
         )
     assert first is not None
     raise explained(model, first) from first
@@ -169,13 +195,14 @@ def _export(
     shapes: Any,
     notes: list[Note],
     changed: dict[str, str],
+    decided: Decided,
 ) -> tuple[torch.export.ExportedProgram, Held]:
     def once(*around: contextlib.AbstractContextManager[Any]) -> Any:
         where = place(type(model).forward)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
             stack.enter_context(short_ways())
-            stack.enter_context(deciding(notes))
+            stack.enter_context(deciding(model, notes, decided))
             kept = stack.enter_context(assigning(model, changed, notes))
             stack.enter_context(_known(model))
             stack.enter_context(watched(notes, where))
@@ -191,6 +218,7 @@ def _export(
         if reads_elsewhere(model, program):
             notes.clear()
             changed.clear()
+            decided.buffers.clear()
             program, kept = once(Following(model))
         return program, kept
 

@@ -39,6 +39,7 @@ def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
     A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
     counts the norm's batches in training.
     """
+    _refuse_undecided(draft, draft)
     used = {leaf for n in draft.nodes for leaf in n.leaves()} | set(draft.updates)
     counters = {
         p.name.rpartition(".")[0]: p.name
@@ -81,6 +82,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     Operators are matched in order by what they are (operator, module, leaves, type); matched ones
     become one node, their arguments joined one by one; the others belong to one mode only.
     """
+    _refuse_undecided(evaluated, trained)
     merged = _matched(evaluated.nodes, trained.nodes)
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
@@ -131,6 +133,20 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         evaluated.fixed,
         (*evaluated.notes, *trained.notes, *_one_mode_only(merged, trained)),
     )
+
+
+def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
+    """A branch that goes by a buffer which forward changes is decided anew at every call."""
+    changed = evaluated.updates.keys() | trained.updates.keys()
+    for name, where in {**evaluated.decided, **trained.decided}.items():
+        if name in changed:
+            raise TraceError(
+                "forward branches on the values of a buffer that it changes, and a graph holds one "
+                "of the branches",
+                where=where,
+                found=name,
+                hint="use torch.where, or trace the submodule that does not",
+            )
 
 
 def _only_drawn(trained: OneMode) -> set[str]:

@@ -58,6 +58,7 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode
         outputs=outputs,
         fixed=captured.fixed,
         notes=tuple(notes),
+        decided=captured.decided,
     )
 
 

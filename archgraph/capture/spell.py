@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class OneMode:
     constants: dict[Constant, Param]  # made by folding
     fixed: str = ""  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
+    decided: Mapping[str, str] = field(default_factory=dict)  # buffers that decide a branch: place
 
 
 def spell(tape: Tape) -> OneMode:

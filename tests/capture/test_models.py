@@ -28,6 +28,8 @@ IMAGE = torch.randn(2, 3, 6, 6)
 class Net(nn.Module):
     """Two layers and a forward to be written in one line."""
 
+    rate = 0.0
+
     def __init__(self, body: Callable[[Any, torch.Tensor], Any], **parts: nn.Module) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -258,6 +260,7 @@ class Elsewhere(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.weight, self.layer = nn.Parameter(torch.randn(3, 3)), nn.Linear(3, 3)
+        self.held: Any
         self.register_buffer("count", torch.zeros(3))
         self.__dict__["held"] = hold(self)
 
@@ -483,6 +486,16 @@ def test_a_batch_that_only_training_fixes_leaves_training_to_eval():
     assert traced.graph.nodes[0].shape == (Batch(), 3)
 
 
+def test_a_batch_that_only_evaluation_fixes_is_fixed_in_training_too():
+    def body(net, x):
+        y = net.layer(x)
+        return y if net.training else torch.stack([y[i] for i in range(len(y))])
+
+    traced = assert_faithful(Net(body), X, batches=(2,))
+    assert traced.graph.nodes[0].shape == (2, 3)
+    assert traced.notes[0].startswith("the batch size is fixed at that of the example")
+
+
 def test_python_random_numbers_are_noted():
     def body(net, x):
         return net.layer(x) if random.random() < 2 else x
@@ -667,11 +680,79 @@ def counted(net, x):
 def test_a_branch_that_can_go_only_one_way_is_left_out(body, why):
     """The draws themselves stay, so that dropout draws what it draws in the model."""
     net = Net(body)
-    net.rate = 0.0
     notes = assert_faithful(net, X).notes
     assert all(n.startswith(f"a branch for {why} is left out of the graph (") for n in notes)
     assert bool(notes) == bool(why)
     assert net.layer.weight.isfinite().all()  # tensors decide for themselves again
+
+
+class Causal(nn.Module):
+    """Torch's own layers compare a mask with a causal one to find out whether it is causal."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {"d_model": 4, "nhead": 2, "dim_feedforward": 8}
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**sizes), 1, enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**sizes), 1)
+        if held:
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x, empty):
+        x = x.transpose(0, 1)
+        held = getattr(self, "mask", None)
+        mask = nn.Transformer.generate_square_subsequent_mask(5) if held is None else held
+        y = self.encoder(x, mask=mask, src_key_padding_mask=empty)
+        return self.decoder(x, y, tgt_mask=mask)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["made", "held"])
+def test_causal_masks_of_torchs_layers(held):
+    """A mask that forward makes is known; of one that is held in a buffer, a note says so."""
+    given = torch.randn(2, 5, 4), torch.zeros(2, 5)
+    traced = assert_faithful(Causal(held), *given, tolerance=1e-5, batches=(2, 3))
+    notes = [n for n in traced.notes if n.startswith("a branch goes by the values of mask: ")]
+    assert len(notes) == held and len(traced.notes) == held
+
+
+def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
+    def body(net, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(len(x))
+        return net.encoder(x, mask=mask)
+
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    net = Net(body, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+    traced = assert_faithful(net, torch.randn(5, 2, 4), tolerance=1e-5, batches=(5,))
+    assert traced.graph.nodes[0].shape == (5, 2, 4)
+
+
+class Starting(nn.Module):
+    """The first call decides what a later one does."""
+
+    started: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, started: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("started", torch.tensor(started))
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.training and not self.started:
+            self.scale.copy_(y.detach().std(0))
+            self.started.fill_(True)
+        return y / self.scale
+
+
+def test_a_branch_on_a_buffer_holds_for_what_it_holds():
+    (note,) = assert_faithful(Starting(True), X).notes
+    assert note.startswith("a branch goes by the values of started: the graph has the one")
+    with pytest.raises(TraceError, match=r"values of a buffer that it changes.*found started"):
+        ag.trace(Starting(False), X)
 
 
 @pytest.mark.parametrize("rate", [0.5, 1e-9])
@@ -734,7 +815,7 @@ def test_a_part_that_forward_casts_to_what_it_is_stays():
 
 
 def test_ranges_of_both_modes_are_laid_over_one_another():
-    net = ByBatch(lambda n: n > 8 if net.training else n < 4)
+    net: ByBatch = ByBatch(lambda n: n > 8 if net.training else n < 4)
     traced = ag.trace(net, torch.randn(5, 3))
     assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
 
