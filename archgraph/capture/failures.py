@@ -21,6 +21,12 @@ _BRANCH = (
 )
 
 
+_CAUSAL = (
+    "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
+    "or make the mask in forward or hold it in a buffer"
+)
+
+
 class UnknownType(TraceError):
     """An input or a result of forward is of a type that torch cannot look into."""
 
@@ -48,6 +54,13 @@ def _packs(error: BaseException) -> bool:
     """Whether a recurrent layer was running over a packed sequence."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(isinstance(v, PackedSequence) for f in frames for v in f.f_locals.values())
+
+
+def _compares_masks(error: BaseException) -> bool:
+    """Whether a layer of torch was finding out whether its mask is causal."""
+    return any(
+        f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
@@ -144,7 +157,7 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
             f"{subject} cannot be captured: it branches on the values of a tensor",
             where=where,
             found=code or first_line(error),
-            hint=_BRANCH,
+            hint=_CAUSAL if _compares_masks(error) else _BRANCH,
         )
     for pattern, reason, hint in _REASONS:
         if re.search(pattern, text):

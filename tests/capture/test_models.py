@@ -689,6 +689,8 @@ def test_a_branch_that_can_go_only_one_way_is_left_out(body, why):
 class Causal(nn.Module):
     """Torch's own layers compare a mask with a causal one to find out whether it is causal."""
 
+    causal: bool | None
+
     def __init__(self, held: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -715,6 +717,19 @@ def test_causal_masks_of_torchs_layers(held):
     traced = assert_faithful(Causal(held), *given, tolerance=1e-5, batches=(2, 3))
     notes = [n for n in traced.notes if n.startswith("a branch goes by the values of mask: ")]
     assert len(notes) == held and len(traced.notes) == held
+
+
+def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
+    class Given(Causal):
+        def forward(self, x, mask):
+            return self.encoder(x, mask=mask, is_causal=self.causal)
+
+    net, given = Given(False), (torch.randn(5, 2, 4), torch.zeros(5, 5))
+    net.causal = None
+    with pytest.raises(TraceError, match=r"say is_causal \(or tgt_is_causal\) in the call"):
+        ag.trace(net, *given)
+    net.causal = False
+    ag.trace(net, *given)
 
 
 def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
