@@ -100,6 +100,16 @@ def test_laws_see_complex_weights():
     assert weight.dtype == torch.complex128 and weight.imag.abs().min() > 0
 
 
+@pytest.mark.parametrize("body", [fourier, products])
+def test_complex_weights_start_at_random(body):
+    graph = ag.trace(Net(body), X).graph
+    weight = ag.build(graph, seed=1).state_dict()["weight"]
+    assert weight.real.abs().min() > 0 and weight.imag.abs().min() > 0
+    assert torch.equal(weight, ag.build(graph, seed=1).state_dict()["weight"])
+    linear = ag.trace(nn.Linear(3, 2, dtype=torch.cfloat), torch.randn(2, 3, dtype=torch.cfloat))
+    assert ag.build(linear.graph).state_dict()["weight"].imag.abs().min() > 0
+
+
 def test_a_complex_number_that_no_tensor_can_stand_for_is_refused_with_its_line():
     def power(_net, x):
         return (x**2j).real
