@@ -138,7 +138,8 @@ class _Constants:
         return node in self._sized
 
     def _follow(self, graph: torch.fx.Graph) -> None:
-        current = {_node(m._buffers[n]): (path, held) for path, m, n, held in self._buffers}
+        tensors = ((m._buffers.get(n), path, held) for path, m, n, held in self._buffers)
+        current = {_node(t): (path, held) for t, path, held in tensors if t is not None}
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for node in graph.nodes:
                 if node in self._seen:
