@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +35,21 @@ def grow(inputs: Any) -> Any:
         return x.detach().clone()  # one tensor given twice is still two inputs
 
     return pytree.tree_map(grow, inputs)
+
+
+def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
+    """The inputs with another batch size; ``batched`` says which tensors have it.
+
+    Their values do not count.
+    """
+    which = iter(batched)
+
+    def resized(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and next(which):
+            return x.new_empty((size, *x.shape[1:]))
+        return x
+
+    return pytree.tree_map(resized, inputs)
 
 
 def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:

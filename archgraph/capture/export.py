@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from archgraph.capture.aliases import Following, reads_elsewhere
+from archgraph.capture.branches import Decided, deciding
 from archgraph.capture.examples import (
     ExampleInputs,
+    at_batch,
     grow,
     leading,
     register_dataclasses,
@@ -24,6 +26,7 @@ from archgraph.capture.failures import UnknownType, explained, first_line, is_br
 from archgraph.capture.held import Held
 from archgraph.capture.places import place
 from archgraph.capture.prints import is_own
+from archgraph.capture.ranges import Range, batches
 from archgraph.capture.restored import assigning
 from archgraph.capture.surroundings import neutral, quiet, reachable, spelt_forward, watched
 from archgraph.capture.tape import Note
@@ -39,7 +42,9 @@ class Captured:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     fixed: str  # why the batch has the example's size; empty where it is free
+    range: Range  # batch sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
+    decided: Mapping[str, str]  # buffers whose values decide a branch, each with the place
     changed: Mapping[str, str]  # what forward assigns, each with the place of the code
     kept: Held  # where it can keep something, and the names that its code uses
 
@@ -51,32 +56,41 @@ class Captured:
         return [r for r, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
 
 
-def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: str = ""
+) -> Captured:
     """Export a module with a dynamic batch axis.
 
     Several inputs may have different leading axes: those that have the size of the first one's
-    are batch axes, where the module agrees; the others keep their size.
+    are batch axes, where the module agrees; the others keep their size. ``fixed`` says why all
+    sizes are the example's.
 
     Raises:
         TraceError: If the module cannot be captured: the line of the user's code, and what to do.
     """
     with neutral(), reachable(model):
-        return _captured(model, args, kwargs)
+        return _captured(model, args, kwargs, fixed)
 
 
-def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def _captured(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], always: str
+) -> Captured:
     register_dataclasses((args, kwargs))
     first: Exception | None = None
-    asked = ""
+    asked = always
     grown = grow((args, kwargs))
     batch = torch.export.Dim("batch", min=2)
-    for inputs, dim in ((grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)):
+    tries = [(grown, batch), (grown, torch.export.Dim.AUTO), ((args, kwargs), None)]
+    for inputs, dim in tries[2 if always else 0 :]:
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
         changed: dict[str, str] = {}
+        decided = Decided()
         try:
-            program, kept = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
+            program, kept = _export(
+                model, inputs, shapes(model, inputs, dim), noted, changed, decided
+            )
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -85,52 +99,65 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program, kept = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
-                main = next(filter(None, _symbols(program)), None)
+                program, kept = _export(
+                    model, inputs, shapes(model, inputs, dims), noted, changed, decided
+                )
+                symbols = _symbols(program)
+                main = next(filter(None, symbols), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
+            if decided.sizes:  # a branch that is known for the example's size
+                asked = asked or "the values of what it makes of that size"
+                continue
             if is_branch(error) or is_unknown(error):
                 break
             continue
+        held = Range()
         if main is not None:
-            asked = _asked(program)
-            if asked:  # what holds for this batch does not hold for others
+            batched = [symbol == main for symbol in symbols]
+            size = tensors(inputs)[batched.index(True)].shape[0]
+
+            def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
+                resized = at_batch(inputs, batched, other)
+
+                def open_(index: int) -> Any:
+                    return {0: torch.export.Dim.AUTO} if batched[index] else None
+
+                try:
+                    program, _ = _export(
+                        model, resized, shapes(model, resized, open_), [], {}, Decided()
+                    )
+                except Exception:  # whatever forward raises for this size
+                    return None
+                return program, next(filter(None, _symbols(program)), None)
+
+            held = batches(model, program, main, size, at)
+            if held.single:  # what holds for this batch does not hold for others
+                asked = held.why
                 continue
+            if held.why:
+                noted.insert(
+                    0, f"the graph holds for {held}; forward goes by the batch size: {held.why}"
+                )
         fixed = ""
         if main is None and (first or asked) and any(t.dim() for t in tensors(inputs)):
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
-            fixed = f"the batch size is fixed at that of the example: {why}"
+            fixed = always or f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, kept)
+        return Captured(
+            program,
+            main,
+            inputs[0],
+            inputs[1],
+            fixed,
+            held,
+            tuple(noted),
+            decided.buffers,
+            changed,
+            kept,
+        )
     assert first is not None
     raise explained(model, first) from first
-
-
-_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
-_CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
-_BATCHES = range(2, 130)  # batch sizes for which a guard must hold
-
-
-def _asked(program: torch.export.ExportedProgram) -> str:
-    """What a capture takes for granted of the batch size; empty where it holds for any.
-
-    Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
-    be a certain number belongs to an input without the batch.
-    """
-
-    def holds(guard: str) -> bool:
-        test, count = _SIZE.subn("n", guard)
-        if not count or _CONSTANT.fullmatch(test):
-            return True
-        try:
-            code = compile(test, "<guard>", "eval")
-            # torch wrote the text: arithmetic on the inputs' sizes
-            return all(eval(code, {"__builtins__": {}}, {"n": n}) for n in _BATCHES)
-        except (NameError, SyntaxError, TypeError, ZeroDivisionError):
-            return False
-
-    guards = getattr(program, "_guards_code", None) or []
-    return ", ".join(g for g in guards if not holds(g))
 
 
 def _symbols(program: torch.export.ExportedProgram) -> list[str]:
@@ -168,27 +195,39 @@ def _export(
     shapes: Any,
     notes: list[Note],
     changed: dict[str, str],
+    decided: Decided,
 ) -> tuple[torch.export.ExportedProgram, Held]:
-    def once() -> tuple[torch.export.ExportedProgram, Held]:
+    def once(*around: contextlib.AbstractContextManager[Any]) -> Any:
         where = place(type(model).forward)
-        with (
-            quiet(),
-            short_ways(),
-            assigning(model, changed, notes) as kept,
-            _known(model),
-            watched(notes, where),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(short_ways())
+            stack.enter_context(deciding(model, notes, decided))
+            kept = stack.enter_context(assigning(model, changed, notes))
+            stack.enter_context(_known(model))
+            stack.enter_context(watched(notes, where))
+            for context in around:
+                stack.enter_context(context)
             program = torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
             return program, kept
 
+    def followed() -> tuple[torch.export.ExportedProgram, Held]:
+        program, kept = once()
+        if reads_elsewhere(model, program):
+            notes.clear()
+            changed.clear()
+            decided.buffers.clear()
+            program, kept = once(Following(model))
+        return program, kept
+
     try:
         with spelt_forward(model, inputs[1]):
-            return once()
+            return followed()
     except Exception as error:
         if isinstance(error, UnknownType) or not is_unknown(error):
             raise
     notes.clear()
     with spelt_forward(model, inputs[1], register=True):
-        return once()
+        return followed()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import traceback
+from collections.abc import Iterator
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -16,6 +18,12 @@ _BRANCH = (
     "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
     "trace the submodule that does not, or make the value an argument of forward (a Python number "
     "given as example input is fixed in the graph)"
+)
+
+
+_CAUSAL = (
+    "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
+    "or make the mask in forward or hold it in a buffer"
 )
 
 
@@ -46,6 +54,13 @@ def _packs(error: BaseException) -> bool:
     """Whether a recurrent layer was running over a packed sequence."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(isinstance(v, PackedSequence) for f in frames for v in f.f_locals.values())
+
+
+def _compares_masks(error: BaseException) -> bool:
+    """Whether a layer of torch was finding out whether its mask is causal."""
+    return any(
+        f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
@@ -97,6 +112,31 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without branches
+
+
+@contextlib.contextmanager
+def suggesting(model: torch.nn.Module) -> Iterator[None]:
+    """Add to a refusal which setting of the model would make it traceable, where there is one."""
+    try:
+        yield
+    except TraceError as error:
+        text = f"{error.message} {error.found}"
+        if "values of a tensor" in text or "outside ATen" in text:
+            for path, module in model.named_modules():
+                config = getattr(module, "config", None)
+                held = getattr(config, "_experts_implementation", _EXPERTS)
+                settable = getattr(module, "_can_set_experts_implementation", None)
+                if held != _EXPERTS and settable is not None and settable():
+                    name = f"model.{path}" if path else "model"
+                    error.hint = (
+                        f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
+                        "experts then run without branches and compute the same"
+                    )
+                    break
+        raise
+
+
 def explained(model: torch.nn.Module, error: Exception) -> TraceError:
     """Where and why ``torch.export`` gave up, in one sentence."""
     text, line = f"{type(error).__name__} {error}", _place(error)
@@ -117,7 +157,7 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
             f"{subject} cannot be captured: it branches on the values of a tensor",
             where=where,
             found=code or first_line(error),
-            hint=_BRANCH,
+            hint=_CAUSAL if _compares_masks(error) else _BRANCH,
         )
     for pattern, reason, hint in _REASONS:
         if re.search(pattern, text):

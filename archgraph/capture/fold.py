@@ -169,6 +169,7 @@ class _Folding:
         if goal is not None:
             self.revive(goal, node)
             self.follow(node)
+        self.bring_numbers(node)
         if not self.real.keys() & set(node.all_input_nodes):
             return
         once: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -180,6 +181,22 @@ class _Folding:
             return once[item]
 
         node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), use)
+
+    def bring_numbers(self, node: torch.fx.Node) -> None:
+        """Give a call tensors in place of complex numbers, which no argument of a graph can be."""
+        target, held = node.target, calls.tensor(node)
+        if not isinstance(target, torch._ops.OpOverload) or held is None:
+            return
+        for place, (argument, value) in enumerate(
+            zip(target._schema.arguments, node.args, strict=False)
+        ):
+            if isinstance(value, complex) and str(argument.type) == "Tensor":
+                dtype = held.dtype if held.is_complex() else torch.complex64
+                with self.tape.graph.inserting_before(node):
+                    made = self.tape.graph.create_node("get_attr", "number")
+                made.meta = {"val": held.new_empty((), dtype=dtype)}
+                self.constants[made] = self.leaf(torch.tensor(value, dtype=dtype), None, made)
+                node.update_arg(place, made)
 
     def revive(self, goal: torch.fx.Node, node: torch.fx.Node) -> None:
         """Before a live call writes to constants: the memory holds values of the graph from here.
@@ -205,12 +222,16 @@ class _Folding:
         with self.tape.graph.inserting_before(user):
             made = self.tape.graph.create_node("get_attr", item.name)
         made.meta = {k: v for k, v in item.meta.items() if k != FOLDED}
+        self.constants[made] = self.leaf(self.real[item], self.tape.labels.get(item), item)
+        return made
+
+    def leaf(self, tensor: torch.Tensor, label: str | None, item: torch.fx.Node) -> Param:
+        """The leaf that has a value; ``label``: what the module calls it."""
         try:
-            value = constant(self.real[item])
+            value = constant(tensor)
         except GraphError as error:
             raise error.within(calls.where(item), kind=TraceError) from error
         if value not in self.leaves:
-            label = self.tape.labels.get(item)
             taken = {*self.names, *(p.name for p in self.leaves.values())}
             numbered = (f"constant_{i}" for i in itertools.count())
             name = next(
@@ -218,8 +239,7 @@ class _Folding:
             )
             type_ = TensorType(value.shape, value.dtype)
             self.leaves[value] = Param(name, type_, "constant", False, (), value)
-        self.constants[made] = self.leaves[value]
-        return made
+        return self.leaves[value]
 
 
 def _filled(node: torch.fx.Node, fill: int | str) -> torch.Tensor | None:

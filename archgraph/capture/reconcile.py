@@ -29,6 +29,7 @@ from archgraph.graph.passes import reached
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, schema
 
+_ENDS = (("min", max), ("max", min))  # of a range: which of two holds for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
@@ -38,6 +39,7 @@ def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
     A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
     counts the norm's batches in training.
     """
+    _refuse_undecided(draft, draft)
     used = {leaf for n in draft.nodes for leaf in n.leaves()} | set(draft.updates)
     counters = {
         p.name.rpartition(".")[0]: p.name
@@ -70,7 +72,7 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
     """Both captures must take the same inputs, the batch axis free in both or in neither."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
-    if ours != theirs:
+    if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
 
 
@@ -80,6 +82,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     Operators are matched in order by what they are (operator, module, leaves, type); matched ones
     become one node, their arguments joined one by one; the others belong to one mode only.
     """
+    _refuse_undecided(evaluated, trained)
     merged = _matched(evaluated.nodes, trained.nodes)
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
@@ -106,7 +109,14 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         return dataclasses.replace(moved, name=names[training, node.name])
 
     nodes = []
+    drawn = _only_drawn(trained)
     for pair in merged:
+        if pair[1] is not None and pair[1].name in drawn:
+            node = renamed(pair[1], True)
+            (name, value), *rest = node.args
+            args = ((name, Mode(value, None)), *rest)
+            nodes.append(dataclasses.replace(node, args=args))
+            continue
         alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
         nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
@@ -123,6 +133,28 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         evaluated.fixed,
         (*evaluated.notes, *trained.notes, *_one_mode_only(merged, trained)),
     )
+
+
+def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
+    """A branch that goes by a buffer which forward changes is decided anew at every call."""
+    changed = evaluated.updates.keys() | trained.updates.keys()
+    for name, where in {**evaluated.decided, **trained.decided}.items():
+        if name in changed:
+            raise TraceError(
+                "forward branches on the values of a buffer that it changes, and a graph holds one "
+                "of the branches",
+                where=where,
+                found=name,
+                hint="use torch.where, or trace the submodule that does not",
+            )
+
+
+def _only_drawn(trained: OneMode) -> set[str]:
+    """Draws of training whose numbers no result needs: later draws follow them all the same."""
+    made = {n.name: n for n in trained.nodes}
+    ends = refs((trained.outputs, *trained.updates.values()))
+    live = reached(ends, lambda name: made[name].uses())
+    return {n.name for n in trained.nodes if n.name not in live and table.draws(n.op) and n.args}
 
 
 def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
@@ -172,7 +204,12 @@ def _join(left: Value, right: Value) -> Value:
 
 def _joined(left: Node, right: Node) -> Node:
     """One operator that both modes have."""
-    ours, theirs = dict(left.args), dict(right.args)
+    ours: dict[str, Any] = dict(left.args)
+    theirs: dict[str, Any] = dict(right.args)
+    if left.op == "input":  # batch sizes for which both hold
+        limits = ((k, narrower, [d[k] for d in (ours, theirs) if k in d]) for k, narrower in _ENDS)
+        args = tuple((k, narrower(values)) for k, narrower, values in limits if values)
+        return dataclasses.replace(left, args=args)
     aten = left.op.startswith("aten.")
     defaults = {a.name: a.default for a in schema(left.op).args} if aten else {}
     together = {

@@ -11,8 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.capture.export import Captured
+from archgraph.capture.ranges import Range
 from archgraph.capture.spell import OneMode
-from archgraph.graph.ir import Leaf, Mode, Record, Ref, Value, walk
+from archgraph.graph.ir import Batch, Leaf, Mode, Node, Record, Ref, Value, walk
 from archgraph.ops.schema import to_value
 
 
@@ -51,8 +52,22 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode
     assert isinstance(spelt.outputs, tuple)
     outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
     return dataclasses.replace(
-        spelt, inputs=tensors, outputs=outputs, fixed=captured.fixed, notes=tuple(notes)
+        spelt,
+        inputs=tensors,
+        nodes=_within(spelt.nodes, captured.range),
+        outputs=outputs,
+        fixed=captured.fixed,
+        notes=tuple(notes),
+        decided=captured.decided,
     )
+
+
+def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
+    """Nodes whose first input with a batch axis says for which sizes the graph holds."""
+    batched = (n for n in nodes if n.op == "input" and n.shape[:1] == (Batch(),))
+    one = next(batched, None) if range_.why else None
+    limits = tuple((k, v) for k, v in (("min", range_.low), ("max", range_.high)) if v is not None)
+    return tuple(dataclasses.replace(n, args=limits) if n is one else n for n in nodes)
 
 
 def _starred(key: str, values: Any, signature: inspect.Signature) -> list[tuple[str, Value]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class OneMode:
     constants: dict[Constant, Param]  # made by folding
     fixed: str = ""  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
+    decided: Mapping[str, str] = field(default_factory=dict)  # buffers that decide a branch: place
 
 
 def spell(tape: Tape) -> OneMode:
@@ -102,7 +104,10 @@ class _Spelling:
     def call(self, node: torch.fx.Node) -> Value:
         """An operator; gives its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        given = calls.arguments(node, self.value)
+        try:
+            given = calls.arguments(node, self.value)
+        except GraphError as error:
+            raise error.within(calls.where(node), kind=TraceError) from error
         op = calls.operator_name(node.target)
         if IMPLIED in node.meta:
             return self.detach(given["self"], node)

@@ -141,6 +141,7 @@ def watched(notes: list[Note], place: str) -> Iterator[None]:
         (TracerBase, "_filter_traceback_frames", functions.frames),
         (inference, "__enter__", _enter_inference),
         (inference, "__exit__", _leave_inference),
+        (torch.nn.Module, "_apply", _converted),
     )
     with _replaced(replaced), registering(notes), _drawing(notes, place):
         yield
@@ -202,6 +203,19 @@ def _ungraded_checkpoint() -> TraceError:
         where=running(),
         hint="give use_reentrant=False",
     )
+
+
+_apply = torch.nn.Module._apply
+
+
+def _converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    """Instead of ``Module._apply``: a conversion to what a module is already changes nothing."""
+    tensors = [*module.parameters(recurse), *module.buffers(recurse)]
+    with torch.no_grad():
+        pairs = [(tensor, fn(tensor)) for tensor in tensors]
+    if all((a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape) for a, b in pairs):
+        return module
+    return _apply(module, fn, recurse)
 
 
 def _enter_inference(self: Any) -> None:

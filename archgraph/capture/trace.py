@@ -24,7 +24,7 @@ from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
 from archgraph.capture.examples import on_device_of
 from archgraph.capture.export import export
-from archgraph.capture.failures import UnknownType
+from archgraph.capture.failures import UnknownType, suggesting
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
@@ -116,7 +116,7 @@ def trace(
     _ready(model, args, kwargs)
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
-    with uncollected(), _explaining_tuples(args):
+    with uncollected(), _explaining_tuples(args), suggesting(model):
         way = _Way(train, name or type(model).__name__)
         traced, notes = _traced_uncached(model, args, kwargs, way)
     return _noted(traced, (*unlike, *_said(notes, strict)))
@@ -304,10 +304,16 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def _one_mode(
-    model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves, *, own: bool = False
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    *,
+    own: bool = False,
+    fixed: str = "",
 ) -> OneMode:
     """The canonical capture of a model in the mode that it is in."""
-    captured = export(model, args, kwargs)
+    captured = export(model, args, kwargs, fixed)
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
     folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
@@ -326,6 +332,8 @@ def _both_modes(
     """A capture that is right in train mode too; where there is none, eval mode stands in."""
     try:
         trained = _one_mode(model, args, kwargs, leaves)
+        if evaluated.fixed and not trained.fixed:
+            trained = _one_mode(model, args, kwargs, leaves, fixed=evaluated.fixed)
         same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)
@@ -377,20 +385,22 @@ def _graph(
     draft: OneMode, tensors: Mapping[str, torch.Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
     """The graph of a capture, and buffers without values that no operator says how to start."""
-    used = {leaf for n in draft.nodes for leaf in n.leaves()}
-    used |= {i.name for i in walk(draft.outputs) if isinstance(i, Leaf)}
-    constants = tuple(p for p in draft.constants.values() if p.name in used)
     graph = ArchGraph(
         draft.inputs,
-        leaves.params + constants,
+        leaves.params + tuple(draft.constants.values()),
         draft.nodes,
         draft.outputs,
         tuple(draft.updates.items()),
         name=name,
     )
     graph = renumber(prune(graph, leaves=False))
+    used = {leaf for n in graph.nodes for leaf in n.leaves()}
+    values = (graph.outputs, *(v for _, v in graph.updates))
+    used |= {i.name for v in values for i in walk(v) if isinstance(i, Leaf)}
     params, lost = [], []
     for param in graph.params:
+        if param.role == "constant" and param.name not in used:
+            continue
         if param.role == "buffer" and table.initialiser(graph, param) is None:
             if tensors[param.name].is_meta:
                 lost.append(param.name)

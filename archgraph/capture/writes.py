@@ -257,12 +257,27 @@ class _Writing:
                 found=f"{op} of {view.parent.name}",
                 hint="write x = x + y instead of x += y on the view",
             )
+        pairs = held.is_complex() and table.row(made[0]).real
+        if pairs:  # written as pairs of real numbers, through which gradients pass
+            dim = made[1]["dim"]
+            assert isinstance(dim, int)
+            made[1]["dim"] = dim + held.dim() if dim < 0 else dim
+            whole, part = self.paired(whole, node), self.paired(part, node)
+            held = whole.meta["val"]
         stand_for = {_WHOLE: whole, _PART: part}
         kwargs = {k: stand_for[v] if isinstance(v, Ref) else v for k, v in made[1].items()}
         overload = schema(made[0]).overload
         new = calls.insert(self.graph, overload, (), kwargs, like=node, val=held)
         new.meta[LITERAL] = True
-        return new
+        return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
+
+    def paired(self, value: torch.fx.Node, node: torch.fx.Node) -> torch.fx.Node:
+        """Complex numbers as pairs of real ones; real numbers as they are."""
+        if not value.meta["val"].is_complex():
+            return value
+        if value.meta["val"].is_conj():
+            value = self.call(_RESOLVE, (value,), {}, node)
+        return self.call(_AS_REAL, (value,), {}, node)
 
     def differentiable(self, value: torch.fx.Node) -> bool:
         """Whether a gradient can pass through a value."""
@@ -286,6 +301,9 @@ class _Writing:
 
 _TO = torch.ops.aten.to.dtype
 _DETACH = torch.ops.aten.detach.default
+_AS_REAL = torch.ops.aten.view_as_real.default
+_AS_COMPLEX = torch.ops.aten.view_as_complex.default
+_RESOLVE = torch.ops.aten.resolve_conj.default
 _EXPAND = torch.ops.aten.expand.default
 
 

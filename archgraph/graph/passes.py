@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from archgraph.graph.ir import ArchGraph
-from archgraph.graph.values import Leaf, Ref, Value, in_mode, refs, replace, walk
+from archgraph.graph.values import Leaf, Mode, Ref, Value, in_mode, refs, replace, walk
 
 
 def reached(
@@ -37,6 +37,7 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
         for n in graph.nodes
     )
     updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
+    alone = {name for name, mode in _of_one_mode(graph) if mode is training}
     return prune(
         graph.replace(
             nodes=nodes,
@@ -44,11 +45,28 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
             updates=tuple((k, v) for k, v in updates if v is not None),
         ),
         leaves=False,
+        alone=alone,
     )
 
 
-def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
+def _of_one_mode(graph: ArchGraph) -> Iterator[tuple[str, bool]]:
+    """Operators whose first argument is nothing in one mode, and whether training has them.
+
+    They run for what they do beside their result: they draw random numbers.
+    """
+    for node in graph.nodes:
+        value = node.args[0][1] if node.args else None
+        if isinstance(value, Mode) and (value.train is None) != (value.eval is None):
+            yield node.name, value.eval is None
+
+
+def prune(
+    graph: ArchGraph, *, leaves: bool = True, alone: Iterable[str] | None = None
+) -> ArchGraph:
     """The graph without operators that no output needs.
+
+    Operators that run for what they draw (``alone``; default: those whose first argument is nothing
+    in one mode) stay, so that later draws are what they are in the model.
 
     Inputs stay, used or not: they are part of forward's signature. An update (a counter, say)
     stays while its module does anything for an output. Leaves that only removed operators used
@@ -58,7 +76,8 @@ def prune(graph: ArchGraph, *, leaves: bool = True) -> ArchGraph:
     def needed(*values: Value) -> set[str]:
         return reached(refs(values), lambda name: graph.node[name].uses())
 
-    live = needed(graph.outputs)
+    drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
+    live = needed(graph.outputs) | needed(tuple(map(Ref, drawing)))
     busy = {graph.node[name].scope for name in live}
     updates = []
     for buffer, value in graph.updates:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from archgraph.errors import GraphError
 from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode
 from archgraph.module.plan import BATCH, DEVICE, Need, Plan, Run, is_under, makes_tensor
+from archgraph.ops import table
 from archgraph.ops.schema import from_atom, schema
 
 
@@ -317,6 +318,8 @@ class _Body:
             return self.call_module(node.scope, tuple(self.lower(value) for value in inputs))
         row = schema(node.op)
         given = {k: self.lower(v) for k, v in node.args}
+        for name in table.row(node.op).contiguous:
+            given[name] = self.fx.call_function(torch.ops.aten.contiguous.default, (given[name],))
         if makes_tensor(node):
             given["device"] = self.device()
         positional, named = row.call_args(given)

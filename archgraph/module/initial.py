@@ -32,9 +32,12 @@ def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) 
     if param.value is not None:
         return tensor_of(param.value)
     dtype = torch_dtype(param.dtype)
-    if how is None or not dtype.is_floating_point:
+    if how is None or not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(param.shape, dtype=dtype)
     tensor = torch.empty(param.shape, dtype=dtype)
+    if dtype.is_complex and how.kind == "uniform":  # real and imaginary parts, each as it says
+        torch.view_as_real(tensor).uniform_(-how.scale, how.scale, generator=generator)
+        return tensor
     match how.kind:
         case "zeros":
             return tensor.zero_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ class Input:
         dtype: Its dtype.
         rank: How many dimensions it has.
         sizes: Those of its sizes that are not open, with their dimensions.
+        low: The least size of its first dimension for which the graph holds.
+        high: The largest one; None where there is none.
         type: All of that, as the graph says it.
     """
 
@@ -38,6 +40,8 @@ class Input:
     dtype: torch.dtype
     rank: int
     sizes: tuple[tuple[int, int], ...]
+    low: int
+    high: int | None
     type: TensorType
 
     def fits(self, value: Any) -> bool:
@@ -47,7 +51,13 @@ class Input:
         if value.dtype is not self.dtype or value.dim() != self.rank:
             return False
         shape = value.shape
-        return all(shape[dim] == size for dim, size in self.sizes)
+        return all(shape[dim] == size for dim, size in self.sizes) and self.holds(shape)
+
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Whether the graph holds for the size of the batch."""
+        if self.low and shape[0] < self.low:
+            return False
+        return self.high is None or shape[0] <= self.high
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,9 @@ class Inputs:
                 label = key + "".join(f"[{step!r}]" for step in steps)
                 type_ = TensorType(node.shape, node.dtype)
                 dtype = torch_dtype(node.dtype)
-                at = (label, index, key, steps, dtype, len(node.shape), tuple(fixed), type_)
+                low, high = cast(int, node.arg("min", 0)), cast("int | None", node.arg("max"))
+                rank = len(node.shape)
+                at = (label, index, key, steps, dtype, rank, tuple(fixed), low, high, type_)
                 found.append(Input(*at))
         leaf = next((p for p in graph.params if torch_dtype(p.dtype).is_floating_point), None)
         own = None
@@ -119,13 +131,22 @@ class Inputs:
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise GraphError("is not a tensor", where=where, found=kind, expected=str(item.type))
-        cast = item.dtype
-        if leaf is not None and self.own is not None and cast is self.own[2]:
-            cast = leaf.dtype
-        shape = value.shape
-        if value.dtype is cast and value.dim() == item.rank:
+        dtype, shape = item.dtype, value.shape
+        if leaf is not None and self.own is not None and dtype is self.own[2]:
+            dtype = leaf.dtype
+        if value.dtype is dtype and value.dim() == item.rank:
             if all(shape[dim] == size for dim, size in item.sizes):
-                return
+                if item.holds(shape):
+                    return
+                ends = (f"{item.low} or more" if item.low else "", f"{item.high} or less")
+                raise GraphError(
+                    "the graph does not hold for this batch size: the model computes something "
+                    "else for it",
+                    where=where,
+                    found=shape[0],
+                    expected=" and ".join(e for e in ends if e and not e.startswith("None")),
+                    hint="split the batch, or trace the model on an example of this size",
+                )
         found = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
         fixed = any(dim == 0 for dim, _ in item.sizes) and value.dim() == item.rank
         hint = "trace the model on an example of this type"

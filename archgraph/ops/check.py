@@ -223,8 +223,12 @@ def _check_uses(
 
 def _check_operator(node: Node, seen: Mapping[str, Node], where: str) -> None:
     if node.op == "input":
-        if node.args or isinstance(node.type, tuple):
-            raise GraphError("an input is one tensor without arguments", where=where)
+        limits = dict(node.args)
+        named = limits.keys() <= {"min", "max"} and len(limits) == len(node.args)
+        if not named or not all(type(v) is int for v in limits.values()):
+            raise GraphError("an input has no arguments but min and max, batch sizes", where=where)
+        if isinstance(node.type, tuple) or (limits and node.shape[:1] != (Batch(),)):
+            raise GraphError("an input is one tensor, limited only in its batch", where=where)
         return
     if node.op == "getitem":
         _check_getitem(node, seen, where)

@@ -137,6 +137,8 @@ class Operator:
         fill: What the result is filled with, where it has its first argument's shape or dtype but
             none of its values; ``argument`` where the caller says it.
         functional: Functional form of an in-place operator, where it has another name.
+        contiguous: Arguments that must lie in memory in order, which a graph does not say.
+        real: Whether only real numbers have a gradient through it.
         impossible: Why the operator cannot run at a node's sizes; empty where it can.
         layer: The layer of ``torch.nn`` that computes it.
     """
@@ -163,6 +165,8 @@ class Operator:
     overwritten: Callable[[ViewWrite], Call | None] | None = None
     fill: int | Literal["argument"] | None = None
     functional: str = ""
+    contiguous: tuple[str, ...] = ()
+    real: bool = False
     impossible: Callable[[Node], str] | None = None
     layer: LayerRule | None = None
 

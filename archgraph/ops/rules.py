@@ -315,6 +315,28 @@ def along(eq: Equations) -> list[Dims]:
     return [conform(eq, x, i) for i in range(len(eq.node.types))]
 
 
+def transform(eq: Equations) -> list[Dims]:
+    """A Fourier transform along some dimensions, which stay whole; each of the others passes."""
+    x = eq.of(eq.node.args[0][1])
+    dims, sizes = eq.ints("dim"), eq.ints("s")
+    if not dims:  # the last ones, as many as there are sizes; without sizes all
+        dims = tuple(range(len(x) - len(sizes) if sizes else 0, len(x)))
+    out = list(x)
+    for d in dims:
+        eq.pin([x[d % len(x)]], "transformed as a whole", PROJECT)
+        out[d % len(x)] = Fixed(eq.node.shape[d % len(x)])
+    return [out]
+
+
+def renorm(eq: Equations) -> list[Dims]:
+    """Every position of one dimension is scaled by its own norm over the others."""
+    x = eq.arg("self")
+    for index, layout in enumerate(x):
+        if index != eq.dim("dim", len(x)):
+            eq.total(layout, [eq.node.arg("self")], "renorm")
+    return [x]
+
+
 def along_first(eq: Equations) -> list[Dims]:
     """Runs along the first dimension."""
     x = eq.of(eq.node.args[0][1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from archgraph.graph.ir import Batch, Size, Value
+from archgraph.graph.ir import Batch, Ref, Size, Value
 from archgraph.layout.layouts import Fixed, Layout, concatenation, divide, plain, product
 from archgraph.ops.equations import Dims, Equations
 from archgraph.ops.rules import PROJECT, conform, unknown
@@ -110,6 +110,8 @@ def repeat_interleave(eq: Equations) -> list[Dims]:
     dim = eq.dim("dim", len(x))
     out = list(x)
     out[dim] = product((x[dim], Fixed(count)))
+    if isinstance(eq.node.arg("output_size"), int):
+        eq.states("output_size", out[dim])
     return [out]
 
 
@@ -328,6 +330,37 @@ def index_put(eq: Equations) -> list[Dims]:
         elif layout.size != 1:
             eq.unify(layout, against)
     return [[eq.resolve(d) for d in x]]
+
+
+def masked_scatter(eq: Equations) -> list[Dims]:
+    """Positions that a mask picks are filled with those of the source, in order.
+
+    Trailing dimensions along which the mask is constant are filled whole: they are the source's.
+    """
+    x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
+    both = eq.broadcast([x, mask])
+    whole = 0
+    while whole < min(len(both), len(source)) and _constant_along(eq, "mask", whole + 1):
+        if both[-1 - whole].size != source[-1 - whole].size:
+            break
+        eq.unify(both[-1 - whole], source[-1 - whole])
+        whole += 1
+    eq.pin(both[: len(both) - whole], "filled in order")
+    eq.pin(source[: len(source) - whole], "filled in order")
+    return [[eq.resolve(d) for d in both]]
+
+
+def _constant_along(eq: Equations, name: str, back: int) -> bool:
+    """Whether an argument is constant along a dimension, counted from the last (1)."""
+    value = eq.node.arg(name)
+    while isinstance(value, Ref):
+        shape = eq.graph.node[value.name].shape
+        if len(shape) < back or shape[-back] == 1:
+            return True
+        if not eq.graph.node[value.name].op.startswith("aten.expand"):
+            return False
+        value = eq.graph.node[value.name].arg("self")
+    return False
 
 
 def slice_scatter(eq: Equations) -> list[Dims]:

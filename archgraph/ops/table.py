@@ -98,6 +98,15 @@ def functional(op: str) -> str:
     return exact.functional if exact is not None else ""
 
 
+def draws(op: str) -> bool:
+    """Whether an operator draws random numbers.
+
+    >>> draws("aten.rand"), draws("aten.relu")
+    (True, False)
+    """
+    return torch.Tag.nondeterministic_seeded in schema(op).overload.tags if "." in op else False
+
+
 def impossible(node: Node) -> str:
     """Why an operator cannot run at a node's sizes; empty where it can."""
     known = row(node.op).impossible

@@ -76,6 +76,11 @@ def permute(write: ViewWrite) -> Call:
     return "aten.permute", {"self": write.part, "dims": tuple(back)}
 
 
+def component(index: int) -> Callable[[ViewWrite], Call]:
+    """The real (0) or imaginary (1) parts of complex numbers, written as pairs."""
+    return lambda write: _scatter("aten.select_scatter", write, dim=len(write.shape), index=index)
+
+
 def itself(write: ViewWrite) -> Call:
     """An operator that is its own inverse."""
     return write.op, {"self": write.part}

@@ -271,9 +271,10 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         for name, item in constants:
             if isinstance(item, Atom):
                 dtype = torch_dtype(item.name)
-                real = dtype.is_floating_point
-                zero = torch.zeros(1, dtype=torch.float64 if real else dtype)
-                if real:
+                real, complex_ = dtype.is_floating_point, dtype.is_complex
+                wide = torch.float64 if real else torch.complex128 if complex_ else dtype
+                zero = torch.zeros(1, dtype=wide)
+                if real or complex_:
                     zero += at
                 given[name] = zero
             else:

@@ -33,33 +33,35 @@ from archgraph.rewrite.cut import cut
 from archgraph.states import Rewritten, State, Transfer
 
 NOTHING = 1e-100  # its square is still a float64
-_FLOATS = ("float32", "float16", "bfloat16")
+_WIDE = dict.fromkeys(("float32", "float16", "bfloat16"), "float64")
+_WIDE |= dict.fromkeys(("complex64", "complex32"), "complex128")
 
 
 def in_float64(graph: ArchGraph) -> ArchGraph:
-    """The graph with every floating-point type replaced by float64."""
+    """The graph with every floating-point type replaced by float64, complex ones by complex128."""
 
     def wide(type_: TensorType) -> TensorType:
-        return dataclasses.replace(type_, dtype="float64") if type_.dtype in _FLOATS else type_
+        return dataclasses.replace(type_, dtype=_WIDE.get(type_.dtype, type_.dtype))
 
     def wide_value(value: Value) -> Value:
-        return Atom("float64") if isinstance(value, Atom) and value.name in _FLOATS else value
+        return Atom(_WIDE.get(value.name, value.name)) if isinstance(value, Atom) else value
 
     def wide_param(param: Param) -> Param:
-        if param.dtype not in _FLOATS:
+        if param.dtype not in _WIDE:
             return param
         value = param.value
         if value is not None:
-            data = tensor_of(value).double().numpy().tobytes()
-            value = Constant("float64", value.shape, data)
+            dtype = _WIDE[param.dtype]
+            data = tensor_of(value).to(torch_dtype(dtype)).numpy().tobytes()
+            value = Constant(dtype, value.shape, data)
         return dataclasses.replace(param, type=wide(param.type), value=value)
 
     def wide_node(node: Node) -> Node:
         type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
         args = tuple((k, replace(v, wide_value)) for k, v in node.args)
         makes = node.op.startswith("aten.") and schema(node.op).makes_tensor
-        if makes and node.arg("dtype") is None and node.dtype in _FLOATS:
-            args = canonical_args(node.op, dict(args) | {"dtype": Atom("float64")})
+        if makes and node.arg("dtype") is None and node.dtype in _WIDE:
+            args = canonical_args(node.op, dict(args) | {"dtype": Atom(_WIDE[node.dtype])})
         return dataclasses.replace(node, type=type_, args=args)
 
     return graph.replace(
@@ -78,11 +80,12 @@ def random_state(graph: ArchGraph, seed: int = 0) -> dict[str, torch.Tensor]:
             state[param.name] = tensor_of(param.value)
             continue
         dtype = torch_dtype(param.dtype)
-        if not dtype.is_floating_point:
+        if not (dtype.is_floating_point or dtype.is_complex):
             state[param.name] = torch.zeros(param.shape, dtype=dtype)
             continue
         fan_in = max(int(np.prod(param.shape[1:])), 1)
-        tensor = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        tensor = torch.randn(param.shape, generator=generator, dtype=wide)
         if len(param.shape) > 1:
             tensor *= (1.5 / fan_in) ** 0.5
         else:  # norm weights, biases, means and variances: around one, never below a half
@@ -100,10 +103,9 @@ def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, 
             continue
         shape = [size_at(s, batch) for s in node.shape]
         dtype = torch_dtype(node.dtype)
-        if dtype.is_floating_point:
-            tensors[node.name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(
-                dtype
-            )
+        if dtype.is_floating_point or dtype.is_complex:
+            wide = torch.complex128 if dtype.is_complex else torch.float64
+            tensors[node.name] = torch.randn(shape, generator=generator, dtype=wide).to(dtype)
         else:
             tensors[node.name] = torch.randint(0, 2, shape, generator=generator).to(dtype)
 
@@ -136,8 +138,9 @@ def difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> flo
             return float("inf")
         if not b.numel():
             continue
-        scale = max(float(b.double().abs().max()), 1e-12)
-        gap = float((a.double() - b.double()).abs().max()) / scale
+        wide = torch.complex128 if b.is_complex() else torch.float64
+        scale = max(float(b.to(wide).abs().max()), 1e-12)
+        gap = float((a.to(wide) - b.to(wide)).abs().max()) / scale
         worst = max(worst, gap if gap == gap else float("inf"))
     return worst
 
@@ -160,7 +163,7 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
             stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
             stays[torch.from_numpy(positions(layout, kept))] = True
             mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
-        floating = tensor.is_floating_point()
+        floating = tensor.is_floating_point() or tensor.is_complex()
         tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
         if param.role == "constant":
             data = Constant(param.dtype, param.shape, tensor.numpy().tobytes())
@@ -240,7 +243,7 @@ def compare(
 def to_float64(transfer: Transfer) -> Transfer:
     """The transfer between float64 states: what it initialises is as exact."""
     source, target = (
-        tuple(s._replace(dtype="float64") if s.dtype in _FLOATS else s for s in slots)
+        tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
         for slots in (transfer.source, transfer.target)
     )
     return Transfer(source, target, transfer.entries)

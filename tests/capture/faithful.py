@@ -44,7 +44,7 @@ def _run(module: nn.Module, args: Any, kwargs: Any) -> tuple[list[torch.Tensor],
     outputs = tensors(module(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
     smooth = [t for t in outputs if t.requires_grad]
     if smooth:
-        torch.stack([t.double().square().sum() for t in smooth]).sum().backward()
+        torch.stack([t.abs().double().square().sum() for t in smooth]).sum().backward()
     return outputs, {n: p.grad for n, p in module.named_parameters()}
 
 

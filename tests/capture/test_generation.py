@@ -121,6 +121,43 @@ def test_a_default_configuration_gives_the_same_results(name):
     assert net.config.use_cache is True
 
 
+def _in_training(net: Any, built: Any, inputs: dict[str, Any]) -> None:
+    """Results and gradients of training agree, from one seed."""
+    found = []
+    for module in (net, built):
+        module.train().zero_grad()
+        torch.manual_seed(0)
+        logits = module(**inputs)["logits"]
+        logits.square().mean().backward()
+        found.append((logits, {k: p.grad for k, p in module.named_parameters()}))
+    (expected, gradients), (logits, others) = found
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(others[key], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_experts_need_a_setting_that_the_refusal_names():
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**_GROUPED, num_local_experts=4)
+    net, inputs = transformers.MixtralForCausalLM(config), _one()
+    for implementation in ("eager", "grouped_mm"):
+        net.set_experts_implementation(implementation)
+        with pytest.raises(TraceError) as caught:
+            ag.trace(net, **inputs, train=False)
+        assert 'call model.set_experts_implementation("batched_mm") before' in str(caught.value)
+    with torch.no_grad():
+        expected = net.eval()(**inputs).logits
+    net.set_experts_implementation("batched_mm")
+    traced = ag.trace(net, **inputs)
+    with torch.no_grad():
+        found = ag.build(*traced).eval()(**inputs)["logits"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    _in_training(net, ag.build(*traced), inputs)
+    ag.take(traced.graph, 0.5, verify=True)
+
+
 def test_embeddings_and_a_mask_as_inputs():
     net, inputs = model("llama")
     given = {

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import archgraph as ag
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Node, Record
+from archgraph.graph.text import parse
 from tests.capture.faithful import assert_faithful, tensors
 
 X = torch.randn(2, 3)
@@ -25,6 +27,8 @@ IMAGE = torch.randn(2, 3, 6, 6)
 
 class Net(nn.Module):
     """Two layers and a forward to be written in one line."""
+
+    rate = 0.0
 
     def __init__(self, body: Callable[[Any, torch.Tensor], Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -249,6 +253,43 @@ def test_constants_and_modules_made_in_forward(body):
     assert_faithful(Net(body), X)
 
 
+class Elsewhere(nn.Module):
+    """Leaves that forward reads past the tables of its modules."""
+
+    def __init__(self, hold: Callable[[Elsewhere], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.layer = nn.Parameter(torch.randn(3, 3)), nn.Linear(3, 3)
+        self.held: Any
+        self.register_buffer("count", torch.zeros(3))
+        self.__dict__["held"] = hold(self)
+
+    def forward(self, x):
+        held = self.held() if callable(self.held) else self.held
+        weight, shift, count = held.values() if isinstance(held, dict) else held
+        count.add_(1)
+        return self.layer(x) @ weight.T + shift
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda net: {"w": net.weight, "s": net.layer.bias, "c": net.count},
+        lambda net: [net.weight, net.layer.bias, net.count],
+        lambda net: (lambda w, *rest: lambda: (w, *rest))(net.weight, net.layer.bias, net.count),
+    ],
+    ids=["dict", "list", "closure"],
+)
+def test_leaves_read_past_the_module_are_leaves(hold):
+    graph = assert_faithful(Elsewhere(hold), X).graph
+    assert not [p for p in graph.params if p.role == "constant"]
+
+
+def test_the_data_of_a_parameter_is_not_the_parameter():
+    with pytest.raises(TraceError, match="shares memory with a leaf that changes"):
+        ag.trace(Elsewhere(lambda net: [net.weight.data, net.layer.bias, net.count]), X)
+
+
 def test_frozen_parameters_stay_frozen():
     net = Net(lambda net, x: net.head(net.layer(x).relu()))
     net.layer.requires_grad_(False)
@@ -445,6 +486,16 @@ def test_a_batch_that_only_training_fixes_leaves_training_to_eval():
     assert traced.graph.nodes[0].shape == (Batch(), 3)
 
 
+def test_a_batch_that_only_evaluation_fixes_is_fixed_in_training_too():
+    def body(net, x):
+        y = net.layer(x)
+        return y if net.training else torch.stack([y[i] for i in range(len(y))])
+
+    traced = assert_faithful(Net(body), X, batches=(2,))
+    assert traced.graph.nodes[0].shape == (2, 3)
+    assert traced.notes[0].startswith("the batch size is fixed at that of the example")
+
+
 def test_python_random_numbers_are_noted():
     def body(net, x):
         return net.layer(x) if random.random() < 2 else x
@@ -581,6 +632,152 @@ def test_a_random_branch_in_training_is_reported():
     torch.testing.assert_close(ag.build(*traced).eval()(X), net.eval()(X))
 
 
+def dropped(net, x):
+    for _ in range(2):
+        draw = torch.rand([])
+        skip = net.training and draw < net.rate
+        if not skip:
+            x = F.dropout(net.layer(x)[:, :3], 0.5, net.training)
+    return x
+
+
+def dropped_by_item(net, x):
+    if net.training and torch.rand(1).item() > 1 - net.rate:
+        return x
+    return F.dropout(net.layer(x), 0.5, net.training)
+
+
+def dropped_by_uniform(net, x):
+    if net.training and torch.empty(1).uniform_(0, 1) < net.rate:
+        return x
+    return F.dropout(net.layer(x), 0.5, net.training)
+
+
+def clamped(net, x):
+    y = net.layer(x)
+    if torch.isinf(y).any() or torch.isnan(y).any():
+        y = y.clamp(-1, 1)
+    return F.dropout(y, 0.5, net.training)
+
+
+def counted(net, x):
+    y = net.layer(x)
+    if (torch.isnan(y) | torch.isinf(y)).sum() > 0 or (y != y).any().item():
+        raise ValueError("not a number")
+    return y if torch.isfinite(y).all() else y.nan_to_num()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (dropped, "draws that never occur"),
+        (dropped_by_item, ""),  # nothing is left out: Python compares a number
+        (dropped_by_uniform, "draws that never occur"),
+        (clamped, "numbers that are not finite"),
+        (counted, "numbers that are not finite"),
+    ],
+)
+def test_a_branch_that_can_go_only_one_way_is_left_out(body, why):
+    """The draws themselves stay, so that dropout draws what it draws in the model."""
+    net = Net(body)
+    notes = assert_faithful(net, X).notes
+    assert all(n.startswith(f"a branch for {why} is left out of the graph (") for n in notes)
+    assert bool(notes) == bool(why)
+    assert net.layer.weight.isfinite().all()  # tensors decide for themselves again
+
+
+class Causal(nn.Module):
+    """Torch's own layers compare a mask with a causal one to find out whether it is causal."""
+
+    causal: bool | None
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {"d_model": 4, "nhead": 2, "dim_feedforward": 8}
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**sizes), 1, enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**sizes), 1)
+        if held:
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x, empty):
+        x = x.transpose(0, 1)
+        held = getattr(self, "mask", None)
+        mask = nn.Transformer.generate_square_subsequent_mask(5) if held is None else held
+        y = self.encoder(x, mask=mask, src_key_padding_mask=empty)
+        return self.decoder(x, y, tgt_mask=mask)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["made", "held"])
+def test_causal_masks_of_torchs_layers(held):
+    """A mask that forward makes is known; of one that is held in a buffer, a note says so."""
+    given = torch.randn(2, 5, 4), torch.zeros(2, 5)
+    traced = assert_faithful(Causal(held), *given, tolerance=1e-5, batches=(2, 3))
+    notes = [n for n in traced.notes if n.startswith("a branch goes by the values of mask: ")]
+    assert len(notes) == held and len(traced.notes) == held
+
+
+def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
+    class Given(Causal):
+        def forward(self, x, mask):
+            return self.encoder(x, mask=mask, is_causal=self.causal)
+
+    net, given = Given(False), (torch.randn(5, 2, 4), torch.zeros(5, 5))
+    net.causal = None
+    with pytest.raises(TraceError, match=r"say is_causal \(or tgt_is_causal\) in the call"):
+        ag.trace(net, *given)
+    net.causal = False
+    ag.trace(net, *given)
+
+
+def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
+    def body(net, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(len(x))
+        return net.encoder(x, mask=mask)
+
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    net = Net(body, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+    traced = assert_faithful(net, torch.randn(5, 2, 4), tolerance=1e-5, batches=(5,))
+    assert traced.graph.nodes[0].shape == (5, 2, 4)
+
+
+class Starting(nn.Module):
+    """The first call decides what a later one does."""
+
+    started: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, started: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("started", torch.tensor(started))
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.training and not self.started:
+            self.scale.copy_(y.detach().std(0))
+            self.started.fill_(True)
+        return y / self.scale
+
+
+def test_a_branch_on_a_buffer_holds_for_what_it_holds():
+    (note,) = assert_faithful(Starting(True), X).notes
+    assert note.startswith("a branch goes by the values of started: the graph has the one")
+    with pytest.raises(TraceError, match=r"values of a buffer that it changes.*found started"):
+        ag.trace(Starting(False), X)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-9])
+def test_a_branch_that_a_draw_can_take_is_refused(rate):
+    net = Net(dropped)
+    net.rate = rate
+    with pytest.raises(TraceError, match="branches on the values of a tensor"):
+        ag.trace(net, X)
+
+
 class ByBatch(nn.Module):
     """Forward goes by the number of examples."""
 
@@ -592,11 +789,55 @@ class ByBatch(nn.Module):
         return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
 
 
-@pytest.mark.parametrize("asks", [lambda n: n > 4, lambda n: n % 2 == 0], ids=["size", "parity"])
 @pytest.mark.parametrize("batch", [3, 4, 8])
-def test_a_branch_on_the_batch_size_fixes_it(asks, batch):
-    x = torch.randn(batch, 3)
-    net = ByBatch(asks)
+def test_a_branch_on_the_batch_size_limits_it(batch):
+    """Within the sizes of one branch the batch is free; for others the built module refuses."""
+    net, few = ByBatch(lambda n: n > 4), batch <= 4
+    traced = ag.trace(net, torch.randn(batch, 3))
+    (note,) = traced.notes
+    assert note.startswith(f"the graph holds for batch {'< 5' if few else '>= 5'};")
+    assert "size()[0]" in note
+    assert parse(str(traced.graph)) == traced.graph
+    for built in (ag.build(*traced), ag.build(ag.take(traced.graph, 1.0).graph, traced.state)):
+        assert ag.trace(built, torch.randn(batch, 3)).graph == traced.graph
+        for size in range(1, 9):
+            x = torch.randn(size, 3)
+            if (size <= 4) == few:
+                torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
+            else:
+                with pytest.raises(ag.GraphError, match=f"input x.*found {size}"):
+                    built(x)
+
+
+@pytest.mark.parametrize("batch", [3, 70, 300])
+def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch):
+    def body(net, x):
+        y = net.layer(x)
+        if y.shape[0] >= 64:
+            y = y.contiguous()
+        return y.clone() if y.shape[0] % 2 else y
+
+    traced = assert_faithful(Net(body), torch.randn(batch, 3), batches=(2, 65))
+    assert not traced.notes
+
+
+def test_a_part_that_forward_casts_to_what_it_is_stays():
+    def body(net, x):
+        net.layer = net.layer.to(torch.float32)
+        return net.layer(x)
+
+    assert not assert_faithful(Net(body), X).notes
+
+
+def test_ranges_of_both_modes_are_laid_over_one_another():
+    net: ByBatch = ByBatch(lambda n: n > 8 if net.training else n < 4)
+    traced = ag.trace(net, torch.randn(5, 3))
+    assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
+
+
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_a_branch_on_the_parity_of_the_batch_size_fixes_it(batch):
+    net, x = ByBatch(lambda n: n % 2 == 0), torch.randn(batch, 3)
     graph, state = traced = ag.trace(net, x)
     assert graph.nodes[0].shape == (batch, 3)
     assert any(n.startswith("the batch size is fixed") and "size()[0]" in n for n in traced.notes)

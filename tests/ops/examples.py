@@ -413,6 +413,8 @@ POINTWISE = [
             "threshold": lambda m, a: F.threshold(a, 0.1, 0.3),
             "logit": lambda m, a: a.sigmoid().logit(),
             "isreal": lambda m, a: a * torch.isreal(a),
+            "_conj": lambda m, a: torch.complex(a, a).conj().imag,
+            "angle": lambda m, a: torch.complex(a, a).angle(),
             "real": lambda m, a: aten.real(torch.complex(a, a)),
             "imag": lambda m, a: aten.imag(torch.complex(a, a)),
             "clamp": lambda m, a: a.clamp(-0.5, 0.5),
@@ -524,6 +526,8 @@ REDUCTIONS = [
     image("max", lambda m, a: a.max(2)[0].max(2)[0]),
 ]
 
+FOURIER = [f"{i}{real}fft" for i in ("", "i") for real in ("", "r", "h")]
+
 ALONG = [
     *(
         tokens(key, call, "pinned")
@@ -541,12 +545,33 @@ ALONG = [
             "diff": lambda m, a: a.diff(dim=-1),
             "argsort": lambda m, a: a.argsort(-1),
             "logcumsumexp": lambda m, a: a.logcumsumexp(-1),
-            "renorm": lambda m, a: a.renorm(2, 2, 1.0),
+            "fft_fft": lambda m, a: torch.fft.fft(a).abs(),
+            "fft_fftn": lambda m, a: torch.fft.fftn(a).abs(),
+            "fft_fft2": lambda m, a: torch.fft.fft2(a, (4, 4)).abs(),
+            "fft_fftshift": lambda m, a: torch.fft.fftshift(a),
             "kthvalue": lambda m, a: a.kthvalue(2, -1)[0],
             "mode": lambda m, a: a.mode(-1)[0],
         }.items()
     ),
     tokens("cumsum", lambda m, a: a.cumsum(1)),
+    *(
+        image(f"fft_{name}2", lambda m, a, f=name: getattr(torch.fft, f"{f}2")(a).abs())
+        for name in FOURIER
+    ),
+    *(
+        tokens(f"fft_{name}", lambda m, a, f=name: getattr(torch.fft, f)(a, dim=1).abs())
+        for name in FOURIER
+    ),
+    *(
+        tokens(f"fft_{name}n", lambda m, a, f=name: getattr(torch.fft, f"{f}n")(a, dim=[1]).abs())
+        for name in FOURIER
+    ),
+    image("fft_rfftn", lambda m, a: torch.fft.rfftn(a, s=(4, 4), norm="ortho").imag),
+    tokens("fft_fftshift", lambda m, a: torch.fft.fftshift(a, dim=1)),
+    tokens("fft_ifftshift", lambda m, a: torch.fft.ifftshift(a, dim=(1,))),
+    tokens("renorm", lambda m, a: a.renorm(2, 2, 1.0)),
+    tokens("renorm", lambda m, a: a.renorm(1, 1, 1.0)),
+    tokens("renorm", lambda m, a: a.exp().renorm(2, 1, 1.0), "spanned"),
     tokens("flip", lambda m, a: a.flip(1)),
     tokens("roll", lambda m, a: a.roll(2, 1)),
     row("roll", lambda m, a: aten.roll(a[0], [3])[None] * 2, "pinned"),
@@ -689,6 +714,14 @@ SHAPES = [
     image("repeat", lambda m, a: a.repeat(1, 2, 1, 1)),
     image("repeat", lambda m, a: a.tile(2, 1, 1)),
     image("repeat_interleave", lambda m, a: a.repeat_interleave(2, 1)),
+    image("repeat_interleave", lambda m, a: a.repeat_interleave(2, 1, output_size=2 * C)),
+    tokens(
+        "masked_scatter",
+        lambda m, a, b: a.masked_scatter((b.detach().sum(-1, keepdim=True) > 0).expand_as(a), b),
+        "free free",
+        2,
+    ),
+    tokens("masked_scatter", lambda m, a, b: a.masked_scatter(b > 0, b), "pinned pinned", 2),
     image("cat", lambda m, a, b: torch.cat([a, b], 1), "free free", 2),
     image("cat", lambda m, a: torch.concat([a, a.exp()], 1)),
     tokens(
@@ -939,7 +972,6 @@ EXAMPLES = [
 
 # Operators whose rows pin all they touch, on purpose: a few stand for the one rule behind all.
 PINNING = [
-    tokens("fft_rfft", lambda m, a: torch.fft.rfft(a, dim=1).abs(), "pinned"),
     tokens(
         "stft",
         lambda m, a: torch.stft(a.flatten(1), 8, window=torch.ones(8), return_complex=True).abs(),

@@ -46,6 +46,7 @@ ALIASES = {
     },
     "conj": "of complex numbers, as imag",
     "resolve_conj": "of complex numbers, as imag",
+    "_neg_view": "of complex numbers, as _conj",
     "resolve_neg": "of complex numbers, as imag",
 }
 

@@ -7,12 +7,6 @@ dimensions, so that every axis that they touch stays whole.
 from archgraph.ops import rules
 from archgraph.ops.operator import Operator, Rows, alike
 
-_FFT = tuple(
-    f"{inverse}{real}fft{rank}"
-    for rank in ("", "2", "n")
-    for inverse, real in (("", ""), ("i", ""), ("", "r"), ("i", "r"), ("", "h"), ("i", "h"))
-)
-
 _LINALG = """
     norm matrix_norm inv inv_ex det slogdet solve solve_ex cholesky cholesky_ex qr svd eigh pinv
     matrix_power
@@ -20,13 +14,13 @@ _LINALG = """
 _OTHERS = """
     stft istft view.dtype as_strided affine_grid_generator inverse det logdet slogdet matrix_power
     pinverse frobenius_norm nuclear_norm quantile nanquantile histc bincount searchsorted
-    multinomial take put masked_scatter diagonal_scatter diag diagflat trace block_diag meshgrid
+    multinomial take put diagonal_scatter diag diagflat trace block_diag meshgrid
     cartesian_prod combinations cov corrcoef pdist dist vander trapezoid cumulative_trapezoid
     gradient addr conv_tbc fractional_max_pool2d fractional_max_pool3d native_group_norm
     native_batch_norm ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
     triplet_margin_loss multi_margin_loss multilabel_margin_loss _native_multi_head_attention
     _transformer_encoder_layer_fwd
 """.split()
-OPAQUE = (*(f"fft_{k}" for k in _FFT), *(f"linalg_{k}" for k in _LINALG), *_OTHERS)
+OPAQUE = (*(f"linalg_{k}" for k in _LINALG), *_OTHERS)
 
 ROWS: Rows = alike(OPAQUE, Operator(rules.opaque))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from archgraph.ops import layers, rules, spelling, starts, types, zeros
+from archgraph.ops import layers, rules, spelling, starts, types, views, zeros
 from archgraph.ops.layers import LayerRule, plain
 from archgraph.ops.operator import Growth, Init, Operator, Rows, alike
 
@@ -88,8 +88,6 @@ ROWS: Rows = {
             "threshold",
             "logit",
             "isreal",
-            "real",
-            "imag",
             "conj",
             "resolve_conj",
             "resolve_neg",
@@ -101,6 +99,9 @@ ROWS: Rows = {
     "softmax": replace(_softmax, growth=_KNOWN, layer=plain(nn.Softmax, dim=("dim", None))),
     "log_softmax": replace(_softmax, layer=plain(nn.LogSoftmax, dim=("dim", None))),
     **alike(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    "real": replace(_curve, overwritten=views.component(0)),
+    "imag": replace(_curve, overwritten=views.component(1)),
+    **alike(("_conj", "_neg_view"), replace(_curve, overwritten=views.itself)),
     "glu": Operator(rules.glu, zeros.first, layer=plain(nn.GLU, dim=("dim", -1))),
     "prelu": Operator(
         rules.prelu,

@@ -28,6 +28,13 @@ _UPSAMPLED = {
     "trilinear": ("3d",),
 }
 
+_FFT = tuple(
+    f"fft_{inverse}{real}fft{rank}"
+    for rank in ("", "2", "n")
+    for inverse in ("", "i")
+    for real in ("", "r", "h")
+)
+
 ROWS: Rows = {
     # -- reductions
     "sum": Operator(rules.total, zeros.first, growth=_KNOWN),
@@ -50,7 +57,13 @@ ROWS: Rows = {
         replace(_along, growth=Growth(scales="all", moves=True, repeats="any", picks=True)),
     ),
     **alike(("cumprod", "cummax", "cummin", "rot90", "diff"), _along),
-    **alike(("argsort", "logcumsumexp", "renorm"), Operator(rules.along)),
+    **alike(("argsort", "logcumsumexp"), Operator(rules.along)),
+    "renorm": Operator(rules.renorm, zeros.first),
+    **alike(_FFT, Operator(rules.transform, zeros.first, growth=Growth(scales="all"))),
+    **alike(
+        ("fft_fftshift", "fft_ifftshift"),
+        Operator(rules.transform, zeros.first, growth=Growth(scales="all", picks=True)),
+    ),
     "msort": Operator(rules.along_first, zeros.first),
     **alike(("kthvalue", "mode"), Operator(rules.along_reduced, zeros.first)),
     # -- pooling and interpolation

@@ -42,7 +42,10 @@ ROWS: Rows = {
     "unsqueeze": replace(_moved, rule=shapes.unsqueeze, overwritten=views.reshape),
     "squeeze": replace(_moved, rule=shapes.squeeze, overwritten=views.reshape),
     "view_as_complex": Operator(
-        shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_real")
+        shapes.complex_view,
+        zeros.first,
+        overwritten=views.by("aten.view_as_real"),
+        contiguous=("self",),
     ),
     "view_as_real": Operator(
         shapes.complex_view, zeros.first, overwritten=views.by("aten.view_as_complex")
@@ -111,6 +114,7 @@ ROWS: Rows = {
     **alike(("index_add", "index_copy"), Operator(shapes.index_add, zeros.every)),
     "index_fill": Operator(shapes.index_fill),
     "index_put": Operator(shapes.index_put, zeros.every),
-    "slice_scatter": Operator(shapes.slice_scatter, zeros.every),
-    "select_scatter": Operator(shapes.select_scatter, zeros.every),
+    "masked_scatter": Operator(shapes.masked_scatter, zeros.every),
+    "slice_scatter": Operator(shapes.slice_scatter, zeros.every, real=True),
+    "select_scatter": Operator(shapes.select_scatter, zeros.every, real=True),
 }

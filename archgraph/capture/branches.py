@@ -1,0 +1,311 @@
+"""Branches on the values of a tensor that can go only one way.
+
+While a program is exported, a tensor in an ``if`` is decided from the calls that made it: by its
+value, where it depends on constants and buffers alone (masks), else by the range of its results. A
+draw from [0, 1) is never below 0 (layer drop that never drops), and numbers are taken to be finite
+(guards against overflow in half precision).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from archgraph.capture.places import running
+from archgraph.capture.tape import Note
+
+Ends: TypeAlias = tuple[float, float]  # the lowest and the highest result that a call may have
+
+_ANY: Ends = (-math.inf, math.inf)
+_NO: Ends = (0.0, 0.0)
+_YES: Ends = (1.0, 1.0)
+_EITHER: Ends = (0.0, 1.0)
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+
+
+@dataclass
+class Decided:
+    """What decided the branches of an export.
+
+    Attributes:
+        buffers: Names of buffers whose values decided one, each with the place of the code.
+        sizes: Whether one depends on nothing but a size that is open.
+    """
+
+    buffers: dict[str, str] = field(default_factory=dict)
+    sizes: bool = False
+
+
+@contextlib.contextmanager
+def deciding(model: torch.nn.Module, notes: list[Note], decided: Decided) -> Iterator[None]:
+    """Let forward branch on a tensor where one way alone is possible; what is left out is noted."""
+    tensor: Any = torch.Tensor
+    original, read = tensor.__bool__, tensor.item
+    constants = _Constants(model)
+
+    def known(self: torch.Tensor, *, single: bool) -> Any:
+        """The value of a tensor, or one on the same side of zero; None where it can have others."""
+        node = _node(self)
+        if node is None:
+            return None
+        value = constants.of(node)
+        if value is not None and value.numel() == 1:
+            decided.buffers |= dict.fromkeys(constants.names(node), running())
+            return value.item()
+        decided.sizes |= constants.sized(node)
+        work = _Ranges()
+        low, high = work.of(node)
+        if low != high and (single or low <= 0 <= high):
+            return None
+        why = "numbers that are not finite" if work.finite else "draws that never occur"
+        notes.append(f"a branch for {why} is left out of the graph ({running()})")
+        return low
+
+    def decide(self: torch.Tensor) -> bool:
+        value = known(self, single=False)
+        return bool(original(self)) if value is None else value != 0
+
+    def item(self: torch.Tensor) -> Any:
+        value = known(self, single=True) if self.dtype == torch.bool else None
+        if value is not None:
+            return value != 0
+        found, node = read(self), _node(self)
+        low, high = _Ranges().of(node)
+        if isinstance(found, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
+            found.node.shape_env.var_to_range[found.node.expr] = ValueRanges(low, high)
+        return found
+
+    tensor.__bool__, tensor.item = decide, item
+    try:
+        yield
+    finally:
+        del tensor.__bool__, tensor.item
+    notes += [
+        f"a branch goes by the values of {name}: the graph has the one for those that it holds now "
+        f"({where})"
+        for name, where in decided.buffers.items()
+    ]
+
+
+def _node(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The call of the program under way that made a tensor."""
+    mode = get_proxy_mode()
+    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
+    return getattr(getattr(slot, "proxy", None), "node", None)
+
+
+class _Constants:
+    """Values of calls that depend on constants and buffers alone.
+
+    Calls are run once each, in order, on copies; what a call writes that is not known itself makes
+    the memory that it writes to unknown.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._buffers = [
+            (f"{path}.{name}" if path else name, module, name, buffer)
+            for path, module in model.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._values: dict[torch.fx.Node, Any] = {}
+        self._names: dict[torch.fx.Node, frozenset[str]] = {}
+        self._seen: set[torch.fx.Node] = set()
+        self._sized: set[torch.fx.Node] = set()  # that an open size alone keeps from being known
+
+    def of(self, node: torch.fx.Node) -> torch.Tensor | None:
+        """The value of a call; None where it depends on anything else."""
+        self._follow(node.graph)
+        value = self._values.get(node)
+        return value if isinstance(value, torch.Tensor) else None
+
+    def names(self, node: torch.fx.Node) -> frozenset[str]:
+        """Buffers that a known call depends on."""
+        return self._names.get(node, frozenset())
+
+    def sized(self, node: torch.fx.Node) -> bool:
+        """Whether a call depends on constants, buffers and open sizes alone."""
+        return node in self._sized
+
+    def _follow(self, graph: torch.fx.Graph) -> None:
+        tensors = ((m._buffers.get(n), path, held) for path, m, n, held in self._buffers)
+        current = {_node(t): (path, held) for t, path, held in tensors if t is not None}
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for node in graph.nodes:
+                if node in self._seen:
+                    continue
+                self._seen.add(node)
+                if node in current:
+                    path, held = current[node]
+                    self._values[node] = held.detach().clone()
+                    self._names[node] = frozenset((path,))
+                elif node.op == "get_attr":
+                    held = getattr(graph.owning_module, str(node.target), None)
+                    if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
+                        self._values[node] = held.detach().clone()
+                elif node.op == "call_function":
+                    self._call(node)
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target, used = node.target, node.all_input_nodes
+        if isinstance(target, torch._ops.OpOverload):
+            drawn = torch.Tag.nondeterministic_seeded in target.tags
+            sized = [
+                n for n in used if isinstance(n.meta.get("val"), (torch.SymInt, torch.SymBool))
+            ]
+            known = [n for n in used if n in self._values]
+            if len(known) == len(used) and not drawn:
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.get)
+                with contextlib.suppress(Exception):  # a kernel that needs something else
+                    self._values[node] = target(*args, **kwargs)
+            elif not drawn and all(n in known or n in sized or n in self._sized for n in used):
+                self._sized.add(node)
+            if node not in self._values and target._schema.is_mutable:
+                self._forget(node)
+        elif target is operator.getitem and node.args[0] in self._values:
+            self._values[node] = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node in self._values:
+            self._names[node] = frozenset().union(*(self.names(n) for n in used))
+
+    def _forget(self, node: torch.fx.Node) -> None:
+        """Memory that a call of unknown results writes to is not known any more."""
+        held = (self._values.get(n) for n in node.all_input_nodes)
+        written = {t.untyped_storage().data_ptr() for t in held if isinstance(t, torch.Tensor)}
+        self._values = {
+            n: v
+            for n, v in self._values.items()
+            if not isinstance(v, torch.Tensor) or v.untyped_storage().data_ptr() not in written
+        }
+
+
+class _Ranges:
+    """Ranges of the results of calls; ``finite``: where numbers were taken to be finite."""
+
+    def __init__(self) -> None:
+        self.finite = False
+        self._known: dict[torch.fx.Node, Ends] = {}
+
+    def of(self, value: Any) -> Ends:
+        """Range of a call's result, or of a number."""
+        if isinstance(value, (bool, int, float)):
+            return float(value), float(value)
+        if not isinstance(value, torch.fx.Node):
+            return _ANY
+        if value not in self._known:
+            self._known[value] = self._call(value)
+        return self._known[value]
+
+    def _call(self, node: torch.fx.Node) -> Ends:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return _ANY
+        name, args = target._schema.name.removeprefix("aten::"), node.args
+        if name in _TESTS:
+            self.finite = True
+            return _TESTS[name]
+        if name in _COMPARED and len(args) == 2:
+            if name == "ne" and args[0] is args[1]:  # whether it is NaN
+                self.finite = True
+                return _NO
+            return _compared(name, self.of(args[0]), self.of(args[1]))
+        if name in _DRAWN:
+            return _DRAWN[name](node)
+        if name in _CASTS:
+            return _cast(self.of(args[0]), torch.bool in (*args, *node.kwargs.values()))
+        if name in _PAIRS and len(args) == 2 and not node.kwargs:
+            return _PAIRS[name](self.of(args[0]), self.of(args[1]))
+        if name in _SINGLES and not (name in _EXTREMES and len(args) > 1):
+            return _SINGLES[name](self.of(args[0]))
+        return _ANY
+
+
+def _compared(name: str, a: Ends, b: Ends) -> Ends:
+    """Range of a comparison."""
+    if name in ("gt", "ge"):
+        return _compared({"gt": "lt", "ge": "le"}[name], b, a)
+    if name == "ne":
+        return _not(_compared("eq", a, b))
+    if name == "eq":
+        apart = a[1] < b[0] or b[1] < a[0]
+        return _NO if apart else _YES if a == b and a[0] == a[1] else _EITHER
+    below, above = (a[1] < b[0], a[0] >= b[1]) if name == "lt" else (a[1] <= b[0], a[0] > b[1])
+    return _YES if below else _NO if above else _EITHER
+
+
+def _truth(a: Ends) -> Ends:
+    """Whether a number is not zero."""
+    if a == _NO:
+        return _NO
+    return _EITHER if a[0] <= 0 <= a[1] else _YES
+
+
+def _not(a: Ends) -> Ends:
+    low, high = _truth(a)
+    return 1 - high, 1 - low
+
+
+def _or(a: Ends, b: Ends) -> Ends:
+    (a, b) = _truth(a), _truth(b)
+    return max(a[0], b[0]), max(a[1], b[1])
+
+
+def _and(a: Ends, b: Ends) -> Ends:
+    return _not(_or(_not(a), _not(b)))
+
+
+def _total(a: Ends) -> Ends:
+    """Of any number of terms."""
+    return _NO if a == _NO else (0.0 if a[0] >= 0 else -math.inf, 0.0 if a[1] <= 0 else math.inf)
+
+
+def _cast(a: Ends, to_bool: bool) -> Ends:
+    """In another type, which may round."""
+    whole = all(map(math.isfinite, a))
+    return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if whole else a
+
+
+def _drawn_between(node: torch.fx.Node) -> Ends:
+    """``uniform(self, from, to)``."""
+    given: tuple[Any, ...] = (*node.args[1:3], *(0.0, 1.0)[len(node.args[1:3]) :])
+    return (float(given[0]), float(given[1])) if not any(map(_is_call, given)) else _ANY
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node)
+
+
+def _itself(a: Ends) -> Ends:
+    return a
+
+
+_TESTS = {"isinf": _NO, "isnan": _NO, "isposinf": _NO, "isneginf": _NO, "isfinite": _YES}
+_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
+_CASTS = ("to", "_to_copy")
+_EXTREMES = ("max", "min")  # of one tensor; of two they are other operators
+_PAIRS: dict[str, Callable[[Ends, Ends], Ends]] = {
+    **dict.fromkeys(("logical_or", "bitwise_or", "__or__"), _or),
+    **dict.fromkeys(("logical_and", "bitwise_and", "__and__"), _and),
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+}
+_SINGLES: dict[str, Callable[[Ends], Ends]] = {
+    **dict.fromkeys(("logical_not", "bitwise_not"), _not),
+    **dict.fromkeys(("any", "all"), _truth),
+    **dict.fromkeys(("sum", "count_nonzero"), _total),
+    **dict.fromkeys((*_EXTREMES, "amax", "amin", "mean", "clone", "detach", "alias"), _itself),
+    **dict.fromkeys(("contiguous", "view", "reshape", "squeeze", "unsqueeze"), _itself),
+    **dict.fromkeys(("select", "slice", "expand"), _itself),
+}
+_DRAWN: dict[str, Callable[[torch.fx.Node], Ends]] = {
+    **dict.fromkeys(("rand", "rand_like"), lambda _: (0.0, _BELOW_ONE)),
+    **dict.fromkeys(("uniform", "uniform_"), _drawn_between),
+}

@@ -1,0 +1,157 @@
+"""For which batch sizes a capture holds.
+
+A branch on the batch size becomes a guard of the exported program. Sizes for which it does not hold
+are exported, too: where the programs are the same, nothing depends on the branch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from archgraph.capture.casts import cast
+from archgraph.capture.fold import fold
+from archgraph.capture.inline import inline
+from archgraph.capture.recurrent import unstack
+from archgraph.capture.spell import spell
+from archgraph.capture.writes import functional
+from archgraph.errors import TraceError
+from archgraph.graph.ir import ArchGraph
+from archgraph.graph.passes import prune, renumber
+
+_SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
+_CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
+_USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those that they name
+_NAMED = 4096  # the largest of these
+_EXPORTS = 4  # of other sizes, at most
+
+_NAMES = {"__builtins__": {}, "min": min, "max": max, "Min": min, "Max": max, "abs": abs}
+
+ExportAt = Callable[[int], "tuple[torch.export.ExportedProgram, str | None] | None"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Batch sizes for which a capture holds: ``low`` to ``high``, both included.
+
+    ``why`` is what forward asks of the batch size; empty where the capture holds for all.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    why: str = ""
+
+    @property
+    def single(self) -> bool:
+        """Whether there is only one."""
+        return bool(self.why) and self.low == self.high
+
+    def __str__(self) -> str:
+        low = f"{self.low} <= " if self.low is not None and self.high is not None else ""
+        high = f" < {self.high + 1}" if self.high is not None else f" >= {self.low}"
+        return f"{low}batch{high}"
+
+
+def batches(
+    model: torch.nn.Module,
+    program: torch.export.ExportedProgram,
+    batch: str,
+    size: int,
+    export_at: ExportAt,
+) -> Range:
+    """The batch sizes around the example's for which an exported program holds.
+
+    Args:
+        model: What was exported.
+        program: Its program for the example.
+        batch: Symbol of the batch axis in it.
+        size: Batch size of the example.
+        export_at: Exports the model at another batch size: the program and the symbol of its batch
+            axis; None where that fails.
+    """
+    tests = _tests(program)
+    sizes = sorted({*_USUAL, size, *(n for test in tests.values() for n in _boundaries(test))})
+    holding = {n for n in sizes if _all_hold(tests.values(), n)} | {size}
+    asked = ", ".join(g for g, test in tests.items() if not all(_holds(test, n) for n in sizes))
+    if not asked:
+        return Range()
+    ours = _graph(model, program, batch)
+    rest = [n for n in sizes if n not in holding]
+    for _ in range(_EXPORTS):
+        if not rest:
+            break
+        other = min(rest, key=lambda n: abs(n - size))
+        found = export_at(other)
+        held = {other}
+        if found is not None and found[1] is not None:
+            theirs = _tests(found[0]).values()
+            held |= {n for n in rest if _all_hold(theirs, n)}
+            if ours is not None and _graph(model, found[0], found[1]) == ours:
+                holding |= held
+        rest = [n for n in rest if n not in held]
+    if len(holding) == len(sizes):
+        return Range()
+    place = sizes.index(size)
+    first = next((i for i in range(place, -1, -1) if sizes[i] not in holding), -1) + 1
+    after = next((i for i in range(place, len(sizes)) if sizes[i] not in holding), len(sizes))
+    low = sizes[first] if first else None
+    high = sizes[after - 1] if after < len(sizes) else None
+    if low is None and high is None:  # the sizes in between are others
+        return Range(size, size, asked)
+    return Range(low, high, asked)
+
+
+def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """What an export takes for granted of the batch size ``n``, by guard.
+
+    Guards are arithmetic on the inputs' first sizes, which are one symbol here; a size that has to
+    be a certain number belongs to an input without the batch.
+    """
+    tests = {}
+    for guard in getattr(program, "_guards_code", None) or []:
+        test, count = _SIZE.subn("n", guard)
+        if count and not _CONSTANT.fullmatch(test):
+            tests[guard] = test
+    return tests
+
+
+def _boundaries(test: str) -> list[int]:
+    """Batch sizes at which a guard may change, from the numbers in it."""
+    numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}
+    return [m for n in numbers for m in (n - 1, n, n + 1) if 2 <= m <= _NAMED]
+
+
+def _holds(test: str, size: int) -> bool:
+    try:
+        # torch wrote the text: arithmetic on the inputs' sizes
+        return bool(eval(compile(test, "<guard>", "eval"), dict(_NAMES), {"n": size}))
+    except (NameError, SyntaxError, TypeError, ZeroDivisionError):
+        return False
+
+
+def _all_hold(tests: Iterable[str], size: int) -> bool:
+    return all(_holds(test, size) for test in tests)
+
+
+def _graph(
+    model: torch.nn.Module, program: torch.export.ExportedProgram, batch: str
+) -> ArchGraph | None:
+    """A program in canonical form; None where it has none."""
+    parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
+    owners = {key: key for key in model.state_dict()}
+    try:
+        tape = cast(fold(inline(program, batch, owners), owners))
+        spelt = spell(unstack(functional(tape, parameters)))
+    except TraceError:
+        return None
+    graph = ArchGraph(
+        (),
+        tuple(spelt.constants.values()),
+        spelt.nodes,
+        spelt.outputs,
+        tuple(spelt.updates.items()),
+    )
+    return renumber(prune(graph, leaves=False))
