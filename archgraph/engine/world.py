@@ -20,6 +20,7 @@ from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import answers, check_images, matched
+from archgraph.engine.lost import check_taken_up, explained
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
@@ -251,7 +252,7 @@ def begun(experiment: Experiment) -> ServerState:
         RunError: If the strategy refuses this world, or :func:`testable` its models.
     """
     strategy, world = experiment.strategy, experiment.world
-    with experiment.locating("strategy"):
+    with experiment.locating("strategy"), explained(world):
         first = returned(ServerState, strategy.init(world), strategy, "init")
     # A strategy that surveys its clients has its models only afterwards.
     if next(iter(strategy.survey(world, first)), None) is None:
@@ -268,10 +269,11 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     """Check that models answer what is asked, and that what is said about tests is read.
 
     Raises:
-        RunError: If a model's outputs do not fit the task, or an option of ``evaluate`` changes
-            the test of no model.
+        RunError: If a model's outputs do not fit the task, an option of ``evaluate`` changes the
+            test of no model, or what a client trains would be thrown away.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
+    check_taken_up(experiment, state)
     recomputed = tuned = False
     models = strategy.evaluated(experiment.world, state)
     for model in each_returned(Evaluated, models, strategy, "evaluated"):
