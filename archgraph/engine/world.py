@@ -19,7 +19,7 @@ from archgraph.engine.data.doors import read_data
 from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
-from archgraph.engine.fit import answers, check_images, matched
+from archgraph.engine.fit import answers, check_images, matched, results, with_main_output
 from archgraph.engine.lost import check_taken_up, explained
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
@@ -34,6 +34,7 @@ from archgraph.federation import (
     Client,
     Evaluated,
     LearningTask,
+    Logits,
     ServerState,
     State,
     Strategy,
@@ -42,6 +43,7 @@ from archgraph.federation import (
     configure,
 )
 from archgraph.federation.family import Family, resolve
+from archgraph.graph.ir import Ref
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, part_of
 from archgraph.language.data import DataSpec, IidSpec, NamedData
@@ -97,6 +99,7 @@ def prepare(
         check_images(spec.local.augment, found)
     with spec.locating("family"):
         family, found = matched(family, found, learning)
+        learning = with_main_output(learning, list(family.models.values()))
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
@@ -274,12 +277,24 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     """
     strategy, asked = experiment.strategy, experiment.evaluate
     check_taken_up(experiment, state)
-    recomputed = tuned = False
+    learning = experiment.world.learning
+    recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)
     for model in each_returned(Evaluated, models, strategy, "evaluated"):
-        answers(model, experiment.data, experiment.world.learning)
+        answers(model, experiment.data, learning)
+        several |= any(not isinstance(given, Ref) for given in results(model.graph))
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
+    output = learning.predict.output if isinstance(learning.predict, Logits) else None
+    for key, value in (("auxiliary", learning.auxiliary), ("output", output)):
+        with experiment.locating("task"):
+            if value and not several:
+                raise RunError(
+                    "changes nothing: each model gives a single result, in training, too",
+                    where=f"task.{key}",
+                    found=value,
+                    hint="leave it out",
+                )
     with experiment.locating("evaluate"):
         if asked.statistics is not None and not recomputed:
             raise RunError(

@@ -236,8 +236,17 @@ def _input(value: Any, where: str) -> Tensor:
 def _target(value: Any, where: str) -> Tensor:
     """Targets in one of the three types that they may have."""
     rows = _array(value, where)
-    if rows.dtype == torch.bool:
+    if rows.dtype == torch.bool and rows.dim() in (0, 2):
         return rows
+    if rows.dtype == torch.bool:
+        raise DataError(
+            "are true or false, without an axis of labels",
+            where=where,
+            found=f"{_dtype(rows)} {list(rows.shape)}",
+            expected="classes, or labels [example, label]",
+            hint="for two classes, with a logit each: targets.long(); for one label, with one "
+            "logit: targets[:, None]",
+        )
     if not rows.is_floating_point():
         return rows.to(torch.int64)
     if rows.dim() == 2 and rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all()):
