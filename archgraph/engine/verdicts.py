@@ -258,7 +258,8 @@ def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bo
         if not begins:
             begun(prepared)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
-    return "; ".join((text, *(f"{name} {UNSEEN}" for name in closed)))
+    told = () if imagined is None else imagined.notes
+    return "; ".join((text, *told, *(f"{name} {UNSEEN}" for name in closed)))
 
 
 def _shapes(family: Family) -> Family:
