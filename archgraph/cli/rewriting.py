@@ -65,14 +65,6 @@ def rewrite(
     from archgraph.federation.family import rewritten
     from archgraph.tables import count, plural
 
-    if output is not None and output.suffix.lower() == ".onnx":
-        raise SpecError(
-            "writes architectures, as YAML and without weights",
-            where="--output",
-            found=str(output),
-            expected="a .yaml file",
-            hint="for a file with weights: ag.take and ag.export in Python, see docs/onnx.md",
-        )
     graph = graph_of(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, inside=_option)
     if details:

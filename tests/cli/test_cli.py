@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -391,6 +392,40 @@ def test_trace_a_module_without_preparation(here: Path):
     from safetensors.torch import load_file
 
     archgraph.build(graph, load_file("net.safetensors"))
+
+
+def test_the_ending_of_a_file_decides_what_export_writes(here: Path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    def same(one, two):
+        return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+    made = call("export", "model.yaml", "-o", "a.safetensors")
+    assert made.exit_code == 0 and "a.safetensors" in made.output
+    graph = archgraph.load("model.yaml")
+    fresh = load_file("a.safetensors")
+    assert same(fresh, archgraph.initial_state(graph, 0))
+    with safe_open("a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert call("run", "experiment.yaml", "--out", "out").exit_code == 0
+    assert call("export", "out:half", "-o", "half.SafeTensors").exit_code == 0
+    half = archgraph.resolve(archgraph.load_family("family.yaml")).models["half"]
+    archgraph.build(half, load_file("half.SafeTensors"))
+    archgraph.save(half, "half.yaml")
+    again = ("export", "half.yaml", "--state", "half.SafeTensors", "-o", "again.safetensors")
+    assert call(*again).exit_code == 0
+    assert same(load_file("again.safetensors"), load_file("half.SafeTensors"))
+    for name in ("net.pt", "net", "net.yaml"):
+        refused(call("export", "model.yaml", "-o", name), name, ".onnx", ".safetensors")
+        assert not Path(name).exists()
+    for option in ("--beside", "--optimize"):
+        refused(call("export", "model.yaml", "-o", "b.safetensors", option), option, "ONNX")
+    for name in ("net.onnx", "net.safetensors", "net.pt"):
+        refused(call("rewrite", "model.yaml", "--take", "0.5", "-o", name), name, "a .yaml file")
+        with pytest.raises(archgraph.SpecError, match=r"is written as YAML, without weights"):
+            archgraph.save(graph, name)
+        assert not Path(name).exists()
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):

@@ -670,7 +670,7 @@ class Drawn(Items):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         torch_seed = torch.Generator().manual_seed(index)
-        noise = {
+        draws: dict[str, Any] = {
             "torch": lambda: float(torch.rand(())),
             "numpy": lambda: np.random.rand(),  # noqa: NPY002  # as datasets of others do
             "random": random.random,
@@ -678,7 +678,8 @@ class Drawn(Items):
             "rarely": lambda: float(torch.rand(()) < 0.2),
             "index": lambda: float(torch.rand((), generator=torch_seed)),
             "none": lambda: 0.0,
-        }[self.source]()
+        }
+        noise = draws[self.source]()
         return self.inputs[index] + noise, int(self.targets[index])
 
 
