@@ -63,8 +63,11 @@ def rewrite(
     import archgraph
     from archgraph.display import summary
     from archgraph.federation.family import rewritten
+    from archgraph.language.loading import check_ending
     from archgraph.tables import count, plural
 
+    if output is not None:
+        check_ending(output)  # before anything is printed
     graph = graph_of(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, inside=_option)
     if details:

@@ -55,6 +55,16 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
         ...     load(f"{folder}/tiny.yaml") == parse(text)
         True
     """
+    check_ending(path)
+    write(path, flat.dump(graph))
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Check that a file for an architecture does not end as one of weights.
+
+    Raises:
+        SpecError: If it does.
+    """
     if Path(path).suffix.lower() in WEIGHTS:
         raise SpecError(
             "an architecture is written as YAML, without weights",
@@ -63,7 +73,6 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
             expected="a .yaml file",
             hint="for weights: ag.export, or `archgraph export`, see docs/onnx.md",
         )
-    write(path, flat.dump(graph))
 
 
 def load(
