@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -367,17 +367,19 @@ class Elsewhere(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.hidden = [nn.Linear(6, 6)]
-        self.more = {"a": ((nn.Linear(6, 6, bias=False),), nn.Parameter(torch.ones(6)))}
+        self.more: dict[str, Any] = {
+            "a": ((nn.Linear(6, 6, bias=False),), nn.Parameter(torch.ones(6)))
+        }
         self.unused, self.mask = [nn.Linear(6, 6)], [torch.ones(6)]
         self.o = nn.Linear(6, 6)
-        self.again = [self.o, self.o.weight]
+        self.again: list[Any] = [self.o, self.o.weight]
         self.inner = nn.Sequential(nn.ReLU())
         self.inner.__dict__["own"] = nn.Linear(6, 6, bias=False)
 
     def forward(self, x):
         x = self.again[0](self.hidden[0](x)) * self.mask[0]
         (layer,), scale = self.more["a"]
-        return self.inner(self.inner.own(layer(x) * scale))
+        return self.inner(self.inner.__dict__["own"](layer(x) * scale))
 
 
 def test_weights_that_are_not_registered_are_noted_by_their_place():
