@@ -479,7 +479,7 @@ def test_an_address_that_names_no_colour_opens_the_page(opened, family):
 
 
 class Dense(nn.Module):
-    """Blocks that hand on what they got beside what they make: each is wider than the one before."""
+    """Blocks that hand on their input beside what they make: each is wider than the last."""
 
     def __init__(self) -> None:
         super().__init__()
