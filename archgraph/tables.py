@@ -7,13 +7,14 @@ import html
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.measure import Measurement
+    from rich.table import Table as RichTable
     from rich.text import Text
 
 # Columns of a table that goes into a file or a pipe.
@@ -100,51 +101,88 @@ class Table:
         return "\n".join([line(self.columns), line(marks), *map(line, self.rows)]) + note
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the table in the width that there is: numbers and names stay whole.
+
+        1. What fits stands on one line.
+        2. Else figures break (mean, deviation).
+        3. Else columns stack: the first one is repeated in front of as many as fit.
+
+        Names and words always fold before that, down to ``_Cell.least`` characters.
+        """
+        columns, width = range(len(self.columns)), options.max_width
+        apart = " "
+        if self._least(columns, apart) > width:
+            apart = "\n"  # case 2
+        *before, last = self._bands(width, apart)  # case 3 where there are several
+        title = self.title
+        for band in before:
+            yield self._drawn(band, apart, title, "")
+            yield ""
+            title = ""
+        yield self._drawn(last, apart, title, self.note)
+
+    def _bands(self, width: int, apart: str) -> list[list[int]]:
+        """Columns that stand side by side."""
+        bands: list[list[int]] = [[]]
+        for column in range(len(self.columns)):
+            band = [*bands[-1], column]
+            if len(band) > 2 and self._least(band, apart) > width:
+                bands.append([0, column])
+            else:
+                bands[-1] = band
+        return bands
+
+    def _least(self, columns: Iterable[int], apart: str) -> int:
+        """Width that columns need at least."""
+        total = 0
+        for i in columns:
+            texts = [self._head(i, apart), *(self._text(row[i], i, apart) for row in self.rows)]
+            longest = max(len(line) for text in texts for line in text.split("\n"))
+            total += 1 + (longest if i in self.right else min(longest, _Cell.least))
+        return total
+
+    def _head(self, column: int, apart: str) -> str:
+        head = self.columns[column]
+        return head.replace(" ", apart) if column in self.right else head
+
+    def _text(self, text: str, column: int, apart: str) -> str:
+        return text.replace(" ± ", f"{apart}± ") if column in self.right else text
+
+    def _drawn(self, columns: Sequence[int], apart: str, title: str, note: str) -> RichTable:
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         facts = not any(self.columns)  # shown in full, however long
         drawn = RichTable(
-            title=self.title or None,
+            title=title or None,
             title_justify="left",
-            caption=self.note or None,
+            caption=note or None,
             caption_justify="left",
             show_header=not facts,
             box=box.SIMPLE_HEAD,
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
-        apart = self._separator(options.max_width)
-        for number, column in enumerate(self.columns):
-            numbers = number in self.right
+        for i in columns:
             drawn.add_column(
-                Text(column.replace(" ", apart) if numbers else column),
-                justify="right" if numbers else "left",
+                Text(self._head(i, apart)),
+                justify="right" if i in self.right else "left",
                 overflow="fold",
-                no_wrap=numbers,
+                no_wrap=i in self.right,
             )
         names = {
             i: tuple(line for row in self.rows for line in row[i].split("\n")) for i in self.short
         }
         for number, row in enumerate(self.rows):
             cells = [
-                Text(text.replace(" ± ", f"{apart}± ") if i in self.right else text)
+                Text(self._text(row[i], i, apart))
                 if i in self.right or facts
-                else _Cell(text, names.get(i, ()))
-                for i, text in enumerate(row)
+                else _Cell(row[i], names.get(i, ()))
+                for i in columns
             ]
             drawn.add_row(*cells, style="bold" if number in self.strong else None)
-        yield drawn
-
-    def _separator(self, width: int) -> str:
-        """What stands between the words of a figure: in a narrow table they go below one another.
-
-        Figures break (mean, deviation) before names lose what distinguishes them.
-        """
-        longest = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        least = [n if i in self.right else min(n, _Cell.least) for i, n in enumerate(longest)]
-        return "\n" if sum(least) + len(least) > width else " "
+        return drawn
 
 
 def count(number: float) -> str:
@@ -189,11 +227,11 @@ def _width() -> int:
 
 
 class _Cell:
-    """Text for a column of any width: what does not fit gives up its middle.
+    """Text for a column of any width: what does not fit folds, or gives up its middle.
 
     Args:
         text: Lines of words.
-        names: Lines of the whole column, if each is a name; otherwise words are cut and lines wrap.
+        names: Lines of the whole column, if they give up their middles; otherwise words fold.
     """
 
     least = 16
@@ -215,9 +253,25 @@ class _Cell:
         width = options.max_width
         head = head_length(self.names, width)
         for line in self.lines:
-            words = [line] if self.names else line.split(" ")
-            cut = " ".join(shortened(word, width, head) for word in words)
-            yield Text(cut, no_wrap=bool(self.names))
+            if self.names:
+                yield Text(shortened(line, width, head), no_wrap=True)
+            else:
+                yield Text(" ".join(" ".join(folded(word, width)) for word in line.split(" ")))
+
+
+def folded(word: str, width: int) -> list[str]:
+    """A word in pieces of at most ``width`` characters, broken behind punctuation where there is.
+
+    >>> folded("fashion_mnist_heterofl", 16), folded("abcdef", 4)
+    (['fashion_mnist_', 'heterofl'], ['abcd', 'ef'])
+    """
+    pieces = []
+    while len(word) > width > 0:
+        marks = [place + 1 for place in range(width) if word[place] in "_-./:"]
+        end = marks[-1] if marks else width
+        pieces.append(word[:end])
+        word = word[end:]
+    return [*pieces, word]
 
 
 def shortened(text: str, width: int, head: int) -> str:

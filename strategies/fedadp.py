@@ -54,6 +54,7 @@ from archgraph.federation import (
     World,
     by_tier,
     group_means,
+    masks,
     part,
     seeded,
 )
@@ -170,7 +171,7 @@ class FedADP(Strategy):
         if not totals:
             return old, {}
         merger, identity = ag.Merger(world.graph, old), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph)
+        left_out = NormPolicy(self.norm).left_out(world.graph) | masks(world.graph, old)
         for fit in list(means):
             mean, _ = means.pop(fit).result()
             merger.add(
@@ -188,7 +189,7 @@ class FedADP(Strategy):
     ) -> ServerState:
         """The mean where every client's model counts by itself, grown to the global one."""
         old, identity = state.group("global"), ag.Transfer.identity(world.graph)
-        left_out = NormPolicy(self.norm).left_out(world.graph)
+        left_out = NormPolicy(self.norm).left_out(world.graph) | masks(world.graph, old)
         arrived = False
 
         def contributions() -> Iterator[Contribution]:

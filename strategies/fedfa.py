@@ -433,10 +433,9 @@ def _depths(graph: ag.ArchGraph) -> dict[str, int]:
 
 def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
     """Global → grafted: a copied block takes the positions that its source takes (line 19)."""
-    entries = {
-        name: entry
-        if entry.source is None
-        else dataclasses.replace(down.entries[entry.source], source=name)
-        for name, entry in grafted.transfer.entries.items()
-    }
+    entries = {}
+    for name, entry in grafted.transfer.entries.items():
+        entry = entry if entry.source is None else down.entries[entry.source]
+        # What comes from nowhere has no global source either.
+        entries[name] = entry if entry.source is None else dataclasses.replace(entry, source=name)
     return ag.Transfer(down.source, grafted.transfer.target, entries)

@@ -35,7 +35,13 @@ from archgraph.capture.signature import named
 from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
-from archgraph.capture.unseen import extra_state, other_classes, other_state, shared
+from archgraph.capture.unseen import (
+    extra_state,
+    other_classes,
+    other_state,
+    shared,
+    unregistered,
+)
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -319,7 +325,7 @@ def _one_mode(
     folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
     spelt = spell(unstack(functional(cast(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
-    unlike = [*shared(model, constants, spelt.updates)]
+    unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]
     assigned = [] if own else assignments(model, captured)
     return named(
         model, captured, dataclasses.replace(spelt, notes=(*spelt.notes, *unlike, *assigned))

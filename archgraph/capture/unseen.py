@@ -99,6 +99,56 @@ def shared(
             )
 
 
+def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """A note of what would be trained, were it registered: weights of layers in plain containers.
+
+    ``constants`` are what forward uses beside the model's leaves, as views without gradients.
+    """
+    used = {_span(tensor) for tensor in constants.values() if _dense(tensor)}
+    elsewhere = ((name, tensor) for name, tensor in _kept_elsewhere(model) if _dense(tensor))
+    names = [name for name, tensor in elsewhere if _span(tensor) in used]
+    if names:
+        more = f", {len(names) - 4} more" if len(names) > 4 else ""
+        yield (
+            f"{', '.join(names[:4])}{more}: constants of the graph, not trained and not in the "
+            "state: the module does not register them (they are in a plain list, tuple or dict; "
+            "nn.ModuleList, nn.ModuleDict and nn.ParameterList register theirs)"
+        )
+
+
+def _kept_elsewhere(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters that modules hold without registering them, by attribute path."""
+    seen = {id(one) for one in (*model.modules(), *model.parameters())}
+    plain = vars(torch.nn.Module()).keys()
+
+    def inside(path: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+        if not isinstance(value, torch.nn.Module | torch.Tensor | Mapping | list | tuple | set):
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and value.is_leaf:
+                yield path, value
+        elif isinstance(value, torch.nn.Module):
+            for name, tensor in value.named_parameters(path):
+                yield from inside(name, tensor)
+            for name, module in value.named_modules(prefix=path):
+                yield from attributes(name, module)
+        else:
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in items:
+                yield from inside(f"{path}[{key!r}]", item)
+
+    def attributes(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in vars(module).items():
+            if name not in plain:
+                yield from inside(f"{path}.{name}" if path else name, value)
+
+    for path, module in model.named_modules():
+        yield from attributes(path, module)
+
+
 def overlapping(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:

@@ -63,16 +63,11 @@ def rewrite(
     import archgraph
     from archgraph.display import summary
     from archgraph.federation.family import rewritten
+    from archgraph.language.loading import check_ending
     from archgraph.tables import count, plural
 
-    if output is not None and output.suffix.lower() == ".onnx":
-        raise SpecError(
-            "writes architectures, as YAML and without weights",
-            where="--output",
-            found=str(output),
-            expected="a .yaml file",
-            hint="for a file with weights: ag.take and ag.export in Python, see docs/onnx.md",
-        )
+    if output is not None:
+        check_ending(output)  # before anything is printed
     graph = graph_of(file, choose)
     result = rewritten(graph, _rewrites(asked), verify=verify, inside=_option)
     if details:

@@ -1,4 +1,4 @@
-"""Commands about weights: how alike blocks are, how scales differ; models with weights as ONNX."""
+"""Commands about weights: how alike blocks are, how scales differ; files of them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def scales(
 @command()
 def export(
     model: Weighted,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write, e.g. net.onnx.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write: FILE.onnx or FILE.safetensors.")
+    ],
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
     ] = None,
@@ -130,16 +132,38 @@ def export(
     ] = True,
     data: Annotated[Path | None, typer.Option(metavar="ROOT", help="Folder of the data.")] = None,
 ) -> None:
-    """Write a model with its weights as an ONNX file.
+    """Write a model with its weights as an ONNX file, or its weights alone.
 
-    The batch size stays free and weights keep their names, so that every command takes the file as
-    a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX file, or of
-    a model written in Python; any other model file has none and is written with the weights that a
-    run with seed 0 starts from. A run's model has the running statistics that it is tested with.
+    The ending of the file says which: .onnx or .safetensors.
+
+    In ONNX the batch size stays free and weights keep their names, so that every command takes the
+    file as a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX
+    file, or of a model written in Python; any other model file has none and is written with the
+    weights that a run with seed 0 starts from. A run's model has the running statistics that it is
+    tested with. Weights in a .safetensors file are what --state and an experiment's `weights` take.
     """
     import archgraph
 
+    ending = output.suffix.lower()
+    if ending not in (".onnx", ".safetensors"):
+        raise SpecError(
+            "the ending of the file does not say what to write",
+            where="--output",
+            found=str(output),
+            expected=".onnx (model and weights) or .safetensors (weights)",
+        )
+    for option, said in (("--beside", beside), ("--optimize", optimize)):
+        if said and ending != ".onnx":
+            raise SpecError("is for ONNX files", where=option, found=str(output), expected=".onnx")
     graph, weights = _one(model, data, state, tested=True)
+    if ending == ".safetensors":
+        from safetensors.torch import save
+
+        from archgraph.files import write
+
+        tensors = {name: weights[name].contiguous() for name in graph.state_names}
+        wrote(write(output, save(tensors, metadata={"format": "pt"})))
+        return
     wrote(
         archgraph.export(
             graph,

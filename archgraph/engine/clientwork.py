@@ -24,6 +24,7 @@ from archgraph.engine.returned import detached, reason, returned
 from archgraph.engine.traffic import DOWN, UP, back
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
+from archgraph.federation.masks import still
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.states import check_update
 from archgraph.states.clipping import change
@@ -136,6 +137,9 @@ class ClientWork:
         """Refuse what the server must not take."""
         steps = PASSES * self.experiment.local.epochs * len(self.experiment.shares[task.client])
         sent = {k: v for k, v in task.state.items() if k not in task.kept}
+        # What stays with the client and is never changed may be a mask of −∞.
+        own = (name for name in still(task.graph) if name in task.kept)
+        sent |= {name: outcome.state[name] for name in own if name in outcome.state}
         check_ranges(task.graph, sent, outcome.state, steps, optional=task.kept)
         for name, state in outcome.others.items():
             model = task.others[name]

@@ -256,7 +256,7 @@ class Evaluator:
         try:
             with isolated(generator, setup.world.device):
                 tuned = self._run(model, client, max(round, 1), state, generator, personal.keep)
-            check_update(model.graph, tuned)
+            check_update(model.graph, tuned, known=state.get)
         except KeyboardInterrupt:  # this one is the user's
             raise
         except BaseException as error:  # whatever the program dies of, the other tests go on

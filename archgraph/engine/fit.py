@@ -12,6 +12,7 @@ from archgraph.errors import RunError
 from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
 from archgraph.federation.learning import CLASSIFICATION
+from archgraph.federation.outputs import auxiliary
 from archgraph.graph.ir import (
     ArchGraph,
     Batch,
@@ -20,6 +21,7 @@ from archgraph.graph.ir import (
     Ref,
     TensorType,
     Value,
+    in_mode,
     refs,
     size_at,
 )
@@ -144,7 +146,16 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
             or "no input",
             hint=_remedy(inputs, examples),
         )
-    output = _logits(graph.outputs)
+    for node, example in zip(inputs, examples, strict=True):
+        if node.dtype != example.dtype and not example.dtype.startswith("int"):
+            raise RunError(
+                "the model computes in another type than the data has",
+                where=where,
+                found=f"{node.dtype} as {node.name}, and data of {example.dtype} ({data.name})",
+                expected=f"a model of {example.dtype}",
+                hint="trace `model.float()` on examples of float32",
+            )
+    output = _logits(results(graph)[0])
     if output is not None and isinstance(learning.predict, Logits) and not learning.predict.output:
         _shaped(graph.node[output.name].shape[1:], data, learning, where)
     if data.integral:
@@ -196,18 +207,84 @@ def _dtype(given: torch.Tensor) -> str:
     return "float32" if given.is_floating_point() else "int64"
 
 
+def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
+    """The task with the output that is meant where models give several in training alone.
+
+    It is the one that they give in tests, too. Models that differ in where it is need `output:`.
+
+    Raises:
+        RunError: If the task names another output than the one that a model gives in tests.
+    """
+    keys = set[str | int]()
+    for graph in graphs:
+        main, given = _training_results(graph)
+        if main is None or not isinstance(learning.predict, Logits):
+            continue
+        keys.add(main)
+        said, names = learning.predict.output, list(given)
+        key = names[said] if isinstance(said, int) and said < len(names) else said
+        if key in given and given[key] != given[main]:
+            raise RunError(
+                "is trained, but in tests the model gives another output alone",
+                where=f"task.output: {graph.name or 'model'}",
+                found=said,
+                expected=f"{main}, the one of tests",
+                hint="leave it out, or write `auxiliary` for the weight of the others",
+            )
+    if learning.predict == Logits() and len(keys) == 1:
+        return dataclasses.replace(learning, predict=Logits(*keys))
+    return learning
+
+
+def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
+    """Which of the results of training the model gives in tests, alone; all by key or position.
+
+    A model may compute it by other operators in training: then it is the first of its shape.
+    """
+    tested, given = map(_by_key, results(graph))
+    single = next(iter(tested.values())) if len(tested) == 1 else None
+    if not isinstance(single, Ref) or len(given) < 2:
+        return None, given
+    shape = graph.node[single.name].shape
+    alike = (
+        k for k, v in given.items() if isinstance(v, Ref) and graph.node[v.name].shape == shape
+    )
+    return next((k for k, v in given.items() if v == single), next(alike, None)), given
+
+
+def _by_key(outputs: Value) -> dict[str | int, Value]:
+    """Results by key or position."""
+    if isinstance(outputs, Record):
+        return dict(outputs.fields)
+    return dict(enumerate(outputs if isinstance(outputs, tuple) else (outputs,)))
+
+
 def answers(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
     """Check that a model's outputs have predictions, one for each target of an example.
+
+    Where outputs differ by mode those of training are looked at, too; auxiliary ones, where their
+    loss counts.
 
     Raises:
         RunError: Says what the model gives, and what the task asks for.
     """
-    try:
-        outputs = _outputs(model.graph, model.graph.outputs)
-        predictions = (model.predict or learning.predict)(outputs)
-    except RunError as error:
-        raise error.within(model.name) from error
-    _shaped(predictions.shape[1:], data, learning, model.name)
+    predict = model.predict or learning.predict
+    tested, trained = results(model.graph)
+    for outputs in (tested,) if tested == trained and not learning.auxiliary else (tested, trained):
+        given = _outputs(model.graph, outputs)
+        try:
+            said = [predict(given)]
+            if learning.auxiliary and outputs is trained:
+                said += auxiliary(given, said[0])
+        except RunError as error:
+            raise error.within(model.name) from error
+        for predictions in said:
+            _shaped(predictions.shape[1:], data, learning, model.name)
+
+
+def results(graph: ArchGraph) -> tuple[Value, Value]:
+    """What a model gives in tests, and in training."""
+    return in_mode(graph.outputs, False), in_mode(graph.outputs, True)
 
 
 def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, where: str) -> None:

@@ -45,7 +45,8 @@ class Run:
         server: State of the server after the last round.
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Why its bits may differ from those of an uninterrupted run.
+        notes: What its data is not read as, why its bits may differ from those of an uninterrupted
+            run, and which trackers failed.
         best: The round that it ends with, where `keep: best` says so; None: the last one.
     """
 
@@ -249,7 +250,8 @@ def execute(
         while loop.done < rounds and not loop.stopped:
             loop.round()
         loop.trackers.end()
-        notes = (*(() if loop.record is None else loop.record.notes), *loop.trackers.notes)
+        recorded = () if loop.record is None else loop.record.notes
+        notes = (*experiment.data.notes, *recorded, *loop.trackers.notes)
         server, best = loop.server, None
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round

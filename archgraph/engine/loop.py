@@ -29,6 +29,7 @@ from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
+from archgraph.federation.masks import masks
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
 from archgraph.states import Transfer
@@ -311,7 +312,7 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        return task
+        return dataclasses.replace(task, skip=task.skip | masks(task.graph, task.state))
 
     @property
     def _at_nodes(self) -> bool:

@@ -113,7 +113,8 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
                 expected=f"{leaf.dtype} {list(leaf.shape)}, as {name} of the model has it",
                 hint="if it should start anew, name it in `fresh`",
             )
-        if tensor.is_floating_point() and not finite(tensor):
+        mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
+        if tensor.is_floating_point() and not finite(tensor) and not mask:
             raise RunError("is not finite", where=f"{spec.file}: {found[name]}")
     return placed
 

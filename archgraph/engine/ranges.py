@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
 from archgraph.errors import RejectedUpdate
@@ -20,8 +21,8 @@ def check_ranges(
 ) -> None:
     """Check that a state is one of its architecture that training can have led to.
 
-    Its values are finite and small enough to be summed, no running variance is negative, and
-    counters have advanced by no more than the steps that were done.
+    Its values are finite and small enough to be summed, or as they were sent; no running variance
+    is negative, and counters have advanced by no more than the steps that were done.
 
     Args:
         graph: The architecture.
@@ -43,7 +44,9 @@ def check_ranges(
         Traceback (most recent call last):
         archgraph.errors.RejectedUpdate: running_var: negative variance; found -1000; expected ...
     """
-    for name, largest in check_update(graph, state, optional=optional).items():
+    for name, largest in check_update(graph, state, optional=optional, known=sent.get).items():
+        if name in sent and torch.equal(state[name], sent[name]):  # a mask, say
+            continue
         raise RejectedUpdate(
             "too large to be averaged",
             where=name,

@@ -55,6 +55,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         task = dataclasses.replace(task, loss=OwnLoss(_function(spec.function), task.form))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
+    task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
     task = _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
     return _standardised(task, targets) if spec.standardise else task
 
@@ -73,6 +74,13 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
             where=f"strategy.{name}",
             found=task.name,
             expected=" or ".join(able),
+        )
+    if task.auxiliary and "exits" in strategy.serves:
+        raise RunError(
+            "the strategy weighs the exits of a model itself",
+            where="task.auxiliary",
+            found=f"{task.auxiliary:g} (strategy {name})",
+            hint="leave it out",
         )
 
 

@@ -164,7 +164,7 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
     waits, sizes, unseen = set(), [], False
     for size, spec in study.sizes.items():
         names: dict[int, str] = {}  # cells that show the same run share its experiment
-        there, sets = cells(study, size), set()
+        there, sets, refused = cells(study, size), set(), 0
         for cell in there:
             if cell.experiment is None:
                 waits.add(cell.waits)
@@ -180,12 +180,18 @@ def _study(path: Path, made: Resolutions, checked: Cells) -> str:
                 try:
                     note = _experiment(cell.experiment, place.resolve(), made, calm in checked)
                 except ArchGraphError as error:
+                    if study.may_be_refused and not isinstance(error, SpecError):
+                        refused += 1
+                        continue
                     raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
                 checked[name] = checked[calm] = note.endswith(UNSEEN)
             unseen = unseen or checked[name]
         seeds = plural(len(spec.seeds), "seed")
         of = ", ".join(sorted(filter(None, sets)))
-        sizes.append(f"{size}: {plural(len(there), 'cell')}, {seeds}{of and f', of {of}'}")
+        answered = f", {refused} refused" if study.may_be_refused else ""
+        sizes.append(
+            f"{size}: {plural(len(there), 'cell')}{answered}, {seeds}{of and f', of {of}'}"
+        )
     claims = sum(len(list(study.compared(claim))) for claim in study.claims)
     text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *sizes))
     if waits:
@@ -258,7 +264,8 @@ def _experiment(spec: ExperimentSpec, place: Path, made: Resolutions, begins: bo
         if not begins:
             begun(prepared)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {held}"
-    return "; ".join((text, *(f"{name} {UNSEEN}" for name in closed)))
+    told = () if imagined is None else imagined.notes
+    return "; ".join((text, *told, *(f"{name} {UNSEEN}" for name in closed)))
 
 
 def _shapes(family: Family) -> Family:

@@ -19,7 +19,8 @@ from archgraph.engine.data.doors import read_data
 from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
-from archgraph.engine.fit import answers, check_images, matched
+from archgraph.engine.fit import answers, check_images, matched, results, with_main_output
+from archgraph.engine.lost import check_taken_up, explained
 from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
@@ -33,6 +34,7 @@ from archgraph.federation import (
     Client,
     Evaluated,
     LearningTask,
+    Logits,
     ServerState,
     State,
     Strategy,
@@ -41,6 +43,7 @@ from archgraph.federation import (
     configure,
 )
 from archgraph.federation.family import Family, resolve
+from archgraph.graph.ir import Ref
 from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, part_of
 from archgraph.language.data import DataSpec, IidSpec, NamedData
@@ -96,6 +99,7 @@ def prepare(
         check_images(spec.local.augment, found)
     with spec.locating("family"):
         family, found = matched(family, found, learning)
+        learning = with_main_output(learning, list(family.models.values()))
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
@@ -251,7 +255,7 @@ def begun(experiment: Experiment) -> ServerState:
         RunError: If the strategy refuses this world, or :func:`testable` its models.
     """
     strategy, world = experiment.strategy, experiment.world
-    with experiment.locating("strategy"):
+    with experiment.locating("strategy"), explained(world):
         first = returned(ServerState, strategy.init(world), strategy, "init")
     # A strategy that surveys its clients has its models only afterwards.
     if next(iter(strategy.survey(world, first)), None) is None:
@@ -268,16 +272,29 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     """Check that models answer what is asked, and that what is said about tests is read.
 
     Raises:
-        RunError: If a model's outputs do not fit the task, or an option of ``evaluate`` changes
-            the test of no model.
+        RunError: If a model's outputs do not fit the task, an option of ``evaluate`` changes the
+            test of no model, or what a client trains would be thrown away.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
-    recomputed = tuned = False
+    check_taken_up(experiment, state)
+    learning = experiment.world.learning
+    recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)
     for model in each_returned(Evaluated, models, strategy, "evaluated"):
-        answers(model, experiment.data, experiment.world.learning)
+        answers(model, experiment.data, learning)
+        several |= any(not isinstance(given, Ref) for given in results(model.graph))
         recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
         tuned |= bool(model.clients) and model.program is None
+    output = learning.predict.output if isinstance(learning.predict, Logits) else None
+    for key, value in (("auxiliary", learning.auxiliary), ("output", output)):
+        with experiment.locating("task"):
+            if value and not several:
+                raise RunError(
+                    "changes nothing: each model gives a single result, in training, too",
+                    where=f"task.{key}",
+                    found=value,
+                    hint="leave it out",
+                )
     with experiment.locating("evaluate"):
         if asked.statistics is not None and not recomputed:
             raise RunError(

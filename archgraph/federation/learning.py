@@ -21,7 +21,7 @@ from archgraph.federation.metrics import (
     mean,
     squared_error,
 )
-from archgraph.federation.outputs import Logits, Predict
+from archgraph.federation.outputs import Logits, Predict, auxiliary
 
 Shape = tuple[int, ...]
 
@@ -99,6 +99,7 @@ class LearningTask:
         class_axis: Where outputs have their classes; predictions have them last.
         per_example: Whether each example has one class.
         predict: Which output of the model is meant.
+        auxiliary: Weight of the loss of each further prediction that a model gives in training.
     """
 
     name: str
@@ -111,6 +112,7 @@ class LearningTask:
     class_axis: int = -1
     per_example: bool = False
     predict: Predict = field(default_factory=Logits)
+    auxiliary: float = 0.0
 
     @property
     def classed(self) -> bool:
@@ -143,7 +145,14 @@ class LearningTask:
 
     def predictions(self, outputs: Any, predict: Predict | None = None) -> Tensor:
         """What a model says: ``[batch, ..., classes]``, or in the shape of the targets."""
-        said = (predict or self.predict)(outputs)
+        return self._classes_last((predict or self.predict)(outputs))
+
+    def beside(self, outputs: Any, predict: Predict | None = None) -> list[Tensor]:
+        """Further predictions that a model gives, in the same form."""
+        main = (predict or self.predict)(outputs)
+        return [self._classes_last(said) for said in auxiliary(outputs, main)]
+
+    def _classes_last(self, said: Tensor) -> Tensor:
         return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
 
     def counts(self, targets: Tensor) -> Tensor:

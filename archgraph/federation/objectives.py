@@ -35,12 +35,21 @@ class TaskLoss:
     predict: Predict | None = None
 
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
-        """Mean over all targets (positions of a text, or pixels, count one by one)."""
+        """Mean over all targets (positions of a text, or pixels, count one by one).
+
+        Auxiliary predictions add their losses with the weight that the task gives them.
+        """
         learning = work.learning
-        predictions = learning.predictions(outputs, self.predict)
-        if self.mask_absent and learning.classed:
+        loss = self._of(learning.predictions(outputs, self.predict), examples, work)
+        if learning.auxiliary:
+            for predictions in learning.beside(outputs, self.predict):
+                loss = loss + learning.auxiliary * self._of(predictions, examples, work)
+        return loss
+
+    def _of(self, predictions: Tensor, examples: Examples, work: Work) -> Tensor:
+        if self.mask_absent and work.learning.classed:
             predictions = mask_absent(predictions, work.present)
-        return learning.loss(predictions, examples.targets)
+        return work.learning.loss(predictions, examples.targets)
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ class Logits:
     """The predictions among a model's outputs.
 
     Attributes:
-        output: Key or position of the output; None: the only one, or the one called ``logits``.
+        output: Key or position of the output; None: the only one, or the one called ``logits``. A
+            model that gives one tensor means that one, so models may give more in training.
 
     Example:
         >>> import torch
@@ -42,7 +43,7 @@ class Logits:
             RunError: If it is not clear which output is meant.
         """
         key = self.output
-        if isinstance(outputs, Tensor) and key is None:
+        if isinstance(outputs, Tensor):
             return outputs
         named: dict[Any, Any] = {}
         if isinstance(outputs, Mapping):
@@ -50,10 +51,10 @@ class Logits:
         elif isinstance(outputs, Sequence):
             fields = getattr(outputs, "_fields", range(len(outputs)))
             named = dict(zip(fields, outputs, strict=True))
-            if isinstance(key, int) and 0 <= key < len(outputs):
-                named[key] = outputs[key]
         if key is None:
             key = "logits" if "logits" in named else next(iter(named)) if len(named) == 1 else None
+        if isinstance(key, int) and key not in named:
+            key = dict(enumerate(named)).get(key, key)
         found = named.get(key)
         names = ", ".join(map(str, named)) or type(outputs).__name__
         if isinstance(found, Tensor):
@@ -66,3 +67,21 @@ class Logits:
             expected="one tensor, one called logits" if self.output is None else self.output,
             hint="say which: `output:` of the task, or Logits(output=...)",
         )
+
+
+def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
+    """The predictions among a model's outputs beside its main ones, in their order.
+
+    Example:
+        >>> import torch
+        >>> main, other = torch.zeros(2, 3), torch.ones(2, 3)
+        >>> auxiliary({"main": {"logits": main}, "exit": other, "none": None}, main)[0] is other
+        True
+        >>> auxiliary(main, main)
+        []
+    """
+    if isinstance(outputs, Tensor):
+        return []
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    found = [Logits()(value) if isinstance(value, Mapping) else value for value in values]
+    return [value for value in found if isinstance(value, Tensor) and value is not main]

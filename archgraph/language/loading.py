@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import GraphError, SpecError
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 # Hears the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
 
+# Endings of files that hold weights.
+WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
+
 
 @takes_graph
 def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
@@ -39,6 +43,7 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
 
     Raises:
         GraphError: If a name in the graph does not survive being written.
+        SpecError: If the file's ending stands for weights.
         RunError: If the file cannot be written.
 
     Example:
@@ -50,7 +55,24 @@ def save(graph: ArchGraph, path: str | os.PathLike[str]) -> None:
         ...     load(f"{folder}/tiny.yaml") == parse(text)
         True
     """
+    check_ending(path)
     write(path, flat.dump(graph))
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Check that a file for an architecture does not end as one of weights.
+
+    Raises:
+        SpecError: If it does.
+    """
+    if Path(path).suffix.lower() in WEIGHTS:
+        raise SpecError(
+            "an architecture is written as YAML, without weights",
+            where=str(path),
+            found=Path(path).suffix,
+            expected="a .yaml file",
+            hint="for weights: ag.export, or `archgraph export`, see docs/onnx.md",
+        )
 
 
 def load(

@@ -39,7 +39,12 @@ class TaskSpec(Base):
         "one, or the one called logits",
         examples=["logits"],
     )
-
+    auxiliary: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="weight in training of the loss of each further prediction that a model gives "
+        "(GoogLeNet's auxiliary classifiers: 0.3); left out: 0, the main output alone is trained",
+        examples=[0.3],
+    )
     standardise: bool = Field(
         default=False,
         description="of a regression: models learn targets less their mean over the training rows, "

@@ -11,7 +11,7 @@ import torch
 
 from archgraph.capture.export import export as captured
 from archgraph.capture.surroundings import quiet
-from archgraph.errors import ArchGraphError, GraphError, RunError
+from archgraph.errors import ArchGraphError, GraphError, RunError, SpecError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Batch, Leaf, Record, Ref, Value
 from archgraph.graph.passes import specialise
@@ -63,6 +63,7 @@ def export(
     Raises:
         GraphError: If the graph cannot be expressed in ONNX, or the file computes something else;
             nothing is written then.
+        SpecError: If the path does not end in ``.onnx``.
         RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
 
     Example:
@@ -72,6 +73,14 @@ def export(
         >>> ag.load("linear.onnx").graph == graph  # doctest: +SKIP
         True
     """
+    if Path(path).suffix.lower() != ".onnx":
+        raise SpecError(
+            "is written as ONNX",
+            where=str(path),
+            found=Path(path).suffix or "no ending",
+            expected=".onnx",
+            hint="for weights alone: `archgraph export MODEL -o FILE.safetensors`",
+        )
     needed("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
     if weights not in PLACES:
         raise GraphError("weights stand elsewhere", found=weights, expected=" or ".join(PLACES))

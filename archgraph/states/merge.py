@@ -13,6 +13,7 @@ of an entry are equal, its sum holds that value instead, so their mean is that v
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -37,6 +38,7 @@ from archgraph.states.updates import (
     check_update,
     expected_entries,
     finite,
+    unchanged,
 )
 
 # Fewer values than this are compared faster as they are.
@@ -211,7 +213,11 @@ class Merger:
         if through is not None:
             large = check_update(through.source, state, finite=False)
         else:
-            large = check_update(transfer.target, state, finite=not trusted, optional=skip)
+            known = functools.partial(transfer.made_of, self._old)
+            large = check_update(
+                transfer.target, state, finite=not trusted, optional=skip, known=known
+            )
+            skip = unchanged(large).union(skip)
         if {value.device for value in state.values()} != {self._device}:
             state = {name: value.to(self._device) for name, value in state.items()}
         check_options(transfer, weight, scales, rows, skip, large)

@@ -33,7 +33,7 @@ from archgraph.states.robust import Cut, distances, middle
 from archgraph.states.spill import Spill, StoredState
 from archgraph.states.state import Signature, State, accumulator, signature
 from archgraph.states.transfer import Transfer
-from archgraph.states.updates import check_options, check_update
+from archgraph.states.updates import check_options, check_update, unchanged
 
 # Values of all updates together that are in memory at a time; a row is never cut.
 SLAB = 2**20
@@ -134,7 +134,11 @@ class Pool:
                 hint="Pool.add takes the transfer from the global architecture to the client's",
             )
         scales, rows, left_out = scales or {}, rows or {}, frozenset(skip)
-        large = check_update(transfer.target, state, finite=not trusted, optional=left_out)
+        known = functools.partial(transfer.made_of, self._old)
+        large = check_update(
+            transfer.target, state, finite=not trusted, optional=left_out, known=known
+        )
+        left_out |= unchanged(large)
         check_options(transfer, weight, scales, rows, left_out, large)
         stored = self._spill.put({k: v for k, v in state.items() if k not in left_out})
         self.updates.append(PooledUpdate(client, transfer, stored, weight, scales, rows, left_out))

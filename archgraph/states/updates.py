@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
 import torch
@@ -44,6 +44,7 @@ def check_update(
     *,
     finite: bool = True,
     optional: Collection[str] = (),
+    known: Callable[[str], Tensor | None] = lambda name: None,
 ) -> dict[str, float]:
     """Check that a state is one of this architecture, and fit for averaging.
 
@@ -52,6 +53,8 @@ def check_update(
         state: The update.
         finite: Whether to look for NaN and infinity (one pass over the values).
         optional: Entries that may be missing (what stays with the client).
+        known: What an entry was before, where that is known: it may be infinite if it still is
+            (a causal mask of −∞).
 
     Returns:
         The largest magnitude in each entry that has one of ``SUMMABLE`` or more; empty without
@@ -93,9 +96,22 @@ def check_update(
     large = {}
     if finite:
         for want in expected:
-            if want.averaged and (size := _magnitude(want.name, state[want.name])) >= SUMMABLE:
+            if not want.averaged:
+                continue
+            if (size := _magnitude(want.name, state[want.name], known)) >= SUMMABLE:
                 large[want.name] = size
     return large
+
+
+def unchanged(large: dict[str, float]) -> set[str]:
+    """Take infinite entries, which are what they were before, out of what ``check_update`` found.
+
+    No sum holds them: their mean is what they were.
+    """
+    names = {name for name, size in large.items() if size == math.inf}
+    for name in names:
+        del large[name]
+    return names
 
 
 def foreign(value: object) -> str | None:
@@ -146,7 +162,7 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _magnitude(name: str, value: Tensor) -> float:
+def _magnitude(name: str, value: Tensor, known: Callable[[str], Tensor | None]) -> float:
     """A bound on the magnitudes of an entry's values; the largest one where that matters."""
     # One NaN or infinity spoils the norm, so a finite norm proves all values finite and no larger,
     # in one pass that writes nothing. A norm can also overflow: then look at every value.
@@ -154,7 +170,8 @@ def _magnitude(name: str, value: Tensor) -> float:
     if norm < SUMMABLE or not value.numel():
         return norm
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
-    if wrong or infinite:
+    before = known(name) if infinite and not wrong else None
+    if (wrong or infinite) and (before is None or not torch.equal(value, before)):
         raise RejectedUpdate(
             "not finite",
             where=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -359,3 +359,36 @@ def test_inputs_in_a_tuple():
         ag.trace(nn.Linear(3, 2), (torch.randn(2, 3),))
     graph, _ = ag.trace(nn.Identity(), (torch.randn(2, 3),))  # whose forward does take one
     assert len(graph.inputs) == 1
+
+
+class Elsewhere(nn.Module):
+    """Layers and weights that PyTorch does not register, beside some that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [nn.Linear(6, 6)]
+        self.more: dict[str, Any] = {
+            "a": ((nn.Linear(6, 6, bias=False),), nn.Parameter(torch.ones(6)))
+        }
+        self.unused, self.mask = [nn.Linear(6, 6)], [torch.ones(6)]
+        self.o = nn.Linear(6, 6)
+        self.again: list[Any] = [self.o, self.o.weight]
+        self.inner = nn.Sequential(nn.ReLU())
+        self.inner.__dict__["own"] = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x):
+        x = self.again[0](self.hidden[0](x)) * self.mask[0]
+        (layer,), scale = self.more["a"]
+        return self.inner(self.inner.__dict__["own"](layer(x) * scale))
+
+
+def test_weights_that_are_not_registered_are_noted_by_their_place():
+    graph, state = ag.trace(Elsewhere(), torch.randn(3, 6))
+    assert set(state) == {"o.weight", "o.bias"}
+    (note,) = graph.notes
+    names = note.partition(":")[0]
+    assert names == (
+        "hidden[0].weight, hidden[0].bias, more['a'][0][0].weight, more['a'][1], 1 more"
+    )
+    assert "not trained" in note and "nn.ModuleList" in note
+    assert ag.trace(nn.Linear(6, 3), torch.randn(3, 6)).graph.notes == ()

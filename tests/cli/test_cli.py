@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,7 +112,10 @@ def test_names_that_do_not_fit_lose_their_middles(monkeypatch):
     told = [line.split()[0] for line in lines if "1.2M" in line]
     assert len(set(told)) == len(names)
     assert all("…" in name and name.endswith("heads") for name in told)
-    assert "…" in lines[-1].split()[-1]
+    assert "…" not in lines[-1]
+    assert "word_that_is_far_too_long_for_its_column" in "".join(
+        word for line in lines[-2:] for word in line.split()[-1:]
+    )
 
 
 def test_figures_break_before_names_are_cut(monkeypatch):
@@ -123,6 +127,49 @@ def test_figures_break_before_names_are_cut(monkeypatch):
     for name in ("first_method", "second_method"):
         at = next(i for i, line in enumerate(lines) if name in line)
         assert lines[at].count("12.34") == lines[at + 1].count("± 10.56") == 6
+
+
+FIGURES = st.sampled_from(["70.56", "70.56 ± 1.25", "203.7M ± 12.5M", "12.3G ± 203.7M", "100"])
+NAMES = st.lists(
+    st.from_regex("[a-e]{1,9}(_[a-e]{1,9}){0,6}", fullmatch=True), min_size=1, max_size=3
+)
+
+
+@given(NAMES, st.lists(FIGURES, min_size=1, max_size=14), st.sampled_from([40, 60, 80, 120, 200]))
+def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], width: int):
+    heads = ("experiment", *(f"figure that is no {i}" for i in range(len(figures))))
+    rows = tuple((name, *figures) for name in names)
+    table = Table("Runs", heads, rows, frozenset(range(1, len(heads))), note="a note")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        lines = str(table).splitlines()
+    assert max(map(len, lines)) <= width and lines[0] == "Runs" and lines[-1] == "a note"
+    words = [word for line in lines for word in line.split()]
+    parts = [part for row in rows for figure in row[1:] for part in figure.split(" ± ")]
+    assert sorted(word for word in words if word[0].isdigit() and "." in word) == sorted(
+        part for part in parts if "." in part
+    )
+    text = "".join(line.split()[0] for line in lines if re.match("[a-e]+_?", line))
+    assert all(name in text for name in names)
+
+
+def test_comparisons_and_runs_keep_their_names_and_figures(here: Path, monkeypatch):
+    names = [f"digits_of_a_rather_long_name_{i}" for i in "ab"]
+    for name in names:
+        text = EXPERIMENT.replace("quick", name)
+        Path("e.yaml").write_text(text if name.endswith("a") else text.replace("0.1", "0.2"))
+        assert call("run", "e.yaml", "--out", f"runs/{name}").exit_code == 0
+    monkeypatch.setenv("COLUMNS", "600")
+    whole = call("compare", "runs")
+    figures = sorted(word for word in whole.output.split() if re.fullmatch(r"[\d.]+[kMG]?", word))
+    for width in (60, 80, 120, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = call("compare", "runs").output
+        assert max(map(len, shown.splitlines())) <= width
+        again = sorted(word for word in shown.split() if re.fullmatch(r"[\d.]+[kMG]?", word))
+        assert again == figures
+        starts = [line.split()[0] for line in shown.splitlines() if re.match("[a-z]", line)]
+        assert all(name in "".join(starts) for name in names)
 
 
 @given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
@@ -391,6 +438,40 @@ def test_trace_a_module_without_preparation(here: Path):
     from safetensors.torch import load_file
 
     archgraph.build(graph, load_file("net.safetensors"))
+
+
+def test_the_ending_of_a_file_decides_what_export_writes(here: Path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    def same(one, two):
+        return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+    made = call("export", "model.yaml", "-o", "a.safetensors")
+    assert made.exit_code == 0 and "a.safetensors" in made.output
+    graph = archgraph.load("model.yaml")
+    fresh = load_file("a.safetensors")
+    assert same(fresh, archgraph.initial_state(graph, 0))
+    with safe_open("a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert call("run", "experiment.yaml", "--out", "out").exit_code == 0
+    assert call("export", "out:half", "-o", "half.SafeTensors").exit_code == 0
+    half = archgraph.resolve(archgraph.load_family("family.yaml")).models["half"]
+    archgraph.build(half, load_file("half.SafeTensors"))
+    archgraph.save(half, "half.yaml")
+    again = ("export", "half.yaml", "--state", "half.SafeTensors", "-o", "again.safetensors")
+    assert call(*again).exit_code == 0
+    assert same(load_file("again.safetensors"), load_file("half.SafeTensors"))
+    for name in ("net.pt", "net", "net.yaml"):
+        refused(call("export", "model.yaml", "-o", name), name, ".onnx", ".safetensors")
+        assert not Path(name).exists()
+    for option in ("--beside", "--optimize"):
+        refused(call("export", "model.yaml", "-o", "b.safetensors", option), option, "ONNX")
+    for name in ("net.onnx", "net.safetensors", "net.pt"):
+        refused(call("rewrite", "model.yaml", "--take", "0.5", "-o", name), name, "a .yaml file")
+        with pytest.raises(archgraph.SpecError, match=r"is written as YAML, without weights"):
+            archgraph.save(graph, name)
+        assert not Path(name).exists()
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from pathlib import Path
@@ -658,3 +659,67 @@ def test_the_function_gets_the_same_random_numbers_every_time(tmp_path, monkeypa
     assert len(seen) == 1 and "drawn:make not imported" in seen[0].note
     (good,) = verdicts([file], python=True)
     assert good.good and not good.unseen
+
+
+class Drawn(Items):
+    """Items with noise that is drawn on each read, from one of the generators that people use."""
+
+    def __init__(self, inputs: Any, targets: Any, source: str) -> None:
+        super().__init__(inputs, targets)
+        self.source, self.own = source, np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        torch_seed = torch.Generator().manual_seed(index)
+        draws: dict[str, Any] = {
+            "torch": lambda: float(torch.rand(())),
+            "numpy": lambda: np.random.rand(),  # noqa: NPY002  # as datasets of others do
+            "random": random.random,
+            "own": self.own.random,
+            "rarely": lambda: float(torch.rand(()) < 0.2),
+            "index": lambda: float(torch.rand((), generator=torch_seed)),
+            "none": lambda: 0.0,
+        }
+        noise = draws[self.source]()
+        return self.inputs[index] + noise, int(self.targets[index])
+
+
+@pytest.mark.parametrize("source", ["torch", "numpy", "random", "own", "rarely", "index", "none"])
+@pytest.mark.parametrize("shared", [False, True], ids=["whole", "by client"])
+def test_items_that_are_drawn_anew_are_noted(source: str, shared: bool) -> None:
+    inputs, targets = torch.rand(40, 6), torch.arange(40) % 3
+
+    def made(source: str) -> Any:
+        return Drawn(inputs, targets, source)
+
+    def read() -> Dataset:
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
+        train = made(source)
+        return dataset_of(({"ann": train, "bob": made("none")} if shared else train, made("none")))
+
+    data, again = read(), read()
+    assert torch.equal(data.train.inputs, again.train.inputs)
+    after = float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
+    train = made(source)
+    first = torch.stack([train[i][0] for i in range(40)])
+    assert torch.equal(data.train.inputs[:40], first.float())
+    states = float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
+    assert after == states, "reading again leaves the generators where they were"
+    if source in ("index", "none"):
+        assert data.notes == ()
+        return
+    (note,) = data.notes
+    assert note.startswith("data: train: items differ") and "all rounds see the same values" in note
+    told = {
+        "name": "e",
+        "family": {
+            "model": ag.trace(torch.nn.Linear(6, 3), inputs[:2]),
+            "clients": [{"name": "c"}],
+        },
+        "strategy": {"fedavg": {}},
+        "rounds": 1,
+    }
+    whole = made(source)
+    assert ag.run(told, data=(whole, whole), progress=False).notes == (
+        note.replace("train:", "train and test:"),
+    )

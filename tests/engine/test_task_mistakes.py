@@ -132,8 +132,8 @@ MISTAKES = (
         "{kind: regression, output: prediction}",
         NUMBERS,
         1,
-        "no logits among the outputs of the model; found Tensor; expected prediction; say which: "
-        "`output:` of the task",
+        "e.yaml:5: task.output: changes nothing: each model gives a single result, in training, "
+        "too; found prediction; leave it out",
     ),
 )
 

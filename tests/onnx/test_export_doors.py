@@ -250,5 +250,5 @@ def test_rewrite_does_not_write_yaml_into_an_onnx_file(results, tmp_path: Path):
     path = written(results, tmp_path / "r.onnx")
     before = path.read_bytes()
     done = call("rewrite", path, "--take", "0.5", "-o", path)
-    refused(done, "writes architectures, as YAML and without weights")
+    refused(done, "an architecture is written as YAML, without weights")
     assert path.read_bytes() == before

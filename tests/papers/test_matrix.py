@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
+from archgraph.engine.verdicts import verdicts
 from archgraph.federation import find_strategy
 from archgraph.language.help import strategy_names
 from archgraph.language.study import load_study
@@ -100,3 +101,14 @@ def test_the_shipped_matrix_has_every_strategy_with_clients_that_it_serves():
         strategy: Any = row["strategy"]
         assert list(strategy) == [name]
     assert ag.load_study(SPECS / "matrix.yaml").about
+
+
+def test_check_counts_the_cells_that_a_matrix_may_have_refused(file: Path):
+    (verdict,) = verdicts([file])
+    assert "fedavg" in str(verdict.error) and "one architecture" in str(verdict.error)
+    file.write_text(f"{file.read_text()}may_be_refused: true\n")
+    (verdict,) = verdicts([file])
+    assert verdict.good and "4 cells, 2 refused" in verdict.note
+    file.write_text(file.read_text().replace("{fedavg: {}}", "{fedavg: {wrong: 1}}"))
+    (verdict,) = verdicts([file])
+    assert "wrong" in str(verdict.error), "what cannot be understood is no answer of a method"

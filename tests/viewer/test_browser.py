@@ -476,3 +476,31 @@ def test_parts_that_the_first_graph_lacks_are_not_said_to_be_the_same(opened):
 def test_an_address_that_names_no_colour_opens_the_page(opened, family):
     page = opened(family, hash="#by=constructor")
     assert page.input_value("#by") == "weights"
+
+
+class Dense(nn.Module):
+    """Blocks that hand on their input beside what they make: each is wider than the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(24, 3)
+        self.layers = nn.ModuleList(nn.Linear(8 + 4 * i, 4) for i in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = torch.cat([x, layer(x).relu()], 1)
+        return self.head(x)
+
+
+def test_a_fold_of_unlike_widths_shows_the_shapes_of_its_first_block(opened):
+    page = opened(trace(Dense(), torch.zeros(2, 6)).graph)
+    data = page.evaluate("archgraph.data.graphs[0]")
+    assert [fold[2:] for fold in data["folds"]] == [[4, "layers.0–3", 1]]
+    for _ in range(4):
+        page.click("#more")
+    fold = page.locator("g.item:has(> text.times)")
+    assert fold.get_attribute("aria-expanded") == "true"
+    flows = fold.locator("text.flow").all_text_contents()
+    assert set(flows) == {"4", "12"}
+    assert "24" in page.locator("text.flow").all_text_contents()  # behind the fold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,12 +14,18 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from archgraph.engine.data.rows import Records, check_apart, dataset_of_rows
 from archgraph.engine.data.values import Dataset, InputKind
+from archgraph.engine.isolation import isolated
 from archgraph.errors import DataError
 
 FORMS = (
     "(train, test), each a torch dataset or a pair (inputs, targets) of tensors, "
     "or train as a mapping of clients to such"
 )
+DRAWN_ANEW = (
+    "{where}: items differ from one read to the next (random crops, noise); they were read once, "
+    "so all rounds see the same values; `local: {{augment: …}}` crops and mirrors images anew"
+)
+READ_AGAIN = 16  # items of a split
 # The only input of a model may be called anything.
 INPUT = "input"
 
@@ -68,7 +75,16 @@ def dataset_of(value: object, name: str = "data") -> Dataset:
         kind = "image"
     elif not first.is_floating_point():
         kind = "text"
-    return dataset_of_rows(name, kind, rows, _rows(test, f"{name}: test"))
+    data = dataset_of_rows(name, kind, rows, _rows(test, f"{name}: test"))
+    # Once all is read: what is read again may draw from generators of its own.
+    splits = {"train": list(train.values())[:4] if isinstance(train, Mapping) else [train]}
+    changing = [
+        split
+        for split, parts in (splits | {"test": [test]}).items()
+        if any(_by_item(part) and _drawn_anew(part) for part in parts)
+    ]
+    notes = (DRAWN_ANEW.format(where=f"{name}: {' and '.join(changing)}"),) if changing else ()
+    return dataclasses.replace(data, notes=notes)
 
 
 def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
@@ -117,11 +133,11 @@ def _rows(value: object, where: str) -> Records:
             found=_what(value),
             expected="a torch dataset with __len__ and __getitem__",
         )
-    if type(value) is TensorDataset:  # one of a kind of its own may change its items
+    if type(value) is TensorDataset:
         inputs, targets = _pair(value.tensors, where)
     elif isinstance(value, tuple) and len(value) == 2:
         inputs, targets = value
-    elif _items_of(value):
+    elif _by_item(value):
         inputs, targets = _items(value, where)
     else:
         raise DataError(
@@ -174,12 +190,43 @@ def _items(value: Any, where: str) -> tuple[Any, Any]:
                 where=f"{where}[{position}]",
                 found=f"{type(error).__name__}: {error}",
             ) from error
-        one, target = _pair(item, f"{where}[{position}]")
-        for key, part in one.items() if isinstance(one, Mapping) else ((None, one),):
-            inputs[key].append(_array(part, f"{where}[{position}]"))
-        targets.append(_array(target, f"{where}[{position}]: target"))
+        one, target = _item(item, f"{where}[{position}]")
+        for key, part in one.items():
+            inputs[key].append(part)
+        targets.append(target)
     made = {key: _stack(parts, where) for key, parts in inputs.items()}
     return made[None] if None in made else made, _stack(targets, f"{where}: targets")
+
+
+def _item(item: Any, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
+    """Inputs of an item by name, None where there is one without a name; and its target."""
+    one, target = _pair(item, where)
+    named = one.items() if isinstance(one, Mapping) else ((None, one),)
+    inputs = {key: _array(part, where) for key, part in named}
+    return inputs, _array(target, f"{where}: target")
+
+
+def _drawn_anew(value: Any) -> bool:
+    """Whether items are others when they are read again (random crops, noise).
+
+    Some are read from other random states. These are restored, so that a run keeps its bits.
+    """
+    places = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
+    reads = []
+    for seed in range(3):
+        with isolated(torch.Generator().manual_seed(seed)):
+            try:
+                reads.append([_item(value[place], "") for place in places])
+            except Exception:  # whatever the user's dataset raises: it can be read once
+                return True
+    return any(
+        one.keys() != again.keys()
+        or not torch.equal(target, target_again)
+        or not all(torch.equal(part, again[key]) for key, part in one.items())
+        for first, *others in zip(*reads, strict=True)
+        for one, target in [first]
+        for again, target_again in others
+    )
 
 
 def _stack(parts: list[Tensor], where: str) -> Tensor:
@@ -196,10 +243,11 @@ def _stack(parts: list[Tensor], where: str) -> Tensor:
     return torch.stack(parts)
 
 
-def _items_of(value: object) -> bool:
-    """Whether it has examples by position."""
+def _by_item(value: object) -> bool:
+    """Whether it has examples by position; a ``TensorDataset`` of its own kind may change them."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-    return listed and not isinstance(value, str | bytes | tuple | Mapping) and not _stacked(value)
+    whole = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
+    return listed and not whole and not _stacked(value)
 
 
 def _stacked(value: object) -> bool:
@@ -236,8 +284,17 @@ def _input(value: Any, where: str) -> Tensor:
 def _target(value: Any, where: str) -> Tensor:
     """Targets in one of the three types that they may have."""
     rows = _array(value, where)
-    if rows.dtype == torch.bool:
+    if rows.dtype == torch.bool and rows.dim() in (0, 2):
         return rows
+    if rows.dtype == torch.bool:
+        raise DataError(
+            "are true or false, without an axis of labels",
+            where=where,
+            found=f"{_dtype(rows)} {list(rows.shape)}",
+            expected="classes, or labels [example, label]",
+            hint="for two classes, with a logit each: targets.long(); for one label, with one "
+            "logit: targets[:, None]",
+        )
     if not rows.is_floating_point():
         return rows.to(torch.int64)
     if rows.dim() == 2 and rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all()):

@@ -130,6 +130,7 @@ class Dataset:
             those of `Split.beside`.
         owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
             says whose they are; empty: a partition shares them out.
+        notes: What a run should say of them.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)
@@ -147,6 +148,7 @@ class Dataset:
     labels: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     owners: Mapping[str, np.ndarray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that both splits have the same form, and targets the type that classes ask for."""

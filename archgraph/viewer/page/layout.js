@@ -207,7 +207,11 @@ function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type 
   }
   for (const box of item.boxes) {
     for (const [head, arrow] of model.from[box]) {
-      if (!own.has(head)) add(child.get(twin.get(box) ?? box), -2, arrow);
+      if (own.has(head)) continue;
+      const tail = twin.get(box) ?? box;
+      // What the last repetition hands on may be wider than what the one that is shown does.
+      const ours = tail === box ? undefined : model.from[tail].find(([next]) => !child.has(next));
+      add(child.get(tail), -2, ours ? ours[1] : arrow);
     }
   }
   return [...found.values()].filter((e) => e.tail !== undefined && e.head !== undefined);
