@@ -210,6 +210,35 @@ def test_what_is_not_quite_a_layer_stays_as_it_is(kind):
     torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
 
 
+class Uncounted(nn.Module):
+    """A norm that leaves its counter alone, or advances it in steps of two."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+        self.register_buffer("running_mean", torch.zeros(4))
+        self.register_buffer("running_var", torch.ones(4))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.step = step
+
+    def forward(self, x):
+        if self.training and self.step:
+            self.get_buffer("num_batches_tracked").add_(self.step)
+        statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_norm_that_counts_otherwise_is_not_a_layer(step):
+    model, x = nn.Sequential(Uncounted(step), nn.ReLU()), torch.randn(3, 4)
+    net = ag.build(*ag.trace(model, x))
+    for one in (model, net):
+        one.train()(x)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
+    assert int(net.state_dict()["0.num_batches_tracked"]) == step
+
+
 class Softmax(nn.Module):
     def forward(self, x):
         return torch.softmax(x, -1, dtype=torch.float64)
