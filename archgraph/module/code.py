@@ -141,8 +141,11 @@ class Blocks:
                 return None
             inside = f"{path}.{name}" if path else name
             needs, results = plan.needs(inside, group), plan.results(inside, group)
-            callable_ = inside in plan.layers and len(group) == 1
-            if not callable_ and (self[inside] is None or len(plan.runs[inside]) > 1):
+            if inside in plan.layers:
+                once = len(group) == 1 or inside in plan.stacks
+            else:
+                once = self[inside] is not None and len(plan.runs[inside]) == 1
+            if not once:
                 return None
             linked = before is None or needs == (Ref(before),)
             if not linked or len(needs) != 1 or not isinstance(needs[0], Ref) or len(results) != 1:

@@ -437,6 +437,65 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
 
 
+class First(nn.Module):
+    """First states and positions: blocks that read the size of the batch and no tensor."""
+
+    class States(nn.Module):
+        def forward(self, x):
+            return torch.zeros(x.shape[0], 3, 4)
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            return self.table.expand(x.shape[0], -1, -1) * 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states, self.positions, self.out = self.States(), self.Positions(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(x + self.states(x) + self.positions(x))
+
+
+def test_blocks_that_read_only_the_size_of_the_batch():
+    torch.manual_seed(0)
+    model, x = First(), torch.randn(5, 3, 4)
+    graph, state = ag.trace(model, x)
+    net = build(graph, state)
+    calls = []
+    net.positions.register_forward_hook(lambda m, i, o: calls.append(o.shape))
+    equal_both_modes(model, net, x)
+    equal_both_modes(model, net, x[:2])
+    assert calls == [(5, 3, 4)] * 2 + [(2, 3, 4)] * 2
+    assert ag.trace(net, x).graph == graph
+    assert net.to("meta")(x.to("meta")).shape == (5, 3, 2)
+
+
+class Around(nn.Linear):
+    """A module that has the weights of a linear layer and another layer inside."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(F.linear(x, self.weight, self.bias))
+
+
+def test_a_module_around_a_layer_is_a_block():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Around(), nn.ReLU()), torch.randn(3, 4)
+    net = build(*ag.trace(model, x))
+    seen = []
+    net[0].register_forward_hook(lambda m, i, o: seen.append(o))
+    net(x)
+    assert type(net[0].inner) is nn.Linear and not isinstance(net[0], nn.Linear)
+    torch.testing.assert_close(seen[0], model[0](x), rtol=0, atol=0)
+
+
 class Inside(nn.Module):
     """A chain whose middle result is read outside."""
 
