@@ -36,16 +36,18 @@ class Block:
         nodes: Its operators in topological order; every operator of the graph is in one block.
         entry: Node whose value it consumes.
         exit: Node whose value it makes.
-        removable: Whether the entry's value can stand in for the exit's.
+        removable: Whether ``bypass`` can stand in for the exit's value.
         reason: Why not.
         kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (a further output).
         merge: Operator that ends its region; empty for a chain.
-        shortcut: Operand of a residual's sum that carries the entry: the entry itself or the end
-            of its projection.
+        shortcut: What its region passes on beside its body: the operand of a residual's sum that
+            carries the entry (the entry itself or the end of its projection), or the value that a
+            dense region appends to.
         sums: Every residual region in it, as its sum and the operand that carries what entered: a
             transformer layer has two.
         uses: How often the same layers run, one round after the other. Without the block all
             rounds go; each is a block of its own where the user's sections name it (``layer~2``).
+        terms: What a dense region appends: items of the list that ``merge`` joins.
     """
 
     name: str
@@ -60,6 +62,16 @@ class Block:
     shortcut: str = ""
     sums: tuple[tuple[str, str], ...] = ()
     uses: int = 1
+    terms: tuple[str, ...] = ()
+
+    @property
+    def bypass(self) -> str:
+        """Node whose value stands in for the exit's where the block is left out.
+
+        A dense block may prepare what it passes on (``x = relu(x); cat(x, f(x))``): the
+        preparation stays.
+        """
+        return self.shortcut if self.kind == "dense" and self.shortcut else self.entry
 
     def __str__(self) -> str:
         state = "removable" if self.removable else self.reason
@@ -259,4 +271,5 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
         region.shortcut if region else "",
         tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
         draft.uses,
+        draft.terms(drafts.graph),
     )

@@ -25,11 +25,12 @@ from archgraph.ops.infer import infer
 from archgraph.rewrite.cut import cut
 from archgraph.rewrite.laws import (
     difference,
+    evaluated,
     in_float64,
     mask_equals_take,
-    outputs,
     random_inputs,
     random_state,
+    refuse_empty,
 )
 from tests.nets import Foreign
 from tests.zoo.report import Checks, Findings
@@ -323,8 +324,8 @@ def effect(graph: ag.ArchGraph, small: ag.Rewritten) -> float:
     """How far a cut moves the outputs, relative to the largest: nothing would prove nothing."""
     wide, narrow = in_float64(graph), in_float64(small.graph)
     state, inputs = random_state(wide), random_inputs(wide)
-    found = outputs(ag.build(narrow, small.transfer.pull(state)).eval(), inputs)
-    return difference(found, outputs(ag.build(wide, state).eval(), inputs))
+    found = evaluated(narrow, small.transfer.pull(state), inputs)
+    return difference(found, evaluated(wide, state, inputs))
 
 
 def share(graph: ag.ArchGraph, solved: Any) -> float:
@@ -352,6 +353,7 @@ class _Step:
 
     def __call__(self, small: ag.Rewritten) -> int:
         ag.check(small.graph)
+        refuse_empty(self.graph, small.graph)
         net = ag.build(small.graph, small.transfer.pull(self.state)).train()
         torch.manual_seed(0)
         found = tensors(net(*self.args, **self.kwargs))
