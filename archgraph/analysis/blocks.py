@@ -23,6 +23,7 @@ class Drafts:
     Attributes:
         chains: Drafts of each tower and of the main stream, in topological order.
         ends: Drafts of further outputs; they come last.
+        cuts: Results on every path from the input to the output, in order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -35,6 +36,7 @@ class Drafts:
         self.chains = [self._chain(pieces) for pieces in (*self.stream.towers, self.stream.pieces)]
         flat = [d for chain in self.chains for d in chain]
         self.ends = _assign(self.modules, evaluated, flat)
+        self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
         for d in flat:
             describe(self.modules, d, self.node[self.exit(d)])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, listed
+from archgraph.analysis.precision import Casts
 from archgraph.graph.ir import ArchGraph, refs
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 
@@ -15,9 +16,10 @@ from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 class Removal:
     """Which blocks of a graph may be left out, and why not."""
 
-    def __init__(self, graph: ArchGraph, drafts: Drafts) -> None:
+    def __init__(self, graph: ArchGraph, drafts: Drafts, casts: Casts) -> None:
         self.graph = graph
         self.drafts = drafts
+        self.casts = casts
         self._listed: dict[str, frozenset[str]] = {}
         self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
         self.outputs = set(refs(graph.outputs))
@@ -28,7 +30,8 @@ class Removal:
             return f"makes the output %{end}"
         if not draft.stream or entry == end:
             return "holds nothing that could be left out"
-        members, terms, last = set(nodes), draft.terms(self.graph), draft.pieces[-1]
+        members, terms = set(nodes), draft.terms(self.graph)
+        last = self.casts.ends(draft)
         if terms and draft.last is last:  # what it passes on stays, however it is prepared
             reason = self._kept_term(terms, members, last.entry, end)
             ends, going = {last.entry, end}, set(last.nodes)
@@ -43,9 +46,9 @@ class Removal:
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
         """Why what a block takes from further up the stream stands in the way."""
-        near = members | {entry}
+        near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
-            used = {u for n in piece.nodes for u in self.graph.node[n].uses()}
+            used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
             if piece.joins and any(u in self.streamed and u not in near for u in used):
                 return f"ends a long connection in %{piece.exit}"
         return ""

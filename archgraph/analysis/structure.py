@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
+from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
@@ -229,21 +230,23 @@ def structure(graph: ArchGraph) -> Structure:
         head (head)
           2: chain, 1 operator; removable
     """
-    drafts = Drafts(graph)
+    casts = Casts(graph)
+    drafts = Drafts(casts.plain)
     built = [d for chain in drafts.chains for d in chain]
     for section, blocks in graph.sections:
         for name in blocks:
             if not any(d.given == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    judge = Removal(graph, drafts)
     groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
+    casts.restore(drafts)
+    judge = Removal(graph, drafts, casts)
     names = unique(g.name for g in groups)
     return Structure(
         tuple(
             Section(name, tuple(_block(drafts, judge, d, name) for d in g.blocks), g.kind)
             for name, g in zip(names, groups, strict=True)
         ),
-        tuple(p.exit for p in drafts.stream.pieces),
+        drafts.cuts,
     )
 
 
@@ -258,6 +261,9 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
     entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
     reason = judge.obstacle(draft, nodes, entry, end)
     region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
+    shortcut = region.shortcut if region else ""
+    if region and judge.casts.of(shortcut) == judge.casts.of(region.entry):
+        shortcut = region.entry
     return Block(
         draft.name,
         section,
@@ -268,7 +274,7 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
         reason,
         draft.kind,
         region.exit if region else "",
-        region.shortcut if region else "",
+        shortcut,
         tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
         draft.uses,
         draft.terms(drafts.graph),

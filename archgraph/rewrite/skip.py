@@ -159,6 +159,8 @@ def _passes_on(graph: ArchGraph, block: Block) -> bool:
     """Whether a dense block's result, without what it appends, is the value that it passes on."""
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in _items(merge) if name not in block.terms]
+    if passed.dtype != graph.node[block.exit].dtype:
+        return False
     return rest == [passed.name] or (passed.op == merge.op and rest == _items(passed))
 
 
