@@ -83,7 +83,7 @@ def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str 
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
         outer = modules.place(last.exit)
-        path = outer if outer and under(path, outer) else path
+        path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
     kind: BlockKind = next((candidate for candidate in order if candidate in kinds), "chain")
     return BlockDraft(heads, pieces, path_of(given.partition("~")[0]) or path, given, kind=kind)

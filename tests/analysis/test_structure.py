@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -737,6 +738,95 @@ def test_prints_readably():
         "stage1 (stage)",
         f"  stage1.0: residual, {size} operators; removable",
     ]
+
+
+# -- lists in lists -----------------------------------------------------------------------------
+
+
+class Trunk(nn.Module):
+    """Residual layers of a list, or of lists in a list, whose sums are its own."""
+
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def layers(depth: int) -> nn.ModuleList:
+            return nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+
+        self.nested = len(depths) > 1
+        self.layers = nn.ModuleList(map(layers, depths)) if self.nested else layers(depths[0])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in self.layers if self.nested else [self.layers]:
+            for layer in stage:
+                x = x + torch.relu(layer(x))
+            x = torch.tanh(x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("depths", [(3,), (2, 3)])
+@pytest.mark.parametrize("outside", ["", "encoder.", "net.encoder."])
+def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):
+    model: nn.Module = Trunk(depths)
+    for name in outside.split(".")[-2::-1]:
+        model = nn.Sequential(OrderedDict({name: model}))
+    graph = graph_of(model, torch.zeros(2, 3))
+    names = (
+        [f"{outside}layers.{i}" for i in range(depths[0])]
+        if len(depths) == 1
+        else [f"{outside}layers.{k}.{i}" for k, depth in enumerate(depths) for i in range(depth)]
+    )
+    found = structure(graph)
+    assert [b.name for b in found.blocks] == [f"{outside}stem", *names, f"{outside}out"]
+    assert all(b.kind == "residual" and b.removable for b in found.blocks[1:-1])
+    alone = structure(graph_of(Trunk(depths), torch.zeros(2, 3)))
+    assert [len(s.blocks) for s in found.sections] == [len(s.blocks) for s in alone.sections]
+    left = ag.skip(graph, names[1], verify=True).graph
+    assert not any(p.name.startswith(f"{names[1]}.") for p in left.params)
+    again = parse(str(graph.replace(sections=(("mine", tuple(names)),))))
+    assert parts(again)["mine"] == names
+
+
+class Twice(nn.Module):
+    """One list whose layers run as two blocks each, in a module that adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.out = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+            x = x + torch.tanh(self.layers[0](x))
+        return self.out(x)
+
+
+class Beside(nn.Module):
+    """Each block is of two lists: its first layer of one, its second of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.ModuleList(nn.Linear(8, 8) for _ in range(3)) for _ in range(2))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.relu(up(x)))
+        return self.out(x)
+
+
+@pytest.mark.parametrize("outside", ["", "m."])
+def test_blocks_of_several_lists_are_named_after_their_first_layers(outside):
+    model = nn.Sequential(OrderedDict(m=Beside())) if outside else Beside()
+    names = [b.name for b in structure(graph_of(model, torch.zeros(2, 8))).blocks]
+    assert names == [f"{outside}up.0", f"{outside}up.1", f"{outside}up.2", f"{outside}out"]
+
+
+def test_uses_of_one_layer_are_still_told_apart_by_number():
+    names = [b.name for b in structure(graph_of(Twice(), torch.zeros(2, 8))).blocks]
+    assert len({*names}) == len(names)
+    assert {n.partition("~")[0] for n in names} == {"layers.0", "layers.1", "out"}
 
 
 # -- precision ----------------------------------------------------------------------------------
