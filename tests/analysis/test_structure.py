@@ -758,7 +758,8 @@ class Trunk(nn.Module):
 
     def forward(self, x):
         x = self.stem(x)
-        for stage in self.layers if self.nested else [self.layers]:
+        stages: Any = self.layers if self.nested else [self.layers]
+        for stage in stages:
             for layer in stage:
                 x = x + torch.relu(layer(x))
             x = torch.tanh(x)
@@ -807,7 +808,8 @@ class Beside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = (nn.ModuleList(nn.Linear(8, 8) for _ in range(3)) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
         self.out = nn.Linear(8, 2)
 
     def forward(self, x):
