@@ -117,8 +117,8 @@ def random_state(
 def random_inputs(graph: ArchGraph, batch: int = 2, seed: int = 0) -> dict[str, Any]:
     """Inputs of the graph's types by argument name.
 
-    Whole numbers are 0 or 1, which any table has; a mask of several positions never hides all of
-    them. Numbers that become whole ones are from 0 to 2.
+    Whole numbers are 0 or 1, which any table has. A mask never hides all positions: attention that
+    may look at nothing is 0/0. Numbers that become whole ones are from 0 to 2.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
