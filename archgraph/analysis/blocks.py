@@ -10,7 +10,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft, describe, draft
 from archgraph.analysis.merging import Merging
-from archgraph.analysis.modules import Modules, Path, common, numbered, siblings, under, unique
+from archgraph.analysis.modules import (
+    Modules,
+    Path,
+    common,
+    numbered,
+    path_of,
+    siblings,
+    under,
+    unique,
+)
 from archgraph.analysis.stream import Piece, Stream
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.passes import specialise
@@ -23,6 +32,7 @@ class Drafts:
     Attributes:
         chains: Drafts of each tower and of the main stream, in topological order.
         ends: Drafts of further outputs; they come last.
+        cuts: Results on every path from the input to the output, in order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -35,6 +45,7 @@ class Drafts:
         self.chains = [self._chain(pieces) for pieces in (*self.stream.towers, self.stream.pieces)]
         flat = [d for chain in self.chains for d in chain]
         self.ends = _assign(self.modules, evaluated, flat)
+        self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
         for d in flat:
             describe(self.modules, d, self.node[self.exit(d)])
@@ -114,6 +125,7 @@ class Drafts:
     def _name(self, drafts: list[BlockDraft]) -> None:
         """Name blocks after modules, and say which module each is, or is a part of."""
         names = [self._own_name(d, "output" if i else "input") for i, d in enumerate(drafts)]
+        self._tell_apart(drafts, names)
         shared = {d.unit for d in drafts if d.unit and d.heads}
         for a, b in itertools.pairwise(drafts):  # a module that contains a list is not a block's
             if siblings(a.unit, b.unit):
@@ -122,6 +134,33 @@ class Drafts:
             d.name = name
             outer = (d.unit[:size] for size in range(1, len(d.unit)))
             d.unit = next((p for p in outer if p in shared), d.unit)
+
+    def _tell_apart(self, drafts: Sequence[BlockDraft], names: list[str]) -> None:
+        """Name blocks of one module after the modules further in that their work begins in."""
+        alike: dict[str, list[int]] = {}
+        for i, (d, name) in enumerate(zip(drafts, names, strict=True)):
+            if not d.given:
+                alike.setdefault(name, []).append(i)
+        for name, which in alike.items():
+            if len(which) == 1:
+                continue
+            module = path_of(name)
+            begins = [self._begin(drafts[i]) for i in which]
+            if not all(under(begin, module) for begin in begins):
+                continue
+            deeper = [
+                [".".join(begin[:size]) for begin in begins]
+                for size in range(len(module), max(map(len, begins)) + 1)
+            ]
+            best = max(deeper, key=lambda each: len(set(each)))  # the shortest of them
+            if not set(best).intersection(alike.keys() - {name}):
+                for i, longer in zip(which, best, strict=True):
+                    names[i] = longer
+
+    def _begin(self, draft: BlockDraft) -> Path:
+        """Module that a block's work begins in."""
+        heavy = (n for n in draft.stream if n in self.stream.heavy)
+        return next((self.modules.place(n) for n in heavy), ())
 
     def _own_name(self, draft: BlockDraft, default: str) -> str:
         """Name of a block by its module alone, which becomes its unit."""

@@ -51,6 +51,14 @@ class BlockDraft:
         """Its last piece that does work."""
         return self.heads[-1] if self.heads else None
 
+    def terms(self, graph: ArchGraph) -> tuple[str, ...]:
+        """What a dense region appends to the value that it passes on."""
+        last = self.last
+        if last is None or last.kind != "dense" or len(self.heads) > 1:
+            return ()
+        inside = {n for n in last.nodes if n != last.exit}
+        return tuple(n for n in listed(graph.node[last.exit]) if n in inside)
+
     @property
     def whole(self) -> bool:
         """Whether it is more than a single layer: what stages are made of."""
@@ -75,7 +83,7 @@ def draft(modules: Modules, heads: list[Piece], pieces: list[Piece], given: str 
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
         outer = modules.place(last.exit)
-        path = outer if outer and under(path, outer) else path
+        path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
     kind: BlockKind = next((candidate for candidate in order if candidate in kinds), "chain")
     return BlockDraft(heads, pieces, path_of(given.partition("~")[0]) or path, given, kind=kind)
@@ -96,6 +104,13 @@ def describe(modules: Modules, draft: BlockDraft, end: Node) -> None:
         wide = {i for p in parts if len(p) == len(whole) for i, s in enumerate(p) if s != whole[i]}
         shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
     draft.out = (draft.kind == "dense", end.dtype, shape)
+
+
+def listed(node: Node) -> tuple[str, ...]:
+    """Results that an operator takes as items of a list and not otherwise, each once, in order."""
+    items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
+    plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
+    return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))
 
 
 def _spine(stream: Stream, draft: BlockDraft) -> list[str]:

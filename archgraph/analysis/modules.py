@@ -129,6 +129,13 @@ class Modules:
         """Number of layers; one that is used several times counts once."""
         return len({self.weights(n) for n in names})
 
+    def lists(self, module: Path, path: Path) -> bool:
+        """Whether a module holds a list, one item of which a path is in, and others with work."""
+        return any(
+            numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
+            for k in range(len(module), len(path))
+        )
+
     def is_layer(self, name: str) -> bool:
         """Whether an operator is a layer or a norm."""
         return name in self.stream.heavy or row(self.graph.node[name].op).normalises

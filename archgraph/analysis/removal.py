@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.blocks import Drafts
-from archgraph.analysis.draft import BlockDraft
-from archgraph.graph.ir import ArchGraph, Node, Ref, refs, walk
+from archgraph.analysis.draft import BlockDraft, listed
+from archgraph.analysis.precision import Casts
+from archgraph.graph.ir import ArchGraph, refs
 from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 
 
 class Removal:
     """Which blocks of a graph may be left out, and why not."""
 
-    def __init__(self, graph: ArchGraph, drafts: Drafts) -> None:
+    def __init__(self, graph: ArchGraph, drafts: Drafts, casts: Casts) -> None:
         self.graph = graph
         self.drafts = drafts
+        self.casts = casts
         self._listed: dict[str, frozenset[str]] = {}
         self.streamed = {n for chain in drafts.chains for d in chain for n in d.stream}
         self.outputs = set(refs(graph.outputs))
@@ -28,18 +30,25 @@ class Removal:
             return f"makes the output %{end}"
         if not draft.stream or entry == end:
             return "holds nothing that could be left out"
-        members, terms = set(nodes), self._terms(draft)
+        members, terms = set(nodes), draft.terms(self.graph)
+        last = self.casts.ends(draft)
+        if terms and draft.last is last:  # what it passes on stays, however it is prepared
+            reason = self._kept_term(terms, members, last.entry, end)
+            ends, going = {last.entry, end}, set(last.nodes)
+        else:
+            reason = self._other(entry, end)
+            ends, going = {entry, end}, set(draft.stream)
         return (
             self._long_connection(draft, members, entry)
-            or (self._kept_term(terms, members, entry) if terms else self._other(entry, end))
-            or self._leak(draft, nodes, terms)
+            or reason
+            or self._leak(nodes, going - ends, end, terms)
         )
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
         """Why what a block takes from further up the stream stands in the way."""
-        near = members | {entry}
+        near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
-            used = {u for n in piece.nodes for u in self.graph.node[n].uses()}
+            used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
             if piece.joins and any(u in self.streamed and u not in near for u in used):
                 return f"ends a long connection in %{piece.exit}"
         return ""
@@ -56,11 +65,19 @@ class Removal:
                 return f"dimension {i} is {x} before it and {y} after it"
         return ""
 
-    def _leak(self, draft: BlockDraft, nodes: Sequence[str], terms: Mapping[str, str]) -> str:
-        """Why a result inside a block is needed outside of it, other than the block's own."""
-        graph, members, end = self.graph, set(nodes), self.drafts.exit(draft)
-        ends = (self.drafts.entry(draft), end)
-        leaking = {n for n in draft.stream if n not in ends and graph.node[n].op != "input"}
+    def _leak(
+        self, nodes: Sequence[str], going: Iterable[str], end: str, terms: Sequence[str]
+    ) -> str:
+        """Why a result that goes with a block is needed outside of it, other than the block's own.
+
+        Args:
+            nodes: The block's operators.
+            going: Those of the stream that go without the block, its last one aside.
+            end: Its last one.
+            terms: What it appends.
+        """
+        graph, members = self.graph, set(nodes)
+        leaking = {n for n in going if graph.node[n].op != "input"}
         for name in nodes:
             if name != end and any(u in leaking for u in graph.node[name].uses()):
                 leaking.add(name)
@@ -69,7 +86,7 @@ class Removal:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
             if name in terms:  # every later list that it is a term of drops it
-                outside = [u for u in outside if name not in self._lists(u, terms[name])]
+                outside = [u for u in outside if name not in self._lists(u, graph.node[end].op)]
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
         return ""
@@ -82,27 +99,16 @@ class Removal:
     def _free(self) -> frozenset[str]:
         return frozenset(a.name for a in axes(self.graph).free)
 
-    def _terms(self, draft: BlockDraft) -> dict[str, str]:
-        """What a dense block appends to the stream: operand and the operator that appends it."""
-        last = draft.last
-        if last is None or last.kind != "dense" or len(draft.heads) > 1:
-            return {}
-        end = self.graph.node[last.exit]
-        if last.exit != draft.pieces[-1].exit:
-            return {}
-        listed = self._lists(end.name, end.op)
-        return {n: end.op for n in last.nodes if n != last.exit and n in listed}
-
     def _lists(self, name: str, op: str) -> frozenset[str]:
         """What an operator of a kind joins as items of a list."""
         if name not in self._listed:
-            self._listed[name] = _listed(self.graph.node[name])
+            self._listed[name] = frozenset(listed(self.graph.node[name]))
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
-    def _kept_term(self, terms: Mapping[str, str], members: set[str], entry: str) -> str:
+    def _kept_term(self, terms: Sequence[str], members: set[str], passed: str, end: str) -> str:
         """Why the width that a dense block adds cannot be taken away; empty where it can."""
         solved = axes(self.graph)
-        stream = _axes_in(*solved.value[entry][0])
+        stream = _axes_in(*solved.value[passed][0])
         for name in terms:
             own = _axes_in(*solved.value[name][0])
             if not own:
@@ -115,16 +121,30 @@ class Removal:
                 for leaf in self._alone.get(axis, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"
+                for node in self._nothing_else.get(axis, ()):
+                    if node not in members or node == end:
+                        return f"appends {ref}, without which %{node} is empty"
         return ""
 
     @functools.cached_property
     def _alone(self) -> Mapping[str, list[str]]:
         """Leaves with a dimension that would be empty without an axis, by axis."""
-        reached: dict[str, list[str]] = {}
-        for leaf, dims in axes(self.graph).leaf.items():
-            for name in {n for d in dims for n in _only(d)}:
-                reached.setdefault(name, []).append(leaf)
-        return reached
+        return _needing(axes(self.graph).leaf)
+
+    @functools.cached_property
+    def _nothing_else(self) -> Mapping[str, list[str]]:
+        """Operators one of whose results would be empty without an axis, by axis."""
+        values = axes(self.graph).value
+        return _needing({n: [d for dims in results for d in dims] for n, results in values.items()})
+
+
+def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
+    """What has a dimension that would be empty without an axis, by axis."""
+    needing: dict[str, list[str]] = {}
+    for owner, dims in layouts.items():
+        for name in {n for d in dims for n in _only(d)}:
+            needing.setdefault(name, []).append(owner)
+    return needing
 
 
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
@@ -142,10 +162,3 @@ def _only(layout: Layout) -> set[str]:
             return {n for f in factors for n in _only(f)}
         case _:
             return set()
-
-
-def _listed(node: Node) -> frozenset[str]:
-    """Results that an operator uses only as items of a list."""
-    lists = {i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)}
-    plain = {i for _, v in node.args if not isinstance(v, tuple) for i in walk(v)}
-    return frozenset(i.name for i in lists - plain)

@@ -31,8 +31,9 @@ class Piece:
         exit: Cut node whose value it makes.
         kind: ``step`` (one operator), or a region: ``residual`` (ends by adding what the entry
             carries), ``dense`` (ends by appending to the entry), ``parallel`` (anything else).
-        shortcut: Operand of a residual's sum that carries the entry: the entry itself, or the end
-            of its projection.
+        shortcut: What a region passes on beside its body: the operand of a residual's sum that
+            carries the entry (the entry itself, or the end of its projection), or the entry that a
+            dense region appends to.
         heavy: Whether it works with weights.
         joins: Whether it also takes a value from further up the stream (a long connection).
         level: Cut node whose value it takes, where the stream between went to another resolution.
@@ -262,7 +263,7 @@ class Stream:
                 return "residual", work[0][2]
         lists = [v for _, v in end.args if isinstance(v, tuple)]
         if entry in self.preds[end.name] and any(isinstance(i, Ref) for v in lists for i in v):
-            return "dense", ""
+            return "dense", entry
         return "parallel", ""
 
 

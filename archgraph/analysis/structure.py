@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
+from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
 from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.errors import GraphError
@@ -36,16 +37,18 @@ class Block:
         nodes: Its operators in topological order; every operator of the graph is in one block.
         entry: Node whose value it consumes.
         exit: Node whose value it makes.
-        removable: Whether the entry's value can stand in for the exit's.
+        removable: Whether ``bypass`` can stand in for the exit's value.
         reason: Why not.
         kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (a further output).
         merge: Operator that ends its region; empty for a chain.
-        shortcut: Operand of a residual's sum that carries the entry: the entry itself or the end
-            of its projection.
+        shortcut: What its region passes on beside its body: the operand of a residual's sum that
+            carries the entry (the entry itself or the end of its projection), or the value that a
+            dense region appends to.
         sums: Every residual region in it, as its sum and the operand that carries what entered: a
             transformer layer has two.
         uses: How often the same layers run, one round after the other. Without the block all
             rounds go; each is a block of its own where the user's sections name it (``layer~2``).
+        terms: What a dense region appends: items of the list that ``merge`` joins.
     """
 
     name: str
@@ -60,6 +63,16 @@ class Block:
     shortcut: str = ""
     sums: tuple[tuple[str, str], ...] = ()
     uses: int = 1
+    terms: tuple[str, ...] = ()
+
+    @property
+    def bypass(self) -> str:
+        """Node whose value stands in for the exit's where the block is left out.
+
+        A dense block may prepare what it passes on (``x = relu(x); cat(x, f(x))``): the
+        preparation stays.
+        """
+        return self.shortcut if self.kind == "dense" and self.shortcut else self.entry
 
     def __str__(self) -> str:
         state = "removable" if self.removable else self.reason
@@ -217,21 +230,23 @@ def structure(graph: ArchGraph) -> Structure:
         head (head)
           2: chain, 1 operator; removable
     """
-    drafts = Drafts(graph)
+    casts = Casts(graph)
+    drafts = Drafts(casts.plain)
     built = [d for chain in drafts.chains for d in chain]
     for section, blocks in graph.sections:
         for name in blocks:
             if not any(d.given == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    judge = Removal(graph, drafts)
     groups = sorted(sections(drafts), key=lambda g: _begin(drafts, g))  # towers as they begin
+    casts.restore(drafts)
+    judge = Removal(graph, drafts, casts)
     names = unique(g.name for g in groups)
     return Structure(
         tuple(
             Section(name, tuple(_block(drafts, judge, d, name) for d in g.blocks), g.kind)
             for name, g in zip(names, groups, strict=True)
         ),
-        tuple(p.exit for p in drafts.stream.pieces),
+        drafts.cuts,
     )
 
 
@@ -246,6 +261,9 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
     entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
     reason = judge.obstacle(draft, nodes, entry, end)
     region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
+    shortcut = region.shortcut if region else ""
+    if region and judge.casts.of(shortcut) == judge.casts.of(region.entry):
+        shortcut = region.entry
     return Block(
         draft.name,
         section,
@@ -256,7 +274,8 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
         reason,
         draft.kind,
         region.exit if region else "",
-        region.shortcut if region else "",
+        shortcut,
         tuple((p.exit, p.shortcut) for p in draft.pieces if p.kind == "residual"),
         draft.uses,
+        draft.terms(drafts.graph),
     )

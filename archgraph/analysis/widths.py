@@ -12,7 +12,7 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import size_after
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Batch, Node, Ref, Value
+from archgraph.graph.ir import ArchGraph, Batch, Node, Value
 from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, leaves
 from archgraph.ops import schema
 from archgraph.ops.equations import StatedSizes
@@ -219,11 +219,7 @@ def _dropped(whole: ArchGraph, matched: set[str]) -> frozenset[str]:
     """Axes that go with dense blocks that are not matched: what these append."""
     dropped: set[str] = set()
     for block in structure(whole).blocks:
-        if block.name in matched or block.kind != "dense" or not block.merge:
-            continue
-        inside = set(block.nodes)
-        lists = (v for _, v in whole.node[block.merge].args if isinstance(v, tuple))
-        terms = [i.name for v in lists for i in v if isinstance(i, Ref) and i.name in inside]
-        layouts = (d for term in terms for d in axes(whole).value[term][0])
-        dropped |= {a.name for layout in layouts for a in axes_of(layout)}
+        if block.name not in matched:
+            layouts = (d for term in block.terms for d in axes(whole).value[term][0])
+            dropped |= {a.name for layout in layouts for a in axes_of(layout)}
     return frozenset(dropped)

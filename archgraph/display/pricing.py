@@ -12,7 +12,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.positions import Kept, node_after, param_after
 from archgraph.analysis.structure import Block
 from archgraph.display.facts import AxisFact, Saving
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, walk
 from archgraph.graph.passes import specialise
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.ops.equations import StatedSizes
@@ -107,26 +107,22 @@ class Pricing:
 
     def skipping(self, block: Block) -> Saving:
         """What leaving a block out saves, with all that only it needs."""
-        merge = self.graph.node.get(block.merge)
-        terms: list[str] = []
-        if block.kind == "dense" and merge is not None:
-            inside = set(block.nodes)
-            terms = [name for name in _listed(merge) if name in inside]
         # a dense block takes the width that it appends away from all that reads it
         none = np.zeros(0, dtype=np.int64)
         kept = {
             name: none
-            for term in terms
+            for term in block.terms
             for layout in self.solved.value[term][0]
             for name in self.names(layout)
         }
-        gone = self._trained.without(block.exit, block.entry, terms)
+        ends = block.exit, block.bypass, block.terms
+        gone = self._trained.without(*ends)
         leaves = self._trained.unused(gone)
         for module in {leaf.rpartition(".")[0] for leaf in leaves} & self._silent.keys():
             used = self._trained.leaves_under.get(module, frozenset())
             if used <= leaves:
                 leaves = leaves.union(self._silent[module])
-        return self.cutting(kept, self._evaluated.without(block.exit, block.entry, terms), leaves)
+        return self.cutting(kept, self._evaluated.without(*ends), leaves)
 
     def saving(self, parameters: int, macs: int) -> Saving:
         """A saving with its shares."""
@@ -223,9 +219,3 @@ def _layouts(sizes: StatedSizes) -> Iterator[Layout]:
             yield from _layouts(item)
     elif sizes is not None and not isinstance(sizes, int):
         yield sizes
-
-
-def _listed(node: Node) -> list[str]:
-    """Operands that an operator takes in lists."""
-    lists: Iterable[tuple[Value, ...]] = (v for _, v in node.args if isinstance(v, tuple))
-    return [i.name for v in lists for i in v if isinstance(i, Ref)]

@@ -123,6 +123,7 @@ class Operator:
         normalises: Divides by statistics of its input.
         pointwise: Position by position: belongs to the block that feeds it.
         merges: Joins branches by adding them: ends a residual region.
+        casts: Gives the numbers of its first argument in another type.
         attends: Arguments that are the query and the mask of attention, whose result is
             [..., heads, queries, width of a head].
         rates: Numbers that may differ between two networks of one form: they follow from training
@@ -155,6 +156,7 @@ class Operator:
     normalises: bool = False
     pointwise: bool = False
     merges: bool = False
+    casts: bool = False
     attends: tuple[str, str] | None = None
     rates: tuple[str, ...] = ()
     growth: Growth = UNKNOWN_GROWTH

@@ -13,7 +13,8 @@ from archgraph.analysis.positions import positions
 from archgraph.analysis.structure import structure
 from archgraph.analysis.widths import Pairs, Widths
 from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Leaf, walk
+from archgraph.graph.passes import specialise
 from archgraph.states import DimMap, Entry, Transfer, signature
 from archgraph.tables import Table, plural
 
@@ -65,16 +66,16 @@ class Alignment:
     def score(self) -> float:
         """Share of what is matched, 0 to 1: 2·m / (a + b).
 
-        ``a`` and ``b`` are the numbers of entries of the two states, ``m`` the number of pairs of
-        them; of operators where neither graph has a state. Widths do not count: a model and its
-        narrow sister have score 1.
+        ``a`` and ``b`` are the numbers of entries of the two states that evaluation reads (not
+        those that count steps), ``m`` the number of pairs of them; of operators where neither graph
+        has such entries. Widths do not count: a model and its narrow sister have score 1.
         """
-        if not self.client.state_names and not self.whole.state_names:
+        mine, theirs = _read(self.client), _read(self.whole)
+        if not mine and not theirs:
             total = len(self.client.nodes) + len(self.whole.nodes)
             return 2 * len(self.nodes) / max(total, 1)
-        state = set(self.client.state_names)
-        pairs = sum(name in state for name, _ in self.leaves)
-        return 2 * pairs / (len(state) + len(self.whole.state_names))
+        pairs = sum(a in mine and b in theirs for a, b in self.leaves)
+        return 2 * pairs / (len(mine) + len(theirs))
 
     @functools.cached_property
     def widths(self) -> Widths:
@@ -174,3 +175,11 @@ class Alignment:
         lines += [f"{a} = {b}" for a, b in self.blocks]
         lines += [f"{side} {', '.join(parts)}: {reason}" for side, parts, reason in self._reasons()]
         return "\n".join(lines)
+
+
+def _read(graph: ArchGraph) -> set[str]:
+    """Entries of a graph's state that evaluation reads."""
+    evaluated = specialise(graph, training=False)
+    leaves = {leaf for n in evaluated.nodes for leaf in n.leaves()}
+    leaves |= {i.name for i in walk(evaluated.outputs) if isinstance(i, Leaf)}
+    return leaves & set(graph.state_names)

@@ -69,7 +69,10 @@ class Counterparts:
         return name
 
     def pair_unused(self) -> None:
-        """Pair leaves that evaluation does not use (counters) by their modules, then by name."""
+        """Pair leaves that evaluation does not use (counters) by their modules.
+
+        Only where evaluation uses no leaf of a module does a name decide.
+        """
         client, whole = (side.graph for side in self.sides)
         modules = {
             a.rpartition(".")[0]: b.rpartition(".")[0]
@@ -77,12 +80,13 @@ class Counterparts:
             if client.param[a].role != "constant"
         }
         used = set(self.sides[0].forms.whole.leaves)
+        busy = {name.rpartition(".")[0] for name in used}
         unavailable = {*self.back, *self.sides[1].forms.whole.leaves}
         for param in client.params:
             if param.name in used or param.name in self.leaves or param.role == "constant":
                 continue
             prefix, _, last = param.name.rpartition(".")
-            names = [param.name]
+            names = [] if prefix in busy else [param.name]
             if prefix in modules:
                 names.insert(0, f"{modules[prefix]}.{last}" if modules[prefix] else last)
             for name in names:

@@ -33,7 +33,7 @@ def add_adapters(
         size: Width of the bottleneck.
         blocks: Names or patterns of residual blocks; all of them by default.
         allow_nothing: Accept a model without residual blocks: it stays as it is.
-        verify: Check that the function is the same (two forwards in float64).
+        verify: Check that the function is the same (three forwards in float64).
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.

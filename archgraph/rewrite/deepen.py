@@ -40,7 +40,7 @@ def deepen(
         graph: The architecture.
         depths: Number of blocks to reach, by section; a section that is not named stays.
         like: An architecture whose names the new blocks take, as in :func:`graft`.
-        verify: Run the law (two forwards in float64).
+        verify: Run the law (three forwards in float64).
 
     Raises:
         RewriteError: For a depth below the section's own, or a block that cannot be the identity,

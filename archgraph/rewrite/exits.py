@@ -30,7 +30,7 @@ def add_exits(
         graph: The architecture.
         heads: What each exit computes, by section or block: an architecture with one input and one
             output, or a number of classes for a mean over positions and a linear layer.
-        verify: Check that the main output is the same (two forwards in float64).
+        verify: Check that the main output is the same (three forwards in float64).
 
     Raises:
         GraphError: For a section or block that does not exist; names the nearest.

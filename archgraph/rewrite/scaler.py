@@ -25,7 +25,7 @@ def add_scaler(graph: ArchGraph, rate: float, *, verify: bool = False) -> Rewrit
     Args:
         graph: The client's architecture.
         rate: Its width rate in (0, 1]; 1 changes nothing.
-        verify: Check that evaluation is unchanged (two forwards in float64).
+        verify: Check that evaluation is unchanged (three forwards in float64).
 
     Raises:
         RewriteError: If the rate is outside (0, 1].

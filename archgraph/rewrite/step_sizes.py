@@ -39,7 +39,7 @@ def add_step_sizes(
         initial: Step size to start from, for all blocks or by block name (one where not named).
         learnable: Whether the step sizes are trained.
         allow_nothing: Accept a model without residual blocks: it stays as it is.
-        verify: Check that step sizes of one change nothing (two forwards in float64).
+        verify: Check that step sizes of one change nothing (three forwards in float64).
 
     Raises:
         GraphError: For a block that does not exist; names the nearest.

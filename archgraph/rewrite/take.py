@@ -36,7 +36,7 @@ def take(
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
         allow_nothing: Accept shares that change no size, because every axis is pinned or
             rounding gives it back whole.
-        verify: Run the law mask ≡ take on random weights (two forwards in float64).
+        verify: Run the law mask ≡ take on random weights (three forwards in float64).
 
     Raises:
         RewriteError: For an empty or impossible choice, or shares below 1 that change nothing.

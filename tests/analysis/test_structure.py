@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -737,3 +738,197 @@ def test_prints_readably():
         "stage1 (stage)",
         f"  stage1.0: residual, {size} operators; removable",
     ]
+
+
+# -- lists in lists -----------------------------------------------------------------------------
+
+
+class Trunk(nn.Module):
+    """Residual layers of a list, or of lists in a list, whose sums are its own."""
+
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def layers(depth: int) -> nn.ModuleList:
+            return nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+
+        self.nested = len(depths) > 1
+        self.layers = nn.ModuleList(map(layers, depths)) if self.nested else layers(depths[0])
+
+    def forward(self, x):
+        x = self.stem(x)
+        stages: Any = self.layers if self.nested else [self.layers]
+        for stage in stages:
+            for layer in stage:
+                x = x + torch.relu(layer(x))
+            x = torch.tanh(x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("depths", [(3,), (2, 3)])
+@pytest.mark.parametrize("outside", ["", "encoder.", "net.encoder."])
+def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):
+    model: nn.Module = Trunk(depths)
+    for name in outside.split(".")[-2::-1]:
+        model = nn.Sequential(OrderedDict({name: model}))
+    graph = graph_of(model, torch.zeros(2, 3))
+    names = (
+        [f"{outside}layers.{i}" for i in range(depths[0])]
+        if len(depths) == 1
+        else [f"{outside}layers.{k}.{i}" for k, depth in enumerate(depths) for i in range(depth)]
+    )
+    found = structure(graph)
+    assert [b.name for b in found.blocks] == [f"{outside}stem", *names, f"{outside}out"]
+    assert all(b.kind == "residual" and b.removable for b in found.blocks[1:-1])
+    alone = structure(graph_of(Trunk(depths), torch.zeros(2, 3)))
+    assert [len(s.blocks) for s in found.sections] == [len(s.blocks) for s in alone.sections]
+    left = ag.skip(graph, names[1], verify=True).graph
+    assert not any(p.name.startswith(f"{names[1]}.") for p in left.params)
+    again = parse(str(graph.replace(sections=(("mine", tuple(names)),))))
+    assert parts(again)["mine"] == names
+
+
+class Twice(nn.Module):
+    """One list whose layers run as two blocks each, in a module that adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.out = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+            x = x + torch.tanh(self.layers[0](x))
+        return self.out(x)
+
+
+class Beside(nn.Module):
+    """Each block is of two lists: its first layer of one, its second of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.relu(up(x)))
+        return self.out(x)
+
+
+@pytest.mark.parametrize("outside", ["", "m."])
+def test_blocks_of_several_lists_are_named_after_their_first_layers(outside):
+    model = nn.Sequential(OrderedDict(m=Beside())) if outside else Beside()
+    names = [b.name for b in structure(graph_of(model, torch.zeros(2, 8))).blocks]
+    assert names == [f"{outside}up.0", f"{outside}up.1", f"{outside}up.2", f"{outside}out"]
+
+
+def test_uses_of_one_layer_are_still_told_apart_by_number():
+    names = [b.name for b in structure(graph_of(Twice(), torch.zeros(2, 8))).blocks]
+    assert len({*names}) == len(names)
+    assert {n.partition("~")[0] for n in names} == {"layers.0", "layers.1", "out"}
+
+
+# -- precision ----------------------------------------------------------------------------------
+
+
+class RMSNorm(nn.Module):
+    """As Llama computes it: in float32, whatever comes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+        return self.weight * y.to(x.dtype)
+
+
+class Decoder(nn.Module):
+    """Norm, attention and sum in float32 where it says so, everything else as the weights are."""
+
+    def __init__(self, *, sums: bool = False) -> None:
+        super().__init__()
+        self.norm, self.q, self.out = RMSNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.norm2, self.up, self.down = RMSNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.sums = sums
+
+    def add(self, x, y):
+        return (x.float() + y.float()).to(x.dtype) if self.sums else x + y
+
+    def forward(self, x):
+        q, k, v = self.q(self.norm(x)).chunk(3, -1)
+        scores = torch.softmax(q @ k.transpose(1, 2), -1, dtype=torch.float32).type_as(q)
+        x = self.add(x, self.out(scores @ v))
+        return self.add(x, self.down(nn.functional.silu(self.up(self.norm2(x)))))
+
+
+class Language(nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(Decoder(**options) for _ in range(3))
+        self.norm, self.head = RMSNorm(8), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        x = (self.embed(ids).float() * 8**0.5).to(self.head.weight.dtype)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).float()
+
+
+class Chain(nn.Module):
+    """Activations in float32 between layers, and terms appended in it."""
+
+    def __init__(self, *, appends: bool) -> None:
+        super().__init__()
+        self.appends, sizes = appends, [8 + 4 * i * appends for i in range(4)]
+        self.layers = nn.ModuleList(nn.Linear(n, 4 if appends else 8) for n in sizes[:3])
+        self.out = nn.Linear(sizes[3], 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            y = nn.functional.gelu(layer(x).float())
+            x = torch.cat([x.float(), y], 1).to(x.dtype) if self.appends else y.to(x.dtype)
+        return self.out(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (Language, torch.zeros(2, 5, dtype=torch.int64)),
+        (lambda: Language(sums=True), torch.zeros(2, 5, dtype=torch.int64)),
+        (lambda: Chain(appends=False), torch.zeros(2, 8)),
+        (lambda: Chain(appends=True), torch.zeros(2, 8)),
+    ],
+    ids=["norms", "sums", "activations", "terms"],
+)
+def test_precision_moves_no_block(make, example):
+    def found(dtype):
+        x = example.to(dtype) if example.is_floating_point() else example
+        graph = ag.trace(make().to(dtype), x).graph
+        chain = structure(graph)
+        assert sorted(n for b in chain.blocks for n in b.nodes) == sorted(graph.node)
+        assert all(b.entry == a.exit for a, b in zip(chain.blocks, chain.blocks[1:], strict=False))
+        assert {b.exit for b in chain.blocks} <= set(chain.cuts)
+        owner = {n: i for i, b in enumerate(chain.blocks) for n in b.nodes}
+        assert all(owner[u] <= owner[n.name] for n in graph.nodes for u in n.uses())
+        for block in chain.blocks:
+            if block.removable:
+                ag.skip(graph, block.name, verify=True)
+        if any(b.sums for b in chain.blocks):
+            steps = ag.add_step_sizes(graph, verify=True).graph
+            assert len(steps.params) == len(graph.params) + 6
+            ag.add_adapters(graph, 2, verify=True)
+            ag.graft(graph, {"layers": 4}, verify=True)
+        return [
+            (s.name, s.kind, [(b.name, b.kind, b.removable, len(b.sums)) for b in s.blocks])
+            for s in chain.sections
+        ]
+
+    single = found(torch.float32)
+    assert sum(removable for *_, blocks in single for _, _, removable, _ in blocks) >= 2
+    assert found(torch.bfloat16) == found(torch.float16) == single

@@ -112,6 +112,7 @@ def test_prefixes_compose(net, first, second):
 def test_scaler_changes_training_only(net):
     graph, state = ag.trace(net, image())
     scaled = ag.add_scaler(graph, 0.5, verify=True)
+    assert len(scaled.graph.nodes) > len(graph.nodes)
     a, b = ag.build(graph, state).eval(), ag.build(scaled.graph, state).eval()
     torch.testing.assert_close(a(image()), b(image()), rtol=0, atol=0)
     assert state_of(b).keys() == state_of(a).keys()

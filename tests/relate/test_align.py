@@ -50,7 +50,7 @@ def test_without_a_common_form_there_is_a_reason() -> None:
     plain, normed = vgg(VGG[11]), vgg(VGG[11], WIDTHS, True)
     found = ag.align(plain, normed)
     assert [a for a, _ in found.blocks] == ["classifier.0", "classifier.3"]
-    assert found.score == pytest.approx(2 * 4 / (20 + 8 * 7 + 4))
+    assert found.score == pytest.approx(2 * 4 / (20 + 8 * 6 + 4))  # without counters
     reasons = {u.part: u.reason for u in found.unmatched if u.side == "client"}
     assert reasons["features.0"] == (
         "no block of the other graph has this form (conv2d > relu vs conv2d > batch_norm > relu)"
@@ -108,3 +108,48 @@ def test_reasons_name_what_is_there() -> None:
 
     found = ag.align(net(1), net(4))
     assert "default" not in str(found)
+
+
+class Counted(nn.Module):
+    """Norms of the same names in blocks of other forms, and counters of its own."""
+
+    def __init__(self, form: str, steps: int = 0) -> None:
+        super().__init__()
+        self.form, self.first, self.last = form, nn.Linear(3, 8), nn.Linear(8, 2)
+        self.bn0, self.bn1 = nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        for k in range(steps):
+            self.register_buffer(f"step{k}", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            for step in self.buffers(recurse=False):
+                step.add_(1)
+        x = self.first(x)
+        if self.form == "relu":
+            return self.last(self.bn1(self.bn0(x).relu()).relu())
+        return self.last(self.bn1(self.bn0(x * x).sin()) * x).exp()
+
+
+def test_counters_are_no_reason_to_belong_together() -> None:
+    a, b = (ag.trace(Counted(form), torch.randn(4, 3)).graph for form in ("relu", "exp"))
+    found = ag.align(a, b)
+    assert not any("bn" in name for pair in found.leaves for name in pair)
+    alone = ag.align(a, a)
+    assert ("bn0.num_batches_tracked",) * 2 in alone.leaves and alone.score == 1
+
+
+@pytest.mark.parametrize("steps", [(0, 4), (4, 0), (4, 4), (4, 2)])
+def test_counters_do_not_move_the_score(steps) -> None:
+    graphs = [ag.trace(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]
+    found = ag.align(*graphs)
+    assert found.score == 1
+    assert sum("step" in name for name, _ in found.leaves) == min(steps)
+
+
+def test_nothing_in_common_is_zero() -> None:
+    def net(*layers: nn.Module) -> ArchGraph:
+        return ag.trace(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
+
+    a = net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2))
+    b = net(nn.Conv2d(3, 4, 5), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2))
+    assert ag.align(a, b).score == 0

@@ -114,6 +114,104 @@ def test_skipping_a_dense_layer_takes_its_width_from_all_that_reads_it():
     assert {p.name: p.shape for p in everything.graph.params}["squeeze.weight"] == (8, 8, 1, 1)
 
 
+class Appending(nn.Module):
+    """A dense block that prepares what it passes on."""
+
+    def __init__(self, prepare, terms=(4,), join=lambda x, ys: [x, *ys], width=8) -> None:
+        super().__init__()
+        self.prepare, self.join = prepare, join
+        self.terms = nn.ModuleList(nn.Linear(width, size) for size in terms)
+
+    def forward(self, x, gone=False):
+        x = self.prepare(x)
+        ys = [f(x) for f in self.terms]
+        return torch.cat(self.join(x, [0 * y for y in ys] if gone else ys), 1)
+
+
+class Pooled(nn.Module):
+    def forward(self, x):
+        return nn.functional.avg_pool1d(x[:, None], 2)[:, 0]
+
+
+class Sliced(nn.Module):
+    def forward(self, x):
+        return x[:, 2:6]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: Appending(nn.ReLU()),
+        lambda: Appending(nn.ReLU(), join=lambda x, ys: [*ys, x]),
+        lambda: Appending(nn.ReLU(), (4, 2), join=lambda x, ys: [ys[0], x, ys[1]]),
+        lambda: Appending(nn.ReLU(), join=lambda x, ys: [x, *ys, x]),
+        lambda: Appending(nn.Identity(), join=lambda x, ys: [x, x, *ys]),
+        lambda: Appending(nn.BatchNorm1d(8)),
+        lambda: Appending(nn.Sequential(nn.LayerNorm(8), nn.GELU()), (4, 4)),
+        lambda: Appending(nn.Sequential(nn.Linear(8, 6), nn.ReLU()), width=6),
+        lambda: Appending(Pooled(), width=4),
+        lambda: Appending(Sliced(), width=4),
+        lambda: nn.Sequential(Appending(nn.ReLU()), Appending(nn.ReLU(), (3,), width=12)),
+    ],
+)
+def test_a_dense_block_keeps_what_it_passes_on(block):
+    """The last block of the network goes; what it appended is as if it were zero."""
+
+    made = block()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.i, self.a = nn.Linear(3, 8), made
+            self.o = nn.Linear(self.a(torch.zeros(2, 8)).shape[1], 2)
+
+        def forward(self, x):
+            return self.o(self.a(self.i(x)))
+
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(5, 3)
+    graph, state = ag.trace(model, x)
+    name = [b.name for b in structure(graph).blocks if b.kind == "dense"][-1]
+    less = ag.skip(graph, name, verify=True)
+    *before, last = made if isinstance(made, nn.Sequential) else [made]
+    assert isinstance(last, Appending)
+    expected = model.o(last(nn.Sequential(model.i, *before)(x), gone=True))
+    net = ag.build(less.graph, less.transfer.pull(state)).eval()
+    torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-6)  # float32
+    appended = sum(len(f.bias) for f in last.terms.children() if isinstance(f, nn.Linear))
+    assert less.graph.param["o.weight"].shape == (2, model.o.in_features - appended)
+    assert infer(less.graph) == less.graph
+
+
+class Halves(nn.Module):
+    """What a dense block appends, alone again: nothing is left of it without the block."""
+
+    def __init__(self, after) -> None:
+        super().__init__()
+        self.i, self.f, self.o = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 2)
+        self.after = after
+
+    def forward(self, x):
+        x = self.i(x)
+        y = torch.cat([x, self.f(x)], 1)
+        a, b = y.split([8, 4], 1)
+        return self.after(self.o(a), b)
+
+
+def test_a_term_that_something_reads_alone_stays():
+    graph = graph_of(Halves(lambda a, b: a + b.mean(1, keepdim=True)), torch.zeros(2, 3))
+    with pytest.raises(RewriteError, match=r"appends f\.out\[4\], without which %\w+ is empty"):
+        ag.skip(graph, "f")
+
+
+def test_a_term_that_a_norm_behind_spans_is_left_out():
+    model = nn.Sequential(nn.Linear(3, 8), Appending(nn.ReLU()), nn.LayerNorm(12), nn.Linear(12, 2))
+    graph, state = ag.trace(model, torch.zeros(2, 3))
+    less = ag.skip(graph, "1.*", verify=True)  # a norm over fewer: it runs, no mask equals it
+    assert less.graph.param["2.weight"].shape == (8,)
+    ag.build(less.graph, less.transfer.pull(state))(torch.zeros(2, 3))
+
+
 def test_counters_and_training_branches_go_along():
     graph = graph_of(residual(), train=True)
     small = ag.skip(graph, "stage2.1").graph

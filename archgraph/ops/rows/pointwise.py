@@ -113,11 +113,14 @@ ROWS: Rows = {
     # -- copies and casts
     "detach": replace(_copy, growth=_COPY),
     **alike(("clone", "contiguous"), replace(_copy, growth=_SAME, unchanged=spelling.always)),
-    **alike(("type_as", "alias"), replace(_copy, unchanged=spelling.always)),
+    "alias": replace(_copy, unchanged=spelling.always),
+    "type_as": replace(_copy, unchanged=spelling.always, casts=True),
     **alike(("lift_fresh", "lift_fresh_copy"), Operator(unchanged=spelling.always)),
     **alike(
         ("to", "_to_copy"),
-        replace(_curve, growth=_SAME, unchanged=spelling.always, spelling=spelling.cast),
+        replace(
+            _curve, growth=_SAME, unchanged=spelling.always, spelling=spelling.cast, casts=True
+        ),
     ),
     "copy": Operator(rules.overwrite, zeros.second, spelling=spelling.copy),
     # -- dropout and noise

@@ -1,0 +1,159 @@
+"""Casts between floating types: blocks are found without them, then get them back.
+
+A model in bfloat16 computes its norms and softmaxes in float32 and casts before and after. In
+float32 the same casts do nothing and are not in the graph. Its blocks and sections are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from archgraph.analysis.blocks import Drafts
+from archgraph.analysis.draft import BlockDraft
+from archgraph.analysis.stream import Piece
+from archgraph.graph.ir import ArchGraph, Leaf, Param, Ref, TensorType, Value
+from archgraph.ops.schema import torch_dtype
+from archgraph.ops.table import row
+
+
+class Casts:
+    """The casts of a graph between floating types.
+
+    Attributes:
+        graph: The graph.
+        source: What each cast converts, by its name: a result or a leaf, through other casts.
+        plain: The graph without casts and all in float32; the graph itself where it has none.
+    """
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.source: dict[str, Ref | Leaf] = {}
+        for node in graph.nodes:
+            value = node.arg("self")
+            if row(node.op).casts and isinstance(value, (Ref, Leaf)) and _floating(node.type):
+                origin = self._origin(value)
+                if _floating(_type(graph, value)) and isinstance(origin, (Ref, Leaf)):
+                    self.source[node.name] = origin
+        self.plain = self._plain() if self.source else graph
+
+    def _origin(self, value: Value) -> Value:
+        return self.source.get(value.name, value) if isinstance(value, Ref) else value
+
+    def of(self, name: str) -> str:
+        """Operator whose result a cast converts; the operator itself if it is not a cast."""
+        return self.source[name].name if name in self.source else name
+
+    def _plain(self) -> ArchGraph:
+        graph = self.graph.mapped(self._origin)
+        nodes = (n for n in graph.nodes if n.name not in self.source)
+
+        def param(param: Param) -> Param:
+            return dataclasses.replace(param, type=_single(param.type), value=None)
+
+        return graph.replace(
+            params=tuple(map(param, graph.params)),
+            nodes=tuple(
+                dataclasses.replace(
+                    n,
+                    type=tuple(map(_single, n.type))
+                    if isinstance(n.type, tuple)
+                    else _single(n.type),
+                )
+                for n in nodes
+            ),
+        )
+
+    def restore(self, drafts: Drafts) -> None:
+        """Put the casts into blocks that were found without them.
+
+        1. A block whose result has another type than its entry (the first one: than its weights),
+           and whose result is only cast back to that type, ends with these casts.
+        2. A cast inside a region is part of it; any other one is beside the stream, in the first
+           block that it serves, or else in that of what it converts.
+        3. Names follow: what a block takes is what the block before it now makes.
+        """
+        if not self.source:
+            return
+        flat = [d for chain in drafts.chains for d in chain] + drafts.ends
+        ended: dict[str, str] = {}  # the result of a block: the cast that ends it
+        owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
+        for chain in drafts.chains:  # 1
+            for d in chain:
+                entry, end = drafts.entry(d), drafts.exit(d)
+                dtype = self.graph.node[ended.get(entry, entry)].dtype
+                if d is chain[0]:
+                    leaves = (leaf for n in d.stream for leaf in self.graph.node[n].leaves())
+                    types = (self.graph.param[leaf].type for leaf in leaves)
+                    dtype = next((t.dtype for t in types if _floating(t)), dtype)
+                run = self._back(end, dtype)
+                if run:
+                    d.pieces.append(Piece(tuple(run), end, run[-1]))
+                    ended[end] = run[-1]
+                    owner |= dict.fromkeys(run, flat.index(d))
+        inner: dict[str, list[str]] = {}  # by what they convert
+        for node in reversed(self.graph.nodes):  # 2
+            if node.name in owner:
+                continue
+            users = [owner[u] for u in self.graph.users[node.name] if u in owner]
+            origin = self.of(node.name)
+            owner[node.name] = min(users, default=owner.get(origin, 0))
+            d = flat[owner[node.name]]
+            if any(origin in p.nodes and origin != p.exit for p in d.pieces):
+                inner.setdefault(origin, []).append(node.name)
+            else:
+                d.extra.append(node.name)
+        drafts.graph, drafts.node = self.graph, self.graph.node
+        drafts.order = {n.name: i for i, n in enumerate(self.graph.nodes)}
+        changed: dict[Piece, Piece] = {}
+        for d in flat:  # 3
+            changed |= {p: self._piece(p, ended, inner, drafts) for p in d.pieces}
+            d.heads = [changed[p] for p in d.heads]
+            d.pieces = [changed[p] for p in d.pieces]
+        drafts.cuts = tuple(
+            n for e in drafts.cuts for n in (e, *((ended[e],) if e in ended else ()))
+        )
+
+    def _back(self, end: str, dtype: str) -> list[str]:
+        """The casts through which alone a result is used, up to the one of a type."""
+        run: list[str] = []
+        name = end
+        while self.graph.node[name].dtype != dtype:
+            users = self.graph.users[name]
+            if len(users) != 1 or users[0] not in self.source or name in self.graph.output_refs():
+                return []
+            name = users[0]
+            run.append(name)
+        return run
+
+    def _piece(
+        self, piece: Piece, ended: dict[str, str], inner: dict[str, list[str]], drafts: Drafts
+    ) -> Piece:
+        nodes = [*piece.nodes]
+        for name in piece.nodes:
+            nodes += inner.get(name, ()) if name != piece.exit else ()
+        shortcut = piece.shortcut
+        if piece.kind == "residual":
+            used = self.graph.node[piece.exit].uses()
+            shortcut = next((u for u in used if self.of(u) == shortcut), shortcut)
+        return dataclasses.replace(
+            piece,
+            nodes=tuple(sorted(nodes, key=drafts.order.__getitem__)),
+            entry=ended.get(piece.entry, piece.entry),
+            shortcut=ended.get(shortcut, shortcut),
+        )
+
+    def ends(self, draft: BlockDraft) -> Piece:
+        """The last piece of a block, the casts that end it aside."""
+        return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
+
+
+def _type(graph: ArchGraph, value: Ref | Leaf) -> TensorType | tuple[TensorType, ...]:
+    return graph.node[value.name].type if isinstance(value, Ref) else graph.param[value.name].type
+
+
+def _floating(type_: TensorType | tuple[TensorType, ...]) -> bool:
+    return isinstance(type_, TensorType) and torch_dtype(type_.dtype).is_floating_point
+
+
+def _single(type_: TensorType) -> TensorType:
+    return dataclasses.replace(type_, dtype="float32") if _floating(type_) else type_
