@@ -37,6 +37,37 @@ def grow(inputs: Any) -> Any:
     return pytree.tree_map(grow, inputs)
 
 
+def redrawn(inputs: Any) -> Any:
+    """Other numbers of the same kind for what is floating; ids, masks and indices stay.
+
+    A mask has at most two values, or values that are not finite. Whole numbers move along the
+    batch, so that those of a column stay among its own.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def redraw(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+            return x
+        values = x.detach().double().cpu()
+        low, high = float(values.min()), float(values.max())
+        different = low != high
+        mask = different and bool((values.eq(low) | values.eq(high)).all())
+        if mask or not values.isfinite().all():
+            return x
+        if different and torch.equal(values, values.round()):
+            return x.detach().roll(1, 0)
+        if low >= 0 and high > 0:
+            drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype) * high
+        else:
+            drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+            drawn.flatten()[::8] *= 30  # outliers show what clips
+            if different:
+                drawn = drawn * values.std() + values.mean()
+        return drawn.to(x.device, x.dtype)
+
+    return pytree.tree_map(redraw, inputs)
+
+
 def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
     """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
     signature = inspect.signature(model.forward)

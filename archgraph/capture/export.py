@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,8 @@ from archgraph.capture.examples import (
     tensors,
 )
 from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
-from archgraph.capture.held import Held
-from archgraph.capture.places import place
-from archgraph.capture.prints import is_own
-from archgraph.capture.restored import assigning
+from archgraph.capture.places import is_own, place
+from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import neutral, quiet, spelt_forward, watched
 from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
@@ -40,15 +38,25 @@ class Captured:
     kwargs: dict[str, Any]
     fixed: str  # why the batch has the example's size; empty where it is free
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
-    changed: Mapping[str, str]  # what forward assigns, each with the place of the code
-    kept: Held  # where it can keep something, and the names that its code uses
+    asks_autocast: bool  # whether the user's code asks for autocast
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensors that the program computes from some inputs, in order."""
-        program = self.program
-        results = program.graph_module(*program._graph_module_flat_inputs(args, kwargs))
-        kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
-        return [r for r, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
+    def larger(self, inputs: ExampleInputs) -> ExampleInputs:
+        """Inputs like the example's with one more in the batch, where its size is open."""
+        spec = self.program.call_spec.in_spec
+        if self.batch is None or spec is None:
+            return inputs
+        flags = iter(_symbols(self.program))
+        values = pytree.tree_leaves((self.args, self.kwargs))
+        leaves = [next(flags) if isinstance(v, torch.Tensor) else "" for v in values]
+        if len(leaves) != spec.num_leaves:
+            return inputs
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+
+        def grow(path: Any, x: Any) -> Any:
+            return torch.cat([x, x[-1:]]) if free.get(pytree.keystr(path)) == self.batch else x
+
+        free = {pytree.keystr(k): v for k, v in pytree.tree_leaves_with_path((args, kwargs))}
+        return pytree.tree_map_with_path(grow, inputs)
 
 
 def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
@@ -74,9 +82,9 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
-        changed: dict[str, str] = {}
+        asked_of: set[str] = set()
         try:
-            program, kept = _export(model, inputs, shapes(model, inputs, dim), noted, changed)
+            program = _export(model, inputs, shapes(model, inputs, dim), noted, asked_of)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -85,7 +93,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program, kept = _export(model, inputs, shapes(model, inputs, dims), noted, changed)
+                program = _export(model, inputs, shapes(model, inputs, dims), noted, asked_of)
                 main = next(filter(None, _symbols(program)), None)
         except Exception as error:  # export raises whatever the user's forward raises
             first = first or error
@@ -101,7 +109,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             why = f"forward goes by {asked}" if asked or first is None else first_line(first)
             fixed = f"the batch size is fixed at that of the example: {why}"
             noted.insert(0, fixed)
-        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), changed, kept)
+        return Captured(program, main, inputs[0], inputs[1], fixed, tuple(noted), bool(asked_of))
     assert first is not None
     raise explained(model, first) from first
 
@@ -167,21 +175,20 @@ def _export(
     inputs: ExampleInputs,
     shapes: Any,
     notes: list[Note],
-    changed: dict[str, str],
-) -> tuple[torch.export.ExportedProgram, Held]:
-    def once() -> tuple[torch.export.ExportedProgram, Held]:
+    asked: set[str],
+) -> torch.export.ExportedProgram:
+    def once() -> torch.export.ExportedProgram:
         where = place(type(model).forward)
         with (
             quiet(),
             short_ways(),
-            assigning(model, changed, notes) as kept,
+            restored(model),
             _known(model),
-            watched(notes, where),
+            watched(notes, asked, where),
         ):
-            program = torch.export.export(
+            return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
-            return program, kept
 
     try:
         with spelt_forward(model, inputs[1]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -26,17 +27,17 @@ def users_line(stack: str | None) -> tuple[str, int] | None:
     return own[-1] if own else None
 
 
-def running() -> str:
-    """Innermost line of the user's own code that is running now."""
-    stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
-    return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
-
-
 def is_users(file: str) -> bool:
     """Whether a source file is part of neither torch, Python nor the capture itself."""
     if file.startswith((_TORCH, _CAPTURE, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is the user's: part of neither torch, Python nor NumPy."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
+    return is_users(file) and not kind.__module__.startswith("numpy")
 
 
 def place(function: Any) -> str:

@@ -23,12 +23,11 @@ import torch
 from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
 from archgraph.capture.examples import on_device_of
-from archgraph.capture.export import export
+from archgraph.capture.export import Captured, export
 from archgraph.capture.failures import UnknownType
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
-from archgraph.capture.later import assignments
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import named
@@ -36,6 +35,7 @@ from archgraph.capture.spell import OneMode, spell
 from archgraph.capture.surroundings import uncollected
 from archgraph.capture.tape import Note, dtype_name
 from archgraph.capture.unseen import extra_state, other_classes, other_state, shared
+from archgraph.capture.verify import verify as verified
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -86,6 +86,7 @@ def trace(
     *args: Any,
     train: bool = True,
     strict: bool = True,
+    verify: bool = True,
     name: str = "",
     **kwargs: Any,
 ) -> Traced:
@@ -98,9 +99,12 @@ def trace(
             forward that treats a batch of one otherwise is captured as it is for larger ones.)
         train: Capture train mode too (dropout, batch statistics, auxiliary outputs); without it
             the flags of norms and dropouts follow ``.train()`` and nothing else does.
-        strict: Refuse what would make gradients, training steps or later calls differ from the
-            model's (hooks on gradients, memory that two leaves share, attributes that forward
-            changes); without it each is a note, and a warning.
+        strict: Refuse what would make results, gradients or training steps differ from the
+            model's (hooks on gradients, memory that two leaves share, attributes that the next
+            call reads); without it each is a note, and a warning.
+        verify: Run the model beside the built module: twice in eval mode, twice in training with
+            backward. Results, gradients and buffers must be equal. Left out, with a note, where
+            the model has no memory or there is not enough for it.
         name: Label of the graph; default: the class name.
         **kwargs: Example inputs by name.
 
@@ -117,7 +121,7 @@ def trace(
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
     with uncollected(), _explaining_tuples(args):
-        way = _Way(train, name or type(model).__name__)
+        way = _Way(train, name or type(model).__name__, strict, verify)
         traced, notes = _traced_uncached(model, args, kwargs, way)
     return _noted(traced, (*unlike, *_said(notes, strict)))
 
@@ -125,7 +129,7 @@ def trace(
 def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: str) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
-    Its code is known to compute the same at every call, so no call has to show that.
+    Its code is known, so no call has to show that the built module computes the same.
 
     Args:
         model: The module.
@@ -152,6 +156,8 @@ class _Way:
 
     train: bool
     name: str
+    strict: bool = True
+    verify: bool = False
     own: bool = False
 
 
@@ -231,7 +237,7 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
     args, kwargs = on_device_of(model, (args, kwargs))
     try:
         model.eval()
-        draft = _one_mode(model, args, kwargs, leaves, own=way.own)
+        draft, captured = _one_mode(model, args, kwargs, leaves, own=way.own)
         if way.train:
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves)
@@ -242,7 +248,8 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
             module.training = mode
     tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     graph, lost = _graph(draft, tensors, leaves, way.name)
-    notes = [*draft.notes, *_unread_statistics(draft, graph)]
+    unread = _unread_statistics(draft, graph)
+    notes = [*draft.notes, *unread.values()]
     if any(t.is_meta for t in tensors.values()):
         text = "the model is on the meta device: its state has shapes and no values"
         unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
@@ -251,7 +258,11 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
     if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
         graph = own.replace()  # the same architecture: keep its module scopes and sections
     check(graph)
-    return Traced(graph, leaves.state(model)), notes
+    traced = Traced(graph, leaves.state(model))
+    if way.verify and not (way.strict and any(isinstance(n, TraceError) for n in notes)):
+        train = way.train and not any(isinstance(n, TraceError) for n in notes)
+        notes += verified(model, traced.graph, traced.state, captured, train=train, unread=unread)
+    return traced, notes
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -285,7 +296,7 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
 
 def _one_mode(
     model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves, *, own: bool = False
-) -> OneMode:
+) -> tuple[OneMode, Captured]:
     """The canonical capture of a model in the mode that it is in."""
     captured = export(model, args, kwargs)
     tape = inline(captured.program, captured.batch, leaves.owner)
@@ -294,10 +305,8 @@ def _one_mode(
     spelt = spell(unstack(functional(cast(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike = [*shared(model, constants, spelt.updates)]
-    assigned = [] if own else assignments(model, captured)
-    return named(
-        model, captured, dataclasses.replace(spelt, notes=(*spelt.notes, *unlike, *assigned))
-    )
+    spelt = dataclasses.replace(spelt, notes=(*spelt.notes, *unlike))
+    return named(model, captured, spelt), captured
 
 
 def _both_modes(
@@ -305,7 +314,7 @@ def _both_modes(
 ) -> OneMode:
     """A capture that is right in train mode too; where there is none, eval mode stands in."""
     try:
-        trained = _one_mode(model, args, kwargs, leaves)
+        trained, _ = _one_mode(model, args, kwargs, leaves)
         same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)
@@ -333,18 +342,20 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
             )
 
 
-def _unread_statistics(draft: OneMode, graph: ArchGraph) -> Iterator[Note]:
-    """Norms that only count: no output depends on them, so the graph has no node of theirs."""
+def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
+    """Norms that only count, with a note each: no output depends on them, so the graph has none."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
+    notes = {}
     for node in draft.nodes:
         counted = [node.arg(name) for name in table.row(node.op).statistics]
         names = [leaf.name for leaf in counted if isinstance(leaf, Leaf)]
         if names and alive.isdisjoint(names):
             where = f"{node.scope}: " if node.scope else ""
-            yield (
+            notes[names[0].rpartition(".")[0]] = (
                 f"{where}no output depends on this norm: {' and '.join(names)} move in the model's "
                 "train mode and stay as they are in the graph"
             )
+    return notes
 
 
 def _bare(graph: ArchGraph) -> ArchGraph:
