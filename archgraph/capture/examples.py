@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -105,6 +106,31 @@ def register_dataclasses(inputs: Any) -> None:
             if type(value) not in pytree.SUPPORTED_NODES:
                 torch.export.register_dataclass(type(value))
                 register_dataclasses(value)
+
+
+@contextlib.contextmanager
+def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Where a model has parameters without memory, its buffers have none either, for a while.
+
+    All of a model is on one device then. Gives the values of those buffers that have some.
+    """
+    values: dict[str, torch.Tensor] = {}
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        yield values
+        return
+    before = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    for path, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                values[f"{path}.{key}" if path else key] = buffer
+    moved = {id(buffer): buffer.to("meta") for buffer in values.values()}
+    try:
+        for table, buffers in before:
+            table.update({key: moved.get(id(b), b) for key, b in buffers.items()})
+        yield values
+    finally:
+        for table, buffers in before:
+            table.update(buffers)
 
 
 def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 
 from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
-from archgraph.capture.examples import on_device_of
+from archgraph.capture.examples import buffers_on_meta, on_device_of
 from archgraph.capture.export import Captured, export
 from archgraph.capture.failures import UnknownType
 from archgraph.capture.fold import fold
@@ -196,11 +196,16 @@ class Leaves:
 
     @staticmethod
     def of(model: torch.nn.Module) -> Leaves:
-        """The leaves of a model; keys of one tensor are one leaf."""
+        """The leaves of a model; keys of one tensor are one leaf.
+
+        A buffer outside of the state is one, too, where it has no values that a graph could hold.
+        """
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        tensors = parameters | buffers
         keys: dict[int, list[str]] = {}
-        for key in model.state_dict(keep_vars=True):
+        unknown = (name for name, buffer in buffers.items() if buffer.is_meta)
+        for key in dict.fromkeys((*model.state_dict(keep_vars=True), *unknown)):
             if key in tensors:
                 keys.setdefault(id(tensors[key]), []).append(key)
         params = []
@@ -213,7 +218,7 @@ class Leaves:
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """What a model's leaves hold now, copies."""
-        tensors = model.state_dict()
+        tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
 
@@ -232,37 +237,56 @@ def _traced_uncached(
 
 
 def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[Traced, list[Note]]:
-    modes = {m: m.training for m in model.modules()}
     leaves = Leaves.of(model)
-    args, kwargs = on_device_of(model, (args, kwargs))
+    with buffers_on_meta(model) as values:
+        args, kwargs = on_device_of(model, (args, kwargs))
+        draft, captured = _drafted(model, args, kwargs, leaves, values, way)
+        tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+        tensors = dict(model.named_buffers(remove_duplicate=False)) | tensors
+        graph, lost = _graph(draft, tensors | values, leaves, way.name)
+        unread = _unread_statistics(draft, graph)
+        notes = [*draft.notes, *unread.values()]
+        without_memory = any(t.is_meta for t in tensors.values())
+        if without_memory:
+            text = (
+                "the model is on the meta device: its state has no values, and nothing verified it"
+            )
+            unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
+            notes.append(text + unknown)
+        own = getattr(model, "arch", None)
+        if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
+            graph = own.replace()  # the same architecture: keep its module scopes and sections
+        check(graph)
+        traced = Traced(graph, leaves.state(model))
+    unlike = any(isinstance(note, TraceError) for note in notes)
+    if way.verify and not without_memory and not (way.strict and unlike):
+        train = way.train and not unlike
+        notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
+    return traced, notes
+
+
+def _drafted(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
+    way: _Way,
+) -> tuple[OneMode, Captured]:
+    """A capture in both modes as one, and that of evaluation; the model's modes stay."""
+    modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
-        draft, captured = _one_mode(model, args, kwargs, leaves, own=way.own)
+        draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
         if way.train:
             model.train()
-            draft = _both_modes(draft, model, args, kwargs, leaves)
+            draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:
             draft = live_flags(draft, leaves.params)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    graph, lost = _graph(draft, tensors, leaves, way.name)
-    unread = _unread_statistics(draft, graph)
-    notes = [*draft.notes, *unread.values()]
-    if any(t.is_meta for t in tensors.values()):
-        text = "the model is on the meta device: its state has shapes and no values"
-        unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
-        notes.append(text + unknown)
-    own = getattr(model, "arch", None)
-    if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
-        graph = own.replace()  # the same architecture: keep its module scopes and sections
-    check(graph)
-    traced = Traced(graph, leaves.state(model))
-    if way.verify and not (way.strict and any(isinstance(n, TraceError) for n in notes)):
-        train = way.train and not any(isinstance(n, TraceError) for n in notes)
-        notes += verified(model, traced.graph, traced.state, captured, train=train, unread=unread)
-    return traced, notes
+    return draft, captured
 
 
 def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -295,10 +319,21 @@ def _ready(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def _one_mode(
-    model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves, *, own: bool = False
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
+    *,
+    own: bool = False,
 ) -> tuple[OneMode, Captured]:
-    """The canonical capture of a model in the mode that it is in."""
+    """The canonical capture of a model in the mode that it is in.
+
+    ``values`` are those of buffers that are on the meta device for the capture.
+    """
     captured = export(model, args, kwargs)
+    stored = captured.program.constants
+    stored.update({name: values[name] for name in stored.keys() & values.keys()})
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
     folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
@@ -310,11 +345,16 @@ def _one_mode(
 
 
 def _both_modes(
-    evaluated: OneMode, model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves
+    evaluated: OneMode,
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
 ) -> OneMode:
     """A capture that is right in train mode too; where there is none, eval mode stands in."""
     try:
-        trained, _ = _one_mode(model, args, kwargs, leaves)
+        trained, _ = _one_mode(model, args, kwargs, leaves, values)
         same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)

@@ -121,14 +121,14 @@ def verify(
     Returns:
         Errors for what differs, notes for what could not be compared.
     """
-    reason = _too_large(model, state)
+    reason = _too_large(state)
     if reason:
         return [f"not verified: {reason}"]
     with restored(model) as changed, _plainly(), quiet():
         built = build(graph, state)
         work = _Verification(model, built, changed, unread)
         inputs = captured.args, captured.kwargs
-        other = captured.larger(redrawn(inputs))
+        other = redrawn(captured.larger(inputs))
         for training in (False, True) if train else (False,):
             work.compare(_Call(inputs, training, backward=training), None)
             cast = captured.asks_autocast and not training
@@ -137,17 +137,14 @@ def verify(
         return work.notes
 
 
-def _too_large(model: torch.nn.Module, state: State) -> str:
-    """Why a model cannot be run: it has no memory, or there is not enough of it."""
-    tensors = [*state.values(), *model.parameters(), *model.buffers()]
-    if any(tensor.is_meta for tensor in tensors):
-        return "the model is on the meta device"
+def _too_large(state: State) -> str:
+    """Why there is not enough memory to run a model beside the built module; empty if there is."""
     needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
-    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if needed <= free:
         return ""
-    return f"it takes {needed / 2**30:.1f} GiB beside the model, and {free / 2**30:.1f} are free"
+    return f"that takes {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
 
 
 def _free_memory() -> float:
