@@ -28,6 +28,7 @@ from archgraph.capture.failures import UnknownType
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
+from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import named
@@ -277,8 +278,9 @@ def _drafted(
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
-        draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
-        if way.train:
+        with reading_modes() as readers:
+            draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
+        if way.train and not readers.follow_flags(model):
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:

@@ -68,6 +68,10 @@ class Results:
     graded: Graded | None = None
     drew: bool = False  # random numbers
 
+    def floor(self) -> float:
+        """What gradients are compared with that are smaller."""
+        return _FLOOR * max(map(_largest, self.gradients.values()), default=0.0)
+
 
 @dataclass(frozen=True)
 class _Difference:
@@ -318,10 +322,9 @@ class _Verification:
         for value, (name, other) in zip(ours, theirs.items(), strict=True):
             yield from _beyond("output", name, value, other, least)
         if call.backward:
-            largest = max(map(_largest, expected.gradients.values()), default=0.0)
             for name, gradient in expected.gradients.items():
                 own = actual.gradients.get(name)
-                yield from _beyond("gradient", name, own, gradient, least, _FLOOR * largest)
+                yield from _beyond("gradient", name, own, gradient, least, expected.floor)
         buffers = dict(self.built.named_buffers(remove_duplicate=False))
         for name, buffer in self.model.named_buffers():
             if name in buffers and name.rpartition(".")[0] not in self.unread:
@@ -477,7 +480,7 @@ def _beyond(
     actual: torch.Tensor | None,
     expected: torch.Tensor | None,
     least: float | None,
-    floor: float = 0.0,
+    floor: Callable[[], float] = float,
 ) -> Iterator[_Difference]:
     """The difference of a tensor that is off by more than its tolerance; ``least``: None for 0."""
     if actual is None and expected is None:
@@ -502,19 +505,21 @@ def tolerance(dtype: torch.dtype) -> float:
     return 0.0
 
 
-def difference(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """Largest difference relative to the largest expected value; NaN equals NaN."""
+def difference(
+    actual: torch.Tensor, expected: torch.Tensor, floor: Callable[[], float] = float
+) -> float:
+    """Largest difference relative to the largest expected value, or a floor; NaN equals NaN."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
-    actual, expected = (
-        t.detach().to_dense() if t.is_sparse else t.detach() for t in (actual, expected)
-    )
+    actual, expected = _dense(actual), _dense(expected)
+    if torch.equal(actual, expected):
+        return 0.0
     apart = ~((actual == expected) | (actual.isnan() & expected.isnan()))
     if not apart.any():
         return 0.0
     wide = torch.complex128 if expected.is_complex() else torch.float64
     gap = float((actual[apart].to(wide) - expected[apart].to(wide)).abs().max())
-    largest = max(_largest(expected), floor)
+    largest = max(_largest(expected), floor())
     return gap / largest if largest and math.isfinite(gap) else math.inf
 
 
