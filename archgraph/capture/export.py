@@ -40,6 +40,11 @@ class Captured:
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
     asks_autocast: bool  # whether the user's code asks for autocast
 
+    @property
+    def branches(self) -> bool:
+        """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
+        return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
+
     def larger(self, inputs: ExampleInputs) -> ExampleInputs:
         """Inputs like the example's with one more in the batch, where its size is open."""
         spec = self.program.call_spec.in_spec

@@ -259,10 +259,10 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
             graph = own.replace()  # the same architecture: keep its module scopes and sections
         check(graph)
         traced = Traced(graph, leaves.state(model))
-    unlike = any(isinstance(note, TraceError) for note in notes)
-    if way.verify and not without_memory and not (way.strict and unlike):
-        train = way.train and not unlike
-        notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
+    unlike = any(isinstance(note, TraceError) for note in notes)  # it would show again
+    if way.verify and not without_memory and not unlike:
+        state = traced.state
+        notes += verified(model, graph, state, captured, train=way.train, unread=unread)
     return traced, notes
 
 

@@ -13,7 +13,6 @@ import dataclasses
 import inspect
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
 from archgraph.capture.places import is_users, place
 from archgraph.capture.restored import restored
+from archgraph.capture.signature import arguments
 from archgraph.capture.surroundings import quiet
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
@@ -44,7 +44,7 @@ _FLOOR = 1e-3  # of the largest gradient: what is smaller is compared with that
 
 
 @dataclass(frozen=True)
-class Graded:
+class _Graded:
     """What the backward pass of some results runs through.
 
     Attributes:
@@ -59,13 +59,13 @@ class Graded:
 
 
 @dataclass(frozen=True)
-class Results:
+class _Results:
     """What one call gives: tensors by name, and what their backward pass runs through."""
 
     outputs: Mapping[str, torch.Tensor]
     operators: Counter[str]
     gradients: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
-    graded: Graded | None = None
+    graded: _Graded | None = None
     drew: bool = False  # random numbers
 
     def floor(self) -> float:
@@ -128,9 +128,9 @@ def verify(
     reason = _too_large(state)
     if reason:
         return [f"not verified: {reason}"]
-    with restored(model) as changed, _plainly(), quiet():
+    with restored(model) as changed, _plainly(model), quiet():
         built = build(graph, state)
-        work = _Verification(model, built, changed, unread)
+        work = _Verification(model, built, graph, changed, unread, captured.branches)
         inputs = captured.args, captured.kwargs
         other = redrawn(captured.larger(inputs))
         for training in (False, True) if train else (False,):
@@ -169,14 +169,16 @@ def _free_memory() -> float:
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def _plainly(model: torch.nn.Module) -> Iterator[None]:
     """Operators as they are captured: nothing compiled, no fused attention in evaluation."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    compiled = any(
+        isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None
+        for m in model.modules()
+    )
     try:
-        with contextlib.ExitStack() as stack:
-            if "torch._dynamo" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -216,8 +218,10 @@ class _Verification:
 
     model: torch.nn.Module
     built: torch.nn.Module
+    graph: ArchGraph
     changed: Callable[[], list[str]]
     unread: Collection[str]
+    branches: bool  # by values: nothing can watch their operators
     notes: list[Note] = field(default_factory=list)
     failed: set[bool] = field(default_factory=set)  # modes
     reordered: bool = False  # random numbers, in training
@@ -278,9 +282,12 @@ class _Verification:
 
     def _run(
         self, module: torch.nn.Module, parameters: Mapping[str, torch.Tensor], call: _Call
-    ) -> Results:
+    ) -> _Results:
         module.train(call.training)
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
+        if module is self.built:  # whose arguments are the tensors alone
+            by_name = arguments(self.model, args, kwargs)
+            args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
         if not call.second or self.reordered:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
                 parameter.grad = None
@@ -289,17 +296,17 @@ class _Verification:
         mode: Any = contextlib.nullcontext()
         if self.reordered and call.second:
             mode = _SameDraws()
-        elif not call.second and not call.backward:
+        elif not (call.second or call.backward or self.branches):
             mode = _Operators()
         device = next((t.device.type for t in parameters.values()), "cpu")
         cast = torch.autocast(device, torch.bfloat16, enabled=call.cast)
         with torch.set_grad_enabled(call.backward), mode, cast:
             outputs = _named_tensors(module(*args, **kwargs))
         drew = not torch.equal(drawn, torch.get_rng_state())
-        values = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        results = {name: tensor.detach().clone() for name, tensor in outputs.items()}
         counts = mode.counts if isinstance(mode, _Operators) else Counter[str]()
         if not call.backward:
-            return Results(values, counts, drew=drew)
+            return _Results(results, counts, drew=drew)
         smooth = [tensor for tensor in outputs.values() if tensor.requires_grad]
         graded = _graded(smooth, {id(p) for p in self.parameters.values()})
         generator = torch.Generator().manual_seed(2)
@@ -307,10 +314,10 @@ class _Verification:
         if smooth:
             torch.autograd.backward(smooth, incoming)
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
-        return Results(values, counts, gradients, graded, drew)
+        return _Results(results, counts, gradients, graded, drew)
 
     def _differences(
-        self, actual: Results, expected: Results, call: _Call
+        self, actual: _Results, expected: _Results, call: _Call
     ) -> Iterator[_Difference]:
         least = None if self._same_operators(actual, expected) else 0.0
         if call.cast:
@@ -330,7 +337,7 @@ class _Verification:
             if name in buffers and name.rpartition(".")[0] not in self.unread:
                 yield from _beyond("buffer", name, buffers[name], buffer, least)
 
-    def _same_operators(self, actual: Results, expected: Results) -> bool:
+    def _same_operators(self, actual: _Results, expected: _Results) -> bool:
         """Whether both compute the same on memory in the same order: then bits agree."""
         if expected.operators:
             self.alike = actual.operators == expected.operators and self._same_memory()
@@ -349,7 +356,7 @@ class _Verification:
         )
 
     def _error(
-        self, differences: Sequence[_Difference], call: _Call, expected: Results
+        self, differences: Sequence[_Difference], call: _Call, expected: _Results
     ) -> TraceError:
         """One error for what differs in a call: what it is, how far, why where that is known."""
         first = differences[0]
@@ -408,7 +415,7 @@ def _replaced(model: torch.nn.Module, name: str) -> TraceError:
     )
 
 
-def _own(graded: Graded) -> Iterator[str]:
+def _own(graded: _Graded) -> Iterator[str]:
     """Notes on what agrees in these calls and is another thing all the same."""
     for function in graded.functions:
         yield (
@@ -442,7 +449,7 @@ def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
     return {name: value for name, value in named if isinstance(value, torch.Tensor)}
 
 
-def _graded(results: Sequence[torch.Tensor], parameters: set[int]) -> Graded:
+def _graded(results: Sequence[torch.Tensor], parameters: set[int]) -> _Graded:
     """What the backward pass of some results runs through."""
     waiting = [r.grad_fn for r in results if r.grad_fn is not None]
     seen: set[Any] = set(waiting)
@@ -463,7 +470,7 @@ def _graded(results: Sequence[torch.Tensor], parameters: set[int]) -> Graded:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return Graded(names, tuple(functions), tuple(unlisted))
+    return _Graded(names, tuple(functions), tuple(unlisted))
 
 
 def _incoming(tensor: torch.Tensor, generator: torch.Generator, second: bool) -> torch.Tensor:

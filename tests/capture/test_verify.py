@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -222,25 +223,14 @@ def a_dropout_that_does_not_drop(net):
     forward = net.forward
 
     def undropped(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if not net.training else _without_dropout(forward, args)
+        with _Undropped() if net.training else contextlib.nullcontext():
+            return forward(*args, **kwargs)
 
     net.forward = undropped
 
 
-def _without_dropout(forward: Any, args: Any) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "dropout", lambda x, p, train: x)
-        patch.setattr(nn.functional, "dropout", lambda x, *_, **__: x)
-        result: Any = _Undropped().run(forward, args)
-    return result
-
-
 class _Undropped(torch.utils._python_dispatch.TorchDispatchMode):
     """Draws ones."""
-
-    def run(self, forward: Any, args: Any) -> Any:
-        with self:
-            return forward(*args)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
