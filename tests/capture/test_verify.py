@@ -438,3 +438,8 @@ def test_the_tolerance_goes_by_the_dtype():
     assert tolerance(torch.complex64) == tolerance(torch.float32)
     assert tolerance(torch.float32) < tolerance(torch.float16) < tolerance(torch.bfloat16) < 0.1
     assert tolerance(torch.int64) == tolerance(torch.bool) == 0
+
+
+def test_equal_models_draw_equal_numbers_and_have_no_notes():
+    assert ag.trace(Chain(), X).notes == ()
+    assert ag.trace(nn.LSTM(3, 3, num_layers=2, dropout=0.5), torch.randn(5, 4, 3)).notes == ()
