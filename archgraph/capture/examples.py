@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -52,6 +53,37 @@ def at_batch(inputs: Any, batched: Sequence[bool], size: int) -> Any:
     return pytree.tree_map(resized, inputs)
 
 
+def redrawn(inputs: Any) -> Any:
+    """Other numbers of the same kind for what is floating; ids, masks and indices stay.
+
+    A mask has at most two values, or values that are not finite. Whole numbers move along the
+    batch, so that those of a column stay among its own.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def redraw(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+            return x
+        values = x.detach().double().cpu()
+        low, high = float(values.min()), float(values.max())
+        different = low != high
+        mask = different and bool((values.eq(low) | values.eq(high)).all())
+        if mask or not values.isfinite().all():
+            return x
+        if different and torch.equal(values, values.round()):
+            return x.detach().roll(1, 0)
+        if low >= 0 and high > 0:
+            drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype) * high
+        else:
+            drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+            drawn.flatten()[::8] *= 30  # outliers show what clips
+            if different:
+                drawn = drawn * values.std() + values.mean()
+        return drawn.to(x.device, x.dtype)
+
+    return pytree.tree_map(redraw, inputs)
+
+
 def shapes(model: torch.nn.Module, inputs: ExampleInputs, dim: Any) -> dict[str, Any]:
     """What export asks for: the inputs with each tensor replaced by its dynamic axes."""
     signature = inspect.signature(model.forward)
@@ -89,6 +121,31 @@ def register_dataclasses(inputs: Any) -> None:
             if type(value) not in pytree.SUPPORTED_NODES:
                 torch.export.register_dataclass(type(value))
                 register_dataclasses(value)
+
+
+@contextlib.contextmanager
+def buffers_on_meta(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Where a model has parameters without memory, its buffers have none either, for a while.
+
+    All of a model is on one device then. Gives the values of those buffers that have some.
+    """
+    values: dict[str, torch.Tensor] = {}
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        yield values
+        return
+    before = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    for path, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                values[f"{path}.{key}" if path else key] = buffer
+    moved = {id(buffer): buffer.to("meta") for buffer in values.values()}
+    try:
+        for table, buffers in before:
+            table.update({key: moved.get(id(b), b) for key, b in buffers.items()})
+        yield values
+    finally:
+        for table, buffers in before:
+            table.update(buffers)
 
 
 def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:

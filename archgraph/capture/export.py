@@ -23,11 +23,9 @@ from archgraph.capture.examples import (
     tensors,
 )
 from archgraph.capture.failures import UnknownType, explained, first_line, is_branch, is_unknown
-from archgraph.capture.held import Held
-from archgraph.capture.places import place
-from archgraph.capture.prints import is_own
+from archgraph.capture.places import is_own, place
 from archgraph.capture.ranges import Range, batches
-from archgraph.capture.restored import assigning
+from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import neutral, quiet, reachable, spelt_forward, watched
 from archgraph.capture.tape import Note
 from archgraph.ops.fakes import short_ways
@@ -45,15 +43,30 @@ class Captured:
     range: Range  # batch sizes for which the program holds
     notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
     decided: Mapping[str, str]  # buffers whose values decide a branch, each with the place
-    changed: Mapping[str, str]  # what forward assigns, each with the place of the code
-    kept: Held  # where it can keep something, and the names that its code uses
+    asks_autocast: bool  # whether the user's code asks for autocast
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensors that the program computes from some inputs, in order."""
-        program = self.program
-        results = program.graph_module(*program._graph_module_flat_inputs(args, kwargs))
-        kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
-        return [r for r, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
+    @property
+    def branches(self) -> bool:
+        """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
+        return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
+
+    def larger(self, inputs: ExampleInputs) -> ExampleInputs:
+        """Inputs like the example's with one more in the batch, where its size is open."""
+        spec = self.program.call_spec.in_spec
+        if self.batch is None or spec is None:
+            return inputs
+        flags = iter(_symbols(self.program))
+        values = pytree.tree_leaves((self.args, self.kwargs))
+        leaves = [next(flags) if isinstance(v, torch.Tensor) else "" for v in values]
+        if len(leaves) != spec.num_leaves:
+            return inputs
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+
+        def grow(path: Any, x: Any) -> Any:
+            return torch.cat([x, x[-1:]]) if free.get(pytree.keystr(path)) == self.batch else x
+
+        free = {pytree.keystr(k): v for k, v in pytree.tree_leaves_with_path((args, kwargs))}
+        return pytree.tree_map_with_path(grow, inputs)
 
 
 def export(
@@ -85,12 +98,10 @@ def _captured(
         if dim is None and not asked and not leading(inputs):
             break
         noted: list[Note] = []
-        changed: dict[str, str] = {}
+        asked_of: set[str] = set()
         decided = Decided()
         try:
-            program, kept = _export(
-                model, inputs, shapes(model, inputs, dim), noted, changed, decided
-            )
+            program = _export(model, inputs, shapes(model, inputs, dim), noted, asked_of, decided)
             symbols = _symbols(program)
             main = next(filter(None, symbols), None)
             if {*symbols} - {"", main}:  # independent leading axes: only the first one is the batch
@@ -99,8 +110,8 @@ def _captured(
                     return {0: torch.export.Dim.AUTO} if which[index] == one else None
 
                 noted.clear()
-                program, kept = _export(
-                    model, inputs, shapes(model, inputs, dims), noted, changed, decided
+                program = _export(
+                    model, inputs, shapes(model, inputs, dims), noted, asked_of, decided
                 )
                 symbols = _symbols(program)
                 main = next(filter(None, symbols), None)
@@ -124,9 +135,8 @@ def _captured(
                     return {0: torch.export.Dim.AUTO} if batched[index] else None
 
                 try:
-                    program, _ = _export(
-                        model, resized, shapes(model, resized, open_), [], {}, Decided()
-                    )
+                    dims = shapes(model, resized, open_)
+                    program = _export(model, resized, dims, [], set(), Decided())
                 except Exception:  # whatever forward raises for this size
                     return None
                 return program, next(filter(None, _symbols(program)), None)
@@ -153,8 +163,7 @@ def _captured(
             held,
             tuple(noted),
             decided.buffers,
-            changed,
-            kept,
+            bool(asked_of),
         )
     assert first is not None
     raise explained(model, first) from first
@@ -194,33 +203,31 @@ def _export(
     inputs: ExampleInputs,
     shapes: Any,
     notes: list[Note],
-    changed: dict[str, str],
+    asked: set[str],
     decided: Decided,
-) -> tuple[torch.export.ExportedProgram, Held]:
-    def once(*around: contextlib.AbstractContextManager[Any]) -> Any:
+) -> torch.export.ExportedProgram:
+    def once(*around: contextlib.AbstractContextManager[Any]) -> torch.export.ExportedProgram:
         where = place(type(model).forward)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet())
             stack.enter_context(short_ways())
             stack.enter_context(deciding(model, notes, decided))
-            kept = stack.enter_context(assigning(model, changed, notes))
+            stack.enter_context(restored(model))
             stack.enter_context(_known(model))
-            stack.enter_context(watched(notes, where))
+            stack.enter_context(watched(notes, asked, where))
             for context in around:
                 stack.enter_context(context)
-            program = torch.export.export(
+            return torch.export.export(
                 model, inputs[0], inputs[1], dynamic_shapes=shapes, strict=False
             )
-            return program, kept
 
-    def followed() -> tuple[torch.export.ExportedProgram, Held]:
-        program, kept = once()
+    def followed() -> torch.export.ExportedProgram:
+        program = once()
         if reads_elsewhere(model, program):
             notes.clear()
-            changed.clear()
             decided.buffers.clear()
-            program, kept = once(Following(model))
-        return program, kept
+            program = once(Following(model))
+        return program
 
     try:
         with spelt_forward(model, inputs[1]):

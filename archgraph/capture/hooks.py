@@ -1,22 +1,19 @@
-"""Hooks: those that a module has before it is captured, and those that forward registers.
+"""Hooks that a module has before it is captured.
 
 A graph holds operators and leaves. Hooks on modules that change inputs and outputs run while a
 module is captured, so that the graph has what they do; all others would be lost without a word.
-Each is an error that says where it is registered and where its function is defined.
+Each is an error that says where it is registered and where its function is defined. (What hooks do
+that forward registers shows when the gradients of the built module are compared.)
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from archgraph.capture.custom import StandIn, other_saved, shape_of
-from archgraph.capture.places import is_users, place, running
-from archgraph.capture.tape import Note
+from archgraph.capture.places import place
 from archgraph.errors import TraceError
 
 _ON_ALL = {
@@ -33,18 +30,6 @@ _ON_TENSOR = {
     "_backward_hooks": "a hook on its gradient",
     "_post_accumulate_grad_hooks": "a hook after its gradient is accumulated",
 }
-_NODE = torch.autograd.function._HookMixin
-_REGISTER: tuple[tuple[Any, str, str], ...] = (
-    (torch.Tensor, "register_hook", "a hook on its gradient"),
-    (
-        torch.Tensor,
-        "register_post_accumulate_grad_hook",
-        "a hook after its gradient is accumulated",
-    ),
-    (torch.nn.Module, "register_full_backward_hook", "a backward hook"),
-    (torch.nn.Module, "register_full_backward_pre_hook", "a backward pre-hook"),
-    (_NODE, "_register_hook", "a hook on a node of the autograd graph"),
-)
 
 
 def registered(model: torch.nn.Module) -> Iterator[TraceError]:
@@ -63,56 +48,6 @@ def registered(model: torch.nn.Module) -> Iterator[TraceError]:
         yield from _hooks(name, parameter, _ON_TENSOR)
         for hook in _on_accumulator(parameter):
             yield _error(name, "a hook on the node that accumulates its gradient", hook)
-
-
-@contextlib.contextmanager
-def registering(notes: list[Note]) -> Iterator[None]:
-    """Note the hooks on gradients and on saved tensors that forward registers."""
-    saving = torch.autograd.graph.saved_tensors_hooks
-    old = [(holder, name, vars(holder)[name]) for holder, name, _ in _REGISTER]
-    enter = saving.__enter__
-    saved: dict[tuple[Any, Any, str], set[StandIn]] = {}
-
-    def entered(self: Any) -> None:
-        pack, unpack = self.pack_hook, self.unpack_hook
-        if is_users(place(pack)):
-            shapes = saved.setdefault((pack, unpack, running()), set())
-            pack, unpack = functools.partial(_recorded, shapes), _same
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-    try:
-        for holder, name, what in _REGISTER:
-            setattr(holder, name, _noting(holder, name, what, notes))
-        saving.__enter__ = entered  # type: ignore[method-assign]  # taken back below
-        yield
-    finally:
-        saving.__enter__ = enter  # type: ignore[method-assign]  # as it was
-        for holder, name, before in old:
-            setattr(holder, name, before)
-    notes += [error for key, shapes in saved.items() if (error := other_saved(*key, shapes))]
-
-
-def _noting(holder: Any, name: str, what: str, notes: list[Note]) -> Any:
-    """A method that registers a hook, and notes it."""
-    register = getattr(holder, name)
-
-    @functools.wraps(register)
-    def noted(self: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-        # For a hook on a module torch registers one of its own on a node.
-        if holder is not _NODE or is_users(place(hook)):
-            notes.append(_error(running(), what, hook))
-        return register(self, hook, *args, **kwargs)
-
-    return staticmethod(noted) if isinstance(vars(holder)[name], staticmethod) else noted
-
-
-def _recorded(shapes: set[StandIn], tensor: torch.Tensor) -> torch.Tensor:
-    shapes.add(shape_of(tensor))
-    return tensor
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _hooks(where: str, holder: Any, kinds: Mapping[str, str]) -> Iterator[TraceError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -37,6 +38,12 @@ def is_users(file: str) -> bool:
     if file.startswith((_TORCH, _CAPTURE, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is the user's: part of neither torch, Python nor NumPy."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
+    return is_users(file) and not kind.__module__.startswith("numpy")
 
 
 def place(function: Any) -> str:

@@ -1,148 +1,165 @@
-"""What forward changes beside its results is noted, and taken back: nothing of a capture stays."""
+"""A model and the random numbers around it are afterwards what they were before."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import random
-from collections.abc import Iterator
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from archgraph.capture.held import Held, held
-from archgraph.capture.places import place
-from archgraph.capture.prints import CONTAINERS, Same, base, contents, is_buffer, is_foreign
-from archgraph.capture.spaces import ABSENT, TABLES
-from archgraph.capture.tape import Note
-from archgraph.errors import TraceError
+from archgraph.capture.places import is_own, is_users
+
+_KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # past what a subclass overrides
+_MEMORY = (torch.Tensor, np.ndarray)
+_CACHE = functools._lru_cache_wrapper
+_UNNAMED = dict.fromkeys(("training", "_parameters", "_buffers", "_modules"), "")
+_CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
 
 
 @contextlib.contextmanager
-def assigning(model: torch.nn.Module, changed: dict[str, str], notes: list[Note]) -> Iterator[Held]:
-    """Note what forward assigns, and take it back: after a capture these are stand-ins.
+def restored(model: torch.nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Take back what forward changes; gives a function that names the attributes among it.
 
-    The names of what it has changed are put into ``changed``, each with the place of the code; what
-    it does to its own parameters and modules is an error in ``notes``.
+    Attributes of every module and of the user's objects in them, what lists and dictionaries hold,
+    values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
+    results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
     """
-    start: list[Any] = []
-    with restored(model) as kept:
+    holders, memory = _reached(model)
+    before = [(holder, label, _contents(holder)) for holder, label in holders]
+    trained = [value for value in memory if isinstance(value, torch.nn.Parameter)]
+    flags = [(p, p.requires_grad, p.grad) for p in trained]
+    copies = [
+        (value, _copy(value)) for value in memory if not isinstance(value, torch.nn.Parameter)
+    ]
+    devices = {t.device.index for t in memory if isinstance(t, torch.Tensor) and t.is_cuda}
+    caches = {cache: cache.cache_info().currsize for cache in _caches()}
 
-        def enter(*_: Any) -> None:
-            start[:] = [[space.prints() for space in kept.spaces], _parts(model)]
+    def changed() -> list[str]:
+        names = (_changed(*item) for item in before)
+        return list(dict.fromkeys(name for some in names for name in some if name))
 
-        def leave(*_: Any) -> None:  # right after forward: export takes numbers back by itself
-            prints, parts = start
-            for space, before in zip(kept.spaces, prints, strict=True):
-                for key, after in space.prints().items():
-                    if key not in before or after != before[key]:
-                        changed[space.name(key)] = space.where(key)
-            notes.extend(_replaced(model, parts))
-
-        hooks = (
-            model.register_forward_pre_hook(enter, prepend=True),
-            model.register_forward_hook(leave),
-        )
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
+    with torch.random.fork_rng(devices):
         try:
-            yield kept
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-@contextlib.contextmanager
-def restored(model: torch.nn.Module, kept: Held | None = None) -> Iterator[Held]:
-    """Take back what forward assigns; ``kept``: the places of an earlier look."""
-    kept = held(model) if kept is None else kept
-    values = [(space, space.read()) for space in kept.spaces]
-    tables = [vars(m)[table] for m in model.modules() for table in TABLES if table in vars(m)]
-    insides = [*_insides([*tables, *(value for _, own in values for value in own.values())])]
-    sizes = [cache.cache_info().currsize for cache in kept.caches]
-    try:
-        yield kept
-    finally:
-        for space, before in values:
-            now = space.read()
-            for key in now.keys() | before.keys():
-                if now.get(key, ABSENT) is not before.get(key, ABSENT):
-                    space.write(key, before.get(key, ABSENT))
-        for container, contents in insides:
-            _refill(container, contents)
-        for cache, size in zip(kept.caches, sizes, strict=True):
-            if cache.cache_info().currsize != size:
-                cache.cache_clear()
-
-
-@contextlib.contextmanager
-def redrawn() -> Iterator[None]:
-    """Random numbers of torch, Python and NumPy afterwards as before, whatever a trial draws."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # trials may use it
-    with torch.random.fork_rng():
-        try:
-            yield
+            yield changed
         finally:
             random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002  # trials may use it
+            np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
+            for holder, label, contents in before:
+                if [*_changed(holder, label, contents)]:
+                    _refill(holder, contents)
+            for parameter, needs, gradient in flags:
+                if parameter.requires_grad != needs:
+                    parameter.requires_grad_(needs)
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+            for value, copy in copies:
+                _write(value, copy)
+            for cache, size in caches.items():
+                if cache.cache_info().currsize != size:
+                    cache.cache_clear()
 
 
-def _parts(model: torch.nn.Module) -> dict[str, Any]:
-    """The parameters and modules of a model, and the names of its buffers."""
-    found: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, part in (module._parameters | module._modules).items():
-            frozen = isinstance(part, torch.Tensor) and not part.requires_grad
-            found[prefix + name] = Same(part), frozen
-        found |= {prefix + name: None for name in module._buffers}
-    return found
+def _reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[Any]]:
+    """Containers that forward may change, each with its name, and tensors and arrays in them.
 
-
-def _replaced(model: torch.nn.Module, before: dict[str, Any]) -> Iterator[TraceError]:
-    """Errors for parameters and modules that are others than before."""
-    after = _parts(model)
-    for name in sorted(after.keys() | before.keys()):
-        was, now = before.get(name, ABSENT), after.get(name, ABSENT)
-        if was != now:
-            only = was is not ABSENT and now is not ABSENT and was[0] == now[0]
-            made = "freezes or thaws this parameter" if only else "makes or replaces this part"
-            yield TraceError(
-                f"forward {made}; the parts of a graph stay as they are",
-                where=name,
-                found=place(type(model).forward),
-                hint="do it before tracing",
-            )
-
-
-def _insides(values: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Containers and buffers among some values and in them, each with what it holds."""
+    The name of a table of attributes is empty: its entries have names of their own.
+    """
+    holders: list[tuple[Any, str]] = []
+    memory: list[Any] = []
+    waiting: list[tuple[Any, str]] = [(module, "") for module in model.modules()]
     seen: set[int] = set()
-    while values:
-        value = values.pop()
-        if isinstance(value, CONTAINERS) and id(value) not in seen:
-            seen.add(id(value))
-            held = contents(value)
-            yield value, held
-            values += held
-        elif is_buffer(value):
-            yield value, bytes(value) if is_foreign(value) else copy.copy(value)
+    while waiting:
+        value, label = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _MEMORY):
+            memory.append(value)
+        elif isinstance(value, (*_KINDS, tuple)):
+            if not isinstance(value, tuple):
+                holders.append((value, label))
+            waiting += ((item, label) for item in _values(value))
+        elif isinstance(value, torch.nn.Module) or (
+            is_own(type(value)) and isinstance(getattr(value, "__dict__", None), dict)
+        ):
+            own, prefix = vars(value), type(value).__name__
+            holders.append((own, f"{prefix}."))
+            waiting += ((item, _UNNAMED.get(key, f"{prefix}.{key}")) for key, item in own.items())
+    return holders, memory
 
 
-def _refill(value: Any, before: Any) -> None:
-    """Give a container its contents back, past what a subclass forbids."""
-    if is_foreign(value):
-        memoryview(value).cast("B")[:] = before
-        return
-    if is_buffer(value):
-        if getattr(getattr(value, "flags", None), "writeable", True):
-            value[... if isinstance(value, np.ndarray) else slice(None)] = before
-        return
-    now, kind = contents(value), base(value)
-    if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
-        return
-    kind.clear(value)
+def _caches() -> set[Any]:
+    """Functions with ``functools.cache`` of all modules that are loaded, the capture's apart."""
+    return {
+        value
+        for name, module in [*sys.modules.items()]
+        if name.partition(".")[0] not in _CAPTURE and is_users(_file(module))
+        for value in [*vars(module).values()]
+        if type(value) is _CACHE and value.__module__.partition(".")[0] not in _CAPTURE
+    }
+
+
+def _file(module: Any) -> str:
+    return getattr(module, "__file__", None) or "<unknown>"
+
+
+def _kind(container: Any) -> Any:
+    return next((kind for kind in _KINDS if isinstance(container, kind)), tuple)
+
+
+def _values(container: Any) -> list[Any]:
+    kind = _kind(container)
+    return list((kind.values if issubclass(kind, dict) else kind.__iter__)(container))
+
+
+def _contents(container: Any) -> Any:
+    kind = _kind(container)
+    return list((kind.items if issubclass(kind, dict) else kind.__iter__)(container))
+
+
+def _changed(container: Any, label: str, before: list[Any]) -> Iterator[str]:
+    """The names of what a container no longer holds, or holds besides; empty where it has none."""
+    now, kind = _contents(container), _kind(container)
     if issubclass(kind, dict):
-        for key, item in zip(before[::2], before[1::2], strict=True):
-            kind.__setitem__(value, key, item)
+        old, new, missing = dict(before), dict(now), object()
+        for key in {**old, **new}:
+            if old.get(key, missing) is not new.get(key, missing):
+                attribute = label.endswith(".") and key not in _UNNAMED
+                yield f"{label}{key}" if attribute else label.rstrip(".") * (key not in _UNNAMED)
+    elif len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+        yield label
+
+
+def _refill(container: Any, before: list[Any]) -> None:
+    kind = _kind(container)
+    kind.clear(container)
+    if issubclass(kind, dict):
+        for key, item in before:
+            kind.__setitem__(container, key, item)
     else:
-        (kind.update if kind is set else kind.extend)(value, before)
+        (kind.update if kind is set else kind.extend)(container, before)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None if value.is_meta else value.detach().clone()
+    return value.copy()
+
+
+def _write(value: Any, copy: Any) -> None:
+    """Give memory its values back; what did not change is not touched."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            if copy is not None and not torch.equal(
+                value, copy
+            ):  # NaN is written back, which changes nothing
+                value.copy_(copy)
+    elif value.flags.writeable:
+        value[...] = copy

@@ -42,12 +42,7 @@ def named(model: torch.nn.Module, captured: Captured, spelt: OneMode) -> OneMode
         ]
         if fixed and example is not parameter.default:
             notes.append(f"argument {key} is fixed in the graph: {', '.join(map(repr, fixed))}")
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            result += [(k, tree(v)) for k, v in value.items()]
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            result += _starred(key, value, signature)
-        else:
-            result.append((key, tree(value)))
+        result += ((k, tree(v)) for k, v in _spread(signature, key, value))
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
     assert isinstance(spelt.outputs, tuple)
     outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
@@ -70,14 +65,26 @@ def _within(nodes: tuple[Node, ...], range_: Range) -> tuple[Node, ...]:
     return tuple(dataclasses.replace(n, args=limits) if n is one else n for n in nodes)
 
 
-def _starred(key: str, values: Any, signature: inspect.Signature) -> list[tuple[str, Value]]:
-    """``*args`` as arguments with names of their own."""
+def arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What a model is called with, under the names that a graph's inputs have."""
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*args, **kwargs).arguments
+    return dict(pair for k, v in bound.items() for pair in _spread(signature, k, v))
+
+
+def _spread(signature: inspect.Signature, key: str, value: Any) -> list[tuple[str, Any]]:
+    """An argument; ``*args`` and ``**kwargs`` as arguments with names of their own."""
+    kind = signature.parameters[key].kind
+    if kind is inspect.Parameter.VAR_KEYWORD:
+        return list(value.items())
+    if kind is not inspect.Parameter.VAR_POSITIONAL:
+        return [(key, value)]
     result = []
-    for index, item in enumerate(values):
+    for index, item in enumerate(value):
         label = f"{key}_{index}"
         while label in signature.parameters:
             label += "_"
-        result.append((label, tree(item)))
+        result.append((label, item))
     return result
 
 

@@ -14,7 +14,9 @@ import inspect
 import io
 import logging
 import random
+import sys
 import traceback
+import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -24,12 +26,12 @@ import torch
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
-from archgraph.capture.custom import arguments_of, other_gradient
 from archgraph.capture.examples import register_dataclasses
-from archgraph.capture.hooks import registering
-from archgraph.capture.places import NO_GRAD, is_users, running
+from archgraph.capture.places import NO_GRAD, is_users
 from archgraph.capture.tape import Note
 from archgraph.errors import TraceError
+
+_AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
 @contextlib.contextmanager
@@ -128,81 +130,92 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched(notes: list[Note], place: str) -> Iterator[None]:
+def watched(notes: list[Note], asked: set[str], place: str) -> Iterator[None]:
     """Note what an exported program cannot show, and keep places inside helper functions.
 
     Functions with a gradient of their own are exported as their forward; gradient checkpoints
-    and inference mode, which export would drop or take apart, become what they compute.
+    and inference mode, which export would drop or take apart, become what they compute; what is
+    saved for gradients stays as it is, whatever hooks would pack it. ``asked`` collects what the
+    user's code asks of autocast.
     """
-    functions = _Functions(notes)
+    functions = _Functions()
     inference = torch.inference_mode
     replaced = (
-        (torch.autograd.Function, "apply", classmethod(functions.apply)),
+        (torch.autograd.function, "_is_setup_context_defined", functions.begin),
+        (checkpoint.CheckpointFunction, "apply", lambda run, _, *args: run(*args)),
         (TracerBase, "_filter_traceback_frames", functions.frames),
         (inference, "__enter__", _enter_inference),
         (inference, "__exit__", _leave_inference),
         (torch.nn.Module, "_apply", _converted),
+        (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
+        *((torch, name, _noting(getattr(torch, name), asked)) for name in _AUTOCAST),
     )
-    with _replaced(replaced), registering(notes), _drawing(notes, place):
+    with _replaced(replaced), _drawing(notes, place):
         yield
-    seen = functions.seen.items()
-    notes += [error for cls, given in seen if (error := other_gradient(cls, given))]
 
 
 @contextlib.contextmanager
 def _replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Attributes of classes with other values, for a while."""
-    before = [(holder, name, vars(holder)[name]) for holder, name, _ in attributes]
+    before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
     for holder, name, new in attributes:
         setattr(holder, name, new)
     try:
         yield
     finally:
         for holder, name, old in before:
-            setattr(holder, name, old)
+            if old is None:  # it was inherited
+                delattr(holder, name)
+            else:
+                setattr(holder, name, old)
 
 
 class _Functions:
-    """Functions with a gradient of their own that forward applies, each with its arguments."""
+    """Functions with a gradient of their own that are running: their forward records none."""
 
-    def __init__(self, notes: list[Note]) -> None:
-        self.notes = notes
-        self.seen: dict[Any, Any] = {}
-        self._apply = vars(torch.autograd.Function)["apply"].__func__
-        self._graded: list[bool] = []  # of the functions that are running
+    def __init__(self) -> None:
+        self._graded: dict[types.FrameType, bool] = {}  # of ``Function.apply``
+        self._defined = torch.autograd.function._is_setup_context_defined
+        self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
-    def apply(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """Instead of ``Function.apply``."""
-        if cls is checkpoint.CheckpointFunction:
-            run, _, *rest = args
-            if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in rest):
-                self.notes.append(_ungraded_checkpoint())
-            return run(*rest)
-        if not cls.__module__.startswith("torch."):
-            self.seen.setdefault(cls, arguments_of(args))
-        self._graded.append(torch.is_grad_enabled())  # its forward runs without gradients
-        try:
-            return self._apply(cls, *args, **kwargs)
-        finally:
-            self._graded.pop()
+    def begin(self, setup: Any) -> bool:
+        """What ``Function.apply`` asks first, to whatever name it was bound."""
+        frame = sys._getframe(1)
+        if frame.f_code is self._apply:
+            self._graded[frame] = torch.is_grad_enabled()
+        return self._defined(setup)
+
+    def graded(self) -> bool:
+        """Whether gradients are recorded here, or around the function that is running."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame not in self._graded:
+            frame = frame.f_back
+        return torch.is_grad_enabled() or (frame is not None and self._graded[frame])
 
     def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
         """Instead of a tracer's filter: the user's frames, and whether gradients are recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
-        graded = torch.is_grad_enabled() or (self._graded and self._graded[-1])
-        marks = [] if graded else [NO_GRAD]
+        marks = [] if self.graded() else [NO_GRAD]
         return traceback.StackSummary.from_list(
             [*(f for f in stack[start:] if is_users(f.filename)), *marks]
         )
 
 
-def _ungraded_checkpoint() -> TraceError:
-    return TraceError(
-        "a checkpoint that re-enters lets no gradient through to parameters, since none of its "
-        "inputs needs one",
-        where=running(),
-        hint="give use_reentrant=False",
-    )
+def _noting(function: Any, asked: set[str]) -> Any:
+    """A function of torch's that notes when the user's code calls it."""
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if is_users(sys._getframe(1).f_code.co_filename):
+            asked.add(function.__name__)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def _save(_: Any) -> None:
+    """Push hooks that leave what is saved as it is; the one that leaves takes them off again."""
+    torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t)
 
 
 _apply = torch.nn.Module._apply
@@ -230,30 +243,25 @@ def _leave_inference(self: Any, *_: Any) -> None:
 
 @contextlib.contextmanager
 def _drawing(notes: list[Note], place: str) -> Iterator[None]:
-    """Note what forward does to random numbers outside a graph, and take it back."""
+    """Note what forward does to random numbers outside a graph."""
     drawn = torch.get_rng_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    try:
-        yield
-    finally:
-        if not torch.equal(drawn, torch.get_rng_state()):
-            notes.append(
-                TraceError(
-                    "forward seeds torch's random numbers, and a graph does not",
-                    where=place,
-                    hint="seed them before the call",
-                )
+    yield
+    if not torch.equal(drawn, torch.get_rng_state()):
+        notes.append(
+            TraceError(
+                "forward seeds torch's random numbers, and a graph does not",
+                where=place,
+                hint="seed them before the call",
             )
-            torch.set_rng_state(drawn)
-        after = np.random.get_state()  # noqa: NPY002  # forward may use it
-        if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
-            notes.append(
-                TraceError(
-                    "forward draws from Python's random numbers: what it drew while it was traced "
-                    "is fixed in the graph",
-                    where=place,
-                    hint="draw with torch instead",
-                )
+        )
+    after = np.random.get_state()  # noqa: NPY002  # forward may use it
+    if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
+        notes.append(
+            TraceError(
+                "forward draws from Python's random numbers: what it drew while it was traced "
+                "is fixed in the graph",
+                where=place,
+                hint="draw with torch instead",
             )
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
+        )

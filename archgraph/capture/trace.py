@@ -22,13 +22,13 @@ import torch
 
 from archgraph.capture.caches import uncached
 from archgraph.capture.casts import cast
-from archgraph.capture.examples import on_device_of
-from archgraph.capture.export import export
+from archgraph.capture.examples import buffers_on_meta, on_device_of
+from archgraph.capture.export import Captured, export
 from archgraph.capture.failures import UnknownType, suggesting
 from archgraph.capture.fold import fold
 from archgraph.capture.hooks import registered
 from archgraph.capture.inline import inline
-from archgraph.capture.later import assignments
+from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.recurrent import unstack
 from archgraph.capture.signature import named
@@ -42,6 +42,7 @@ from archgraph.capture.unseen import (
     shared,
     unregistered,
 )
+from archgraph.capture.verify import verify as verified
 from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
@@ -92,6 +93,7 @@ def trace(
     *args: Any,
     train: bool = True,
     strict: bool = True,
+    verify: bool = True,
     name: str = "",
     **kwargs: Any,
 ) -> Traced:
@@ -104,9 +106,12 @@ def trace(
             forward that treats a batch of one otherwise is captured as it is for larger ones.)
         train: Capture train mode too (dropout, batch statistics, auxiliary outputs); without it
             the flags of norms and dropouts follow ``.train()`` and nothing else does.
-        strict: Refuse what would make gradients, training steps or later calls differ from the
-            model's (hooks on gradients, memory that two leaves share, attributes that forward
-            changes); without it each is a note, and a warning.
+        strict: Refuse what would make results, gradients or training steps differ from the
+            model's (hooks on gradients, memory that two leaves share, attributes that the next
+            call reads); without it each is a note, and a warning.
+        verify: Run the model beside the built module: twice in eval mode, twice in training with
+            backward. Results, gradients and buffers must be equal. Left out, with a note, where
+            the model has no memory or there is not enough for it.
         name: Label of the graph; default: the class name.
         **kwargs: Example inputs by name.
 
@@ -123,7 +128,7 @@ def trace(
     seen = itertools.chain(*(check(model) for check in _CHECKS))
     unlike = _said([*seen], strict)
     with uncollected(), _explaining_tuples(args), suggesting(model):
-        way = _Way(train, name or type(model).__name__)
+        way = _Way(train, name or type(model).__name__, strict, verify)
         traced, notes = _traced_uncached(model, args, kwargs, way)
     return _noted(traced, (*unlike, *_said(notes, strict)))
 
@@ -131,7 +136,7 @@ def trace(
 def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: str) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
-    Its code is known to compute the same at every call, so no call has to show that.
+    Its code is known, so no call has to show that the built module computes the same.
 
     Args:
         model: The module.
@@ -158,6 +163,8 @@ class _Way:
 
     train: bool
     name: str
+    strict: bool = True
+    verify: bool = False
     own: bool = False
 
 
@@ -196,11 +203,16 @@ class Leaves:
 
     @staticmethod
     def of(model: torch.nn.Module) -> Leaves:
-        """The leaves of a model; keys of one tensor are one leaf."""
+        """The leaves of a model; keys of one tensor are one leaf.
+
+        A buffer outside of the state is one, too, where it has no values that a graph could hold.
+        """
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        tensors = parameters | buffers
         keys: dict[int, list[str]] = {}
-        for key in model.state_dict(keep_vars=True):
+        unknown = (name for name, buffer in buffers.items() if buffer.is_meta)
+        for key in dict.fromkeys((*model.state_dict(keep_vars=True), *unknown)):
             if key in tensors:
                 keys.setdefault(id(tensors[key]), []).append(key)
         params = []
@@ -213,7 +225,7 @@ class Leaves:
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """What a model's leaves hold now, copies."""
-        tensors = model.state_dict()
+        tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
 
@@ -232,33 +244,59 @@ def _traced_uncached(
 
 
 def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[Traced, list[Note]]:
-    modes, flags = {m: m.training for m in model.modules()}, _flags(model)
+    flags = _flags(model)
     leaves = Leaves.of(model)
-    args, kwargs = on_device_of(model, (args, kwargs))
+    with buffers_on_meta(model) as values:
+        args, kwargs = on_device_of(model, (args, kwargs))
+        draft, captured = _drafted(model, args, kwargs, leaves, values, way)
+        tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+        tensors = dict(model.named_buffers(remove_duplicate=False)) | tensors
+        graph, lost = _graph(draft, tensors | values, leaves, way.name)
+        unread = _unread_statistics(draft, graph)
+        notes = [*draft.notes, *unread.values(), *_partly_frozen(model, flags)]
+        without_memory = any(t.is_meta for t in tensors.values())
+        if without_memory:
+            text = (
+                "the model is on the meta device: its state has no values, and nothing verified it"
+            )
+            unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
+            notes.append(text + unknown)
+        own = getattr(model, "arch", None)
+        if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
+            graph = own  # the same architecture: keep its module scopes and sections
+        graph = graph.replace(flags=flags)
+        check(graph)
+        traced = Traced(graph, leaves.state(model))
+    unlike = any(isinstance(note, TraceError) for note in notes)  # it would show again
+    if way.verify and not without_memory and not unlike:
+        state = traced.state
+        notes += verified(model, graph, state, captured, train=way.train, unread=unread)
+    return traced, notes
+
+
+def _drafted(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
+    way: _Way,
+) -> tuple[OneMode, Captured]:
+    """A capture in both modes as one, and that of evaluation; the model's modes stay."""
+    modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
-        draft = _one_mode(model, args, kwargs, leaves, own=way.own)
-        if way.train:
+        with reading_modes() as readers:
+            draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
+        if way.train and not readers.follow_flags(model):
             model.train()
-            draft = _both_modes(draft, model, args, kwargs, leaves)
+            draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:
             draft = live_flags(draft, leaves.params)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    tensors = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    graph, lost = _graph(draft, tensors, leaves, way.name)
-    notes = [*draft.notes, *_unread_statistics(draft, graph), *_partly_frozen(model, flags)]
-    if any(t.is_meta for t in tensors.values()):
-        text = "the model is on the meta device: its state has shapes and no values"
-        unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
-        notes.append(text + unknown)
-    own = getattr(model, "arch", None)
-    if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
-        graph = own  # the same architecture: keep its module scopes and sections
-    graph = graph.replace(flags=flags)
-    check(graph)
-    return Traced(graph, leaves.state(model)), notes
+    return draft, captured
 
 
 def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
@@ -314,32 +352,42 @@ def _one_mode(
     args: Any,
     kwargs: Any,
     leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
     *,
     own: bool = False,
     fixed: str = "",
-) -> OneMode:
-    """The canonical capture of a model in the mode that it is in."""
+) -> tuple[OneMode, Captured]:
+    """The canonical capture of a model in the mode that it is in.
+
+    ``values`` are those of buffers that are on the meta device for the capture; ``fixed`` says why
+    the batch has the example's size, where that is known.
+    """
     captured = export(model, args, kwargs, fixed)
+    stored = captured.program.constants
+    stored.update({name: values[name] for name in stored.keys() & values.keys()})
     tape = inline(captured.program, captured.batch, leaves.owner)
     parameters = frozenset(p.name for p in leaves.params if p.role == "parameter")
     folded = fold(tape, leaves.owner, LIMITS.folded_bytes if own else math.inf)
     spelt = spell(unstack(functional(cast(folded), parameters)))
     constants = {k: v for k, v in captured.program.constants.items() if torch.is_tensor(v)}
     unlike: list[Note] = [*shared(model, constants, spelt.updates), *unregistered(model, constants)]
-    assigned = [] if own else assignments(model, captured)
-    return named(
-        model, captured, dataclasses.replace(spelt, notes=(*spelt.notes, *unlike, *assigned))
-    )
+    spelt = dataclasses.replace(spelt, notes=(*spelt.notes, *unlike))
+    return named(model, captured, spelt), captured
 
 
 def _both_modes(
-    evaluated: OneMode, model: torch.nn.Module, args: Any, kwargs: Any, leaves: Leaves
+    evaluated: OneMode,
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    leaves: Leaves,
+    values: Mapping[str, torch.Tensor],
 ) -> OneMode:
     """A capture that is right in train mode too; where there is none, eval mode stands in."""
     try:
-        trained = _one_mode(model, args, kwargs, leaves)
+        trained, _ = _one_mode(model, args, kwargs, leaves, values)
         if evaluated.fixed and not trained.fixed:
-            trained = _one_mode(model, args, kwargs, leaves, fixed=evaluated.fixed)
+            trained, _ = _one_mode(model, args, kwargs, leaves, values, fixed=evaluated.fixed)
         same_inputs(evaluated, trained)
     except TraceError as error:
         _refuse_lost_statistics(evaluated.nodes)
@@ -367,18 +415,20 @@ def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
             )
 
 
-def _unread_statistics(draft: OneMode, graph: ArchGraph) -> Iterator[Note]:
-    """Norms that only count: no output depends on them, so the graph has no node of theirs."""
+def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
+    """Norms that only count, with a note each: no output depends on them, so the graph has none."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
+    notes = {}
     for node in draft.nodes:
         counted = [node.arg(name) for name in table.row(node.op).statistics]
         names = [leaf.name for leaf in counted if isinstance(leaf, Leaf)]
         if names and alive.isdisjoint(names):
             where = f"{node.scope}: " if node.scope else ""
-            yield (
+            notes[names[0].rpartition(".")[0]] = (
                 f"{where}no output depends on this norm: {' and '.join(names)} move in the model's "
                 "train mode and stay as they are in the graph"
             )
+    return notes
 
 
 def _bare(graph: ArchGraph) -> ArchGraph:

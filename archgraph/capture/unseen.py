@@ -159,11 +159,11 @@ def overlapping(
     """
     spans = sorted(
         ((*_span(tensor), name, tensor) for name, tensor in tensors if _dense(tensor)),
-        key=lambda item: item[:2],
+        key=lambda item: item[:3],
     )
-    for index, (_, end, name, tensor) in enumerate(spans):
-        for start, _, other, second in itertools.islice(spans, index + 1, None):
-            if start >= end:
+    for index, (memory, _, end, name, tensor) in enumerate(spans):
+        for other_memory, start, _, other, second in itertools.islice(spans, index + 1, None):
+            if other_memory != memory or start >= end:
                 break
             if _meet(tensor, second):
                 yield (name, tensor), (other, second)
@@ -174,21 +174,23 @@ def _dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address of a tensor's first byte and of the one behind its last.
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Memory that a tensor is in, its first byte there, and the one behind its last.
 
-    A tensor without data (on the meta device) has that of its storage object instead.
+    All that has values is in one memory; on the meta device each storage is one of its own.
     """
     storage, size = tensor.untyped_storage(), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     length = 1 + sum((n - 1) * step for n, step in steps)
-    start = (storage.data_ptr() or storage._cdata) + int(tensor.storage_offset()) * size
-    return start, start + int(length) * size
+    start = storage.data_ptr() + int(tensor.storage_offset()) * size
+    return storage._cdata if tensor.is_meta else 0, start, start + int(length) * size
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors whose memory overlaps have an element in common."""
-    (first, _), (second, _) = _span(a), _span(b)
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    (_, first, _), (_, second, _) = _span(a), _span(b)
     step, size = second - first, a.element_size()
     if size != b.element_size() or step % size:
         return True

@@ -132,8 +132,7 @@ class Blocks:
     def chain(self, path: str) -> tuple[str, ...] | None:
         """The modules inside of a path where it calls one after the other; None if it does more."""
         plan, runs = self.plan, self.plan.runs.get(path, ((),))
-        steady = all(plan.is_always(node.name) for node in runs[0])
-        if len(runs) > 1 or not steady or path in plan.home.values():
+        if len(runs) > 1 or path in plan.home.values():
             return None
         names, before = [], None
         for name, group in groups(runs[0], path):
@@ -142,7 +141,7 @@ class Blocks:
             inside = f"{path}.{name}" if path else name
             needs, results = plan.needs(inside, group), plan.results(inside, group)
             if inside in plan.layers:
-                once = len(group) == 1 or inside in plan.stacks
+                once = len(group) == 1 and inside not in plan.stacks
             else:
                 once = self[inside] is not None and len(plan.runs[inside]) == 1
             if not once:

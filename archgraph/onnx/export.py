@@ -84,6 +84,12 @@ def export(
     needed("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
     if weights not in PLACES:
         raise GraphError("weights stand elsewhere", found=weights, expected=" or ".join(PLACES))
+    if any(tensor.is_meta for tensor in state.values()):
+        raise GraphError(
+            "the state has no values to export",
+            found="meta device",
+            hint="load weights into the model before tracing it",
+        )
     module = build(graph, state).eval()
     model = _converted(_evaluated(graph), state, optimize)
     if not optimize:

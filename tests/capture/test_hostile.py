@@ -16,8 +16,7 @@ from archgraph.capture.unseen import overlapping
 from archgraph.errors import GraphError, TraceError
 from tests.capture.faithful import tensors
 from tests.capture.hostile import (  # noqa: F401  # each enters its modules into the table
-    ahead,
-    elsewhere,
+    asks,
     gradients,
     hooks,
     kept,

@@ -539,7 +539,11 @@ def test_layers_of_one_mode_and_buffers_that_forward_assigns():
     model, x = Auxiliary(), torch.randn(6, 4)
     graph, state = ag.trace(model, x)
     net = build(graph, state)
-    assert type(net.aux[1]) is nn.BatchNorm1d and type(net.aux[2]) is nn.Dropout
+    assert (
+        type(net.aux) is nn.Sequential
+        and type(net.aux[1]) is nn.BatchNorm1d
+        and type(net.aux[2]) is nn.Dropout
+    )
     for training in (True, False, True):
         results = []
         for one in (model, net):
@@ -548,6 +552,71 @@ def test_layers_of_one_mode_and_buffers_that_forward_assigns():
         torch.testing.assert_close(*results, rtol=0, atol=0)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+def test_a_chain_of_which_one_mode_has_less():
+    model, x = nn.Sequential(nn.Linear(4, 4), Noise(), nn.Linear(4, 2)), torch.randn(3, 4)
+    equal_both_modes(model, build(*ag.trace(model, x)), x)
+
+
+class Statistics(nn.Module):
+    """A buffer that a block assigns and other work reads, as it was before."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Buffer(torch.zeros(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.mean.copy_(0.5 * self.mean + x.mean(0))
+            return x - self.mean
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self.Mean(), self.Mean()
+
+    def forward(self, x):
+        before = self.first.mean.clone()
+        return self.second(self.first(x) + before)
+
+
+def test_a_buffer_that_is_read_outside_is_assigned_last():
+    model, x = Statistics(), torch.randn(3, 4)
+    net = build(*ag.trace(model, x))
+    for _ in range(3):
+        torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
+    seen = []
+    net.second.register_forward_hook(lambda m, i, o: seen.append(m.mean.clone()))
+    net(x)
+    torch.testing.assert_close(seen[0], net.second.mean, rtol=0, atol=0)
+
+
+class Either(nn.Module):
+    """A module that computes something else at each of its two calls."""
+
+    class Choice(nn.Module):
+        def forward(self, x, curve):
+            return (x.relu() if curve else x.tanh()) * 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice, self.out = self.Choice(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.choice(self.out(self.choice(x, True)), False)
+
+
+def test_a_module_whose_calls_differ_is_not_a_block():
+    model, x = Either(), torch.randn(3, 4)
+    equal_both_modes(model, build(*ag.trace(model, x)), x)
 
 
 def test_checks_of_torch_are_back(net):

@@ -118,13 +118,13 @@ def gradient_of_half_of_it(net, x):
     return net.head(torch.cat([y[:, :1].detach(), y[:, 1:]], 1))
 
 
-@body(refused=rf"layer\.weight: forward freezes or thaws this parameter.*{PLACE}")
+@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
 def frozen_in_forward(net, x):
     net.layer.weight.requires_grad_(False)
     return net.head(net.layer(x))
 
 
-@body(refused=rf"layer\.weight: forward freezes or thaws this parameter.*{PLACE}")
+@body()
 def thawed_and_frozen_by_mode(net, x):
     net.layer.weight.requires_grad_(net.training)
     return net.head(net.layer(x))
@@ -155,18 +155,18 @@ def parameter_clipped_through_its_data(net, x):
     return net.head(net.layer(x))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: forward changes the gradients of parameters")
+@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
 def gradient_cleared_in_forward(net, x):
     net.layer.weight.grad = None
     return net.head(net.layer(x))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: .* something else while gradients are recorded")
+@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
 def asks_whether_gradients_are_recorded(net, x):
     return net.layer(x) * (2 if torch.is_grad_enabled() else 1)
 
 
-@body(refused=r"hostile/\w+\.py:\d+: .* something else while gradients are recorded")
+@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
 def asks_whether_a_result_requires_gradients(net, x):
     y = net.layer(x)
     return net.head(y * 2 if y.requires_grad else y)
@@ -287,25 +287,6 @@ class ClippedByNorm(Passing):
         return gradient * min(1.0, 50.0 / float(gradient.norm()))
 
 
-class ByBatch(Passing):
-    """The gradient of a large batch is another one."""
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient * (2.0 if ctx.batch > 8 else 1.0)
-
-
-class Counted(Passing):
-    """No gradient after some calls."""
-
-    calls = 0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        Counted.calls += 1
-        return gradient * (0.0 if Counted.calls > 500 else 1.0)
-
-
 class ClampedStraight(torch.autograd.Function):
     """A clamp, whose gradient passes straight through."""
 
@@ -328,22 +309,12 @@ def gradient_clipped_by_norm(net, x):
     return net.head(ClippedByNorm.apply(net.layer(x)))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: ByBatch has a gradient of its own")
-def gradient_by_the_size_of_the_batch(net, x):
-    return net.head(ByBatch.apply(net.layer(x)))
-
-
-@body(refused=r"hostile/\w+\.py:\d+: Counted has a gradient of its own")
-def gradient_that_ends_after_some_calls(net, x):
-    return net.head(Counted.apply(net.layer(x)))
-
-
 @body(refused=r"hostile/\w+\.py:\d+: ClampedStraight has a gradient of its own")
 def clamp_with_a_straight_gradient(net, x):
     return net.head(ClampedStraight.apply(net.layer(x)))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: changes what is saved for the gradients")
+@body(refused=r"(layer|head)\.weight: the model has another gradient than its graph")
 def saved_tensors_clamped(net, x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clamp(-60, 60), lambda t: t):
         return net.head(net.layer(x).relu().square())

@@ -44,7 +44,7 @@ def hook_that_is_a_partial_function(net):
     net.layer.weight.register_hook(functools.partial(times, 2.0))
 
 
-@body(refused=rf"hostile/\w+\.py:\d+: has a hook on its gradient.*{PLACE}")
+@body(refused=r"layer\.weight: the model has another gradient than its graph")
 def hook_on_an_activation(net, x):
     y = net.layer(x)
     if y.requires_grad:
@@ -75,15 +75,17 @@ def hook_removed_again(net):
     net.layer.register_full_backward_hook(lambda module, before, after: None).remove()
 
 
-@body(refused=rf"hostile/\w+\.py:\d+: has a hook on a node of the autograd graph.*{PLACE}")
+@body(refused=r"layer\.weight: the model has another gradient than its graph")
 def hook_on_a_node(net, x):
     y = net.layer(x)
     if y.grad_fn is not None:
-        y.grad_fn.register_hook(lambda before, after: tuple(g * 2 for g in before if g is not None))
+        y.grad_fn.register_hook(
+            lambda before, after: tuple(g if g is None else g * 2 for g in before)
+        )
     return net.head(y)
 
 
-@body(refused=rf"hostile/\w+\.py:\d+: has a hook on a node of the autograd graph.*{PLACE}")
+@body(refused=r"layer\.weight: the model has another gradient than its graph")
 def pre_hook_on_a_node(net, x):
     y = net.layer(x).relu()
     if y.grad_fn is not None:
@@ -118,7 +120,7 @@ def hook_on_an_accumulator_removed_again(net):
     net.held.register_hook(lambda before, after: None).remove()
 
 
-@body(refused=r"hostile/\w+\.py:\d+: has a hook on its gradient.*")
+@body()
 def hook_on_several_gradients(net, x):
     y = net.layer(x)
     z = y.relu()
@@ -127,13 +129,13 @@ def hook_on_several_gradients(net, x):
     return net.head(z)
 
 
-@body(refused=rf"hostile/\w+\.py:\d+: changes what is saved for the gradients.*{PLACE}")
+@body(refused=r"layer\.weight: the model has another gradient than its graph")
 def saved_tensors_rounded(net, x):
     with graph.saved_tensors_hooks(lambda t: t.round(), lambda t: t):
         return net.head(net.layer(x).tanh())
 
 
-@body(refused=rf"hostile/\w+\.py:\d+: changes what is saved for the gradients.*{PLACE}")
+@body(refused=r"layer\.weight: the model has another gradient than its graph")
 def saved_tensors_of_half_precision(net, x):
     with graph.saved_tensors_hooks(
         lambda t: (t.dtype, t.half()), lambda saved: saved[1].to(saved[0])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
-from time import time as clock
 from typing import Any
 
 import torch
@@ -262,19 +260,9 @@ def default_dtype_asked(net, x):
     return net.layer(x) + torch.ones(3, dtype=torch.get_default_dtype())
 
 
-@body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
+@body(refused=r"hostile/\w+\.py:\d+: the model computes something else than its graph")
 def time_of_the_call(net, x):
     return net.layer(x) * (1 + time.time() % 1)
-
-
-@body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
-def time_by_its_own_name(net, x):
-    return net.layer(x) * (1 + clock() / 1e6 % 1)
-
-
-@body(refused=r"hostile/\w+\.py:\d+: forward computes something else each time")
-def hour_of_the_day(net, x):
-    return net.layer(x) * (1 + datetime.now().hour)
 
 
 @body()

@@ -155,7 +155,7 @@ def checkpointed(net, x):
     return net.head(checkpoint.checkpoint(net.layer, x, use_reentrant=False))
 
 
-@body(refused=r"hostile/\w+\.py:\d+: a checkpoint that re-enters lets no gradient through")
+@body(refused=r"layer\.weight: the model has another gradient than its graph.*reentrant")
 def checkpointed_by_reentering(net, x):
     return net.head(checkpoint.checkpoint(net.layer, x, use_reentrant=True))
 

@@ -1,0 +1,76 @@
+"""Who reads a module's mode: where only norms and dropouts of torch's do, one capture is enough.
+
+Their operators have a flag for the mode. All other code that reads ``training`` may do whatever it
+likes with it, and only a capture in train mode shows what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules import batchnorm, dropout
+
+_EXPORT = torch.fx.graph_module.__file__  # copies the mode of a module to what is made of it
+_FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
+
+
+@dataclass
+class Readers:
+    """What reads or sets the mode of modules while a model runs.
+
+    Attributes:
+        flagged: Modules whose operators have a flag for their mode.
+        others: Whether other code reads a mode, or sets one.
+    """
+
+    flagged: set[torch.nn.Module] = field(default_factory=set)
+    others: bool = False
+
+    def follow_flags(self, model: torch.nn.Module) -> bool:
+        """Whether all that differs by mode are flags of operators, and each of them does."""
+        modules = set(model.modules())
+        plain = all(
+            (type(m).train, type(m).eval) == (torch.nn.Module.train, torch.nn.Module.eval)
+            for m in modules
+        )
+        # Without momentum a norm divides by the number of its batches.
+        return (
+            plain
+            and not self.others
+            and self.flagged <= modules
+            and all(getattr(m, "momentum", 0.0) is not None for m in self.flagged)
+            and not any(isinstance(m, torch.nn.SyncBatchNorm) for m in self.flagged)
+        )
+
+
+@contextlib.contextmanager
+def reading_modes() -> Iterator[Readers]:
+    """Note what reads or sets ``training`` of modules, for a while."""
+    readers = Readers()
+
+    def read(module: torch.nn.Module) -> Any:
+        reader = sys._getframe(1).f_code.co_filename
+        if reader in _FLAGGED:
+            readers.flagged.add(module)
+        elif reader != _EXPORT:
+            readers.others = True
+        try:
+            return vars(module)["training"]
+        except KeyError:
+            raise AttributeError("training") from None
+
+    def write(module: torch.nn.Module, mode: Any) -> None:
+        if "training" in vars(module) and not isinstance(module, torch.fx.GraphModule):
+            readers.others = True
+        vars(module)["training"] = mode
+
+    torch.nn.Module.training = property(read, write)  # type: ignore[assignment]  # taken back below
+    try:
+        yield readers
+    finally:
+        del torch.nn.Module.training

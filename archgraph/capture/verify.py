@@ -1,0 +1,532 @@
+"""Verify: a model and the module that is built of its graph run side by side.
+
+Two calls in evaluation, two in training with backward, from one seed: outputs, gradients of all
+parameters and buffers must agree. So whatever a capture cannot show (a function with a gradient of
+its own, a hook, an attribute that the next call reads) is found by what it does. What acts only at
+a later call, at another hour or for other values is out of reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from archgraph.capture.examples import ExampleInputs, redrawn
+from archgraph.capture.export import Captured
+from archgraph.capture.failures import first_line
+from archgraph.capture.places import is_users, place
+from archgraph.capture.restored import restored
+from archgraph.capture.signature import arguments
+from archgraph.capture.surroundings import quiet
+from archgraph.capture.tape import Note
+from archgraph.errors import TraceError
+from archgraph.graph.ir import ArchGraph
+from archgraph.module.build import build
+from archgraph.states import State
+
+_COPIES = 4  # of all leaves: built module, two sets of gradients, results on the way
+_ALIGNED = 64  # bytes: where memory of PyTorch's starts
+_LOUD = 1e3  # factor of the gradients that come into the second backward
+_FLOOR = 1e-3  # of the largest gradient: what is smaller is compared with that
+
+
+@dataclass(frozen=True)
+class _Graded:
+    """What the backward pass of some results runs through.
+
+    Attributes:
+        nodes: How many nodes there are of each kind: equal where the operators are the same.
+        functions: Functions of the user's with a gradient of their own.
+    """
+
+    nodes: Counter[str]
+    functions: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What one call gives: tensors by name, and what their backward pass runs through."""
+
+    outputs: Mapping[str, torch.Tensor]
+    operators: Counter[str]
+    gradients: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
+    graded: _Graded | None = None
+    drew: bool = False  # random numbers
+
+    def floor(self) -> float:
+        """What gradients are compared with that are smaller."""
+        return _FLOOR * max(map(_largest, self.gradients.values()), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Something that both modules have and that differs: an output, a gradient or a buffer."""
+
+    kind: str
+    name: str
+    far: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How both modules are called."""
+
+    inputs: ExampleInputs
+    training: bool
+    backward: bool
+    second: bool = False
+    cast: bool = False  # under autocast
+
+    @property
+    def name(self) -> str:
+        """How messages name the call."""
+        which = "the second call in " if self.second else ""
+        return f"{which}{_mode(self.training)}{' under autocast' if self.cast else ''}"
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def verify(
+    model: torch.nn.Module,
+    graph: ArchGraph,
+    state: State,
+    captured: Captured,
+    *,
+    train: bool,
+    unread: Collection[str] = (),
+) -> list[Note]:
+    """Compare a model with the module that is built of its graph; nothing of the calls stays.
+
+    Args:
+        model: The model.
+        graph: Its graph.
+        state: Its weights.
+        captured: What is known of its forward, with example inputs.
+        train: Compare training, too.
+        unread: Modules whose buffers move in the model alone, which is noted elsewhere.
+
+    Returns:
+        Errors for what differs, notes for what could not be compared.
+    """
+    reason = _too_large(state)
+    if reason:
+        return [f"not verified: {reason}"]
+    with restored(model) as changed, _plainly(model), quiet():
+        built = build(graph, state)
+        work = _Verification(model, built, graph, changed, unread, captured.branches)
+        inputs = captured.args, captured.kwargs
+        other = redrawn(captured.larger(inputs))
+        for training in (False, True) if train else (False,):
+            work.compare(_Call(inputs, training, backward=training), None)
+            cast = captured.asks_autocast and not training
+            backward = training or not train
+            work.compare(_Call(other, training, backward, second=True, cast=cast), inputs)
+        return work.notes
+
+
+def _too_large(state: State) -> str:
+    """Why there is not enough memory to run a model beside the built module; empty if there is."""
+    needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
+    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
+    if needed <= free:
+        return ""
+    return f"that takes {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
+
+
+def _free_memory() -> float:
+    """Bytes of memory that are free, in this container where it has a bound; inf if unknown."""
+    bounds = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        bounds.append(int(line.split()[1]) * 1024)
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no bound
+        used = int((group / "memory.current").read_text("ascii"))
+        bounds.append(int((group / "memory.max").read_text("ascii")) - used)
+    if len(bounds) == 1 and hasattr(os, "sysconf"):
+        with contextlib.suppress(OSError, ValueError):
+            bounds.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(bounds)
+
+
+@contextlib.contextmanager
+def _plainly(model: torch.nn.Module) -> Iterator[None]:
+    """Operators as they are captured: nothing compiled, no fused attention in evaluation."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    compiled = any(
+        isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None
+        for m in model.modules()
+    )
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the operators that run, in place or not; views compute nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.counts[func._schema.name.removesuffix("_")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _SameDraws(TorchDispatchMode):
+    """Equal draws for equal shapes, in whatever order they are made and lie in memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        plain = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, args)
+        torch.manual_seed(sum(t.numel() for t in pytree.tree_leaves(args) if torch.is_tensor(t)))
+        result = func(*plain, **kwargs)
+        if func._schema.is_mutable and plain[0] is not args[0]:
+            return args[0].copy_(result)
+        return result
+
+
+@dataclass
+class _Verification:
+    """Both modules, and what differs so far."""
+
+    model: torch.nn.Module
+    built: torch.nn.Module
+    graph: ArchGraph
+    changed: Callable[[], list[str]]
+    unread: Collection[str]
+    branches: bool  # by values: nothing can watch their operators
+    notes: list[Note] = field(default_factory=list)
+    failed: set[bool] = field(default_factory=set)  # modes
+    reordered: bool = False  # random numbers, in training
+    alike: bool = False  # the operators of the first call
+
+    def __post_init__(self) -> None:
+        self.parameters = dict(self.model.named_parameters())  # before the first call
+        self.parts = _parts(self.model)
+
+    def compare(self, call: _Call, instead: ExampleInputs | None) -> None:
+        """Run both modules and note what differs; ``instead``: inputs where the model raises."""
+        if call.training in self.failed:
+            return
+        theirs = dict(self.built.named_parameters(remove_duplicate=False))
+        theirs = {name: theirs[name] for name in self.parameters if name in theirs}
+        try:
+            expected = self._run(self.model, self.parameters, call)
+        except Exception as error:  # whatever the user's forward raises
+            if instead is not None:
+                self.compare(dataclasses.replace(call, inputs=instead), None)
+                return
+            self.failed.add(call.training)
+            self.notes.append(
+                f"not verified in {call.name}: the model raises {type(error).__name__}: "
+                f"{first_line(error)}"
+            )
+            return
+        try:
+            actual = self._run(self.built, theirs, call)
+        except Exception as error:  # whatever the operators raise
+            self.failed.add(call.training)
+            self.notes.append(
+                TraceError(
+                    f"the built module raises in {call.name} and the model does not",
+                    where=type(self.model).__name__,
+                    found=f"{type(error).__name__}: {first_line(error)}",
+                )
+            )
+            return
+        replaced = sorted(_parts(self.model).items() ^ self.parts.items())
+        if replaced:
+            self.failed |= {False, True}
+            self.notes.append(_replaced(self.model, replaced[0][0]))
+            return
+        differences = [*self._differences(actual, expected, call)]
+        if differences and expected.drew and not call.second:
+            self.reordered = True  # the second call tells whether only the order differs
+        elif differences:
+            self.failed.add(call.training)
+            self.notes.append(self._error(differences, call, expected))
+        elif self.reordered and call.second:
+            self.notes.append(
+                f"in {_mode(call.training)} random numbers are drawn in another order: equal seeds "
+                "give other draws than the model's"
+            )
+        elif expected.graded is not None and not call.second:
+            self.notes += _own(expected.graded)
+
+    def _run(
+        self, module: torch.nn.Module, parameters: Mapping[str, torch.Tensor], call: _Call
+    ) -> _Results:
+        module.train(call.training)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
+        if module is self.built:  # whose arguments are the tensors alone
+            by_name = arguments(self.model, args, kwargs)
+            args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
+        if not call.second or self.reordered:  # else gradients add up, as in a step of several
+            for parameter in parameters.values():
+                parameter.grad = None
+        torch.manual_seed(int(call.second))
+        drawn = torch.get_rng_state()
+        mode: Any = contextlib.nullcontext()
+        if self.reordered and call.second:
+            mode = _SameDraws()
+        elif not (call.second or call.backward or self.branches):
+            mode = _Operators()
+        device = next((t.device.type for t in parameters.values()), "cpu")
+        cast = torch.autocast(device, torch.bfloat16, enabled=call.cast)
+        with torch.set_grad_enabled(call.backward), mode, cast:
+            outputs = _named_tensors(module(*args, **kwargs))
+        drew = not torch.equal(drawn, torch.get_rng_state())
+        results = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        counts = mode.counts if isinstance(mode, _Operators) else Counter[str]()
+        if not call.backward:
+            return _Results(results, counts, drew=drew)
+        smooth = [tensor for tensor in outputs.values() if tensor.requires_grad]
+        graded = _graded(smooth)
+        generator = torch.Generator().manual_seed(2)
+        incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
+        if smooth:
+            torch.autograd.backward(smooth, incoming)
+        gradients = {name: parameter.grad for name, parameter in parameters.items()}
+        return _Results(results, counts, gradients, graded, drew)
+
+    def _differences(
+        self, actual: _Results, expected: _Results, call: _Call
+    ) -> Iterator[_Difference]:
+        least = None if self._same_operators(actual, expected) else 0.0
+        if call.cast:
+            least = tolerance(torch.bfloat16)
+        ours, theirs = list(actual.outputs.values()), expected.outputs
+        if len(ours) != len(theirs):
+            yield _Difference("output", "", f"{len(ours)} tensors instead of {len(theirs)}")
+            return
+        for value, (name, other) in zip(ours, theirs.items(), strict=True):
+            yield from _beyond("output", name, value, other, least)
+        if call.backward:
+            for name, gradient in expected.gradients.items():
+                own = actual.gradients.get(name)
+                yield from _beyond("gradient", name, own, gradient, least, expected.floor)
+        buffers = dict(self.built.named_buffers(remove_duplicate=False))
+        for name, buffer in self.model.named_buffers():
+            if name in buffers and name.rpartition(".")[0] not in self.unread:
+                yield from _beyond("buffer", name, buffers[name], buffer, least)
+
+    def _same_operators(self, actual: _Results, expected: _Results) -> bool:
+        """Whether both compute the same on memory in the same order: then bits agree."""
+        if expected.operators:
+            self.alike = actual.operators == expected.operators and self._same_memory()
+        if actual.graded is not None and expected.graded is not None:
+            return self.alike and actual.graded.nodes == expected.graded.nodes
+        return self.alike
+
+    def _same_memory(self) -> bool:
+        """Whether the parameters of both lie in memory in the same way, where bits repeat."""
+        own = dict(self.built.named_parameters(remove_duplicate=False))
+        return all(
+            parameter.device.type == "cpu"
+            and parameter.stride() == own[name].stride()
+            and not parameter.data_ptr() % _ALIGNED
+            for name, parameter in self.parameters.items()
+        )
+
+    def _error(
+        self, differences: Sequence[_Difference], call: _Call, expected: _Results
+    ) -> TraceError:
+        """One error for what differs in a call: what it is, how far, why where that is known."""
+        first = differences[0]
+        rest = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+        actual = f"{first.kind} {first.name} {first.far} in {call.name}{rest}"
+        forward = place(type(self.model).forward)
+        changed = self.changed() if call.second or call.training else []
+        functions = expected.graded.functions if expected.graded else ()
+        if first.kind == "gradient" and functions:
+            names = " and ".join(map(_short, functions))
+            return TraceError(
+                f"{names} has a gradient of its own; a graph has that of its forward",
+                where=_source(functions[0]),
+                found=actual,
+                hint="write forward so that its gradient is the right one (x + (y - x).detach() "
+                "passes the gradient straight through)",
+            )
+        if first.kind == "gradient":
+            return TraceError(
+                "the model has another gradient than its graph: forward registers a hook, sets "
+                "grad or requires_grad, or has a checkpoint with use_reentrant=True",
+                where=first.name,
+                found=actual,
+                hint="remove what changes gradients in forward",
+            )
+        if changed:
+            return TraceError(
+                f"forward changes {', '.join(changed[:3])}, and a later call computes something "
+                "else; a graph does not",
+                where=forward,
+                found=actual,
+                hint="make it a buffer (register_buffer)",
+            )
+        return TraceError(
+            "the model computes something else than its graph: forward goes by what a graph does "
+            "not have (the time, whether gradients are recorded, whether it is captured, what an "
+            "earlier call left)",
+            where=forward,
+            found=actual,
+            hint="give what changes as an input, keep what stays in buffers",
+        )
+
+
+def _parts(model: torch.nn.Module) -> dict[str, int]:
+    """The parameters of a model by name, and the names of its buffers."""
+    parts = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    return parts | dict.fromkeys((name for name, _ in model.named_buffers()), 0)
+
+
+def _replaced(model: torch.nn.Module, name: str) -> TraceError:
+    return TraceError(
+        "forward makes or replaces this part; the parts of a graph stay as they are",
+        where=name,
+        found=place(type(model).forward),
+        hint="do it before tracing",
+    )
+
+
+def _own(graded: _Graded) -> Iterator[str]:
+    """Notes on what agrees in these calls and is another thing all the same."""
+    for function in graded.functions:
+        yield (
+            f"{_source(function)}: {_short(function)} has a gradient of its own, which was that of "
+            "its forward in two calls"
+        )
+
+
+def _source(function: Any) -> str:
+    """Where a function says what its gradient is."""
+    return place(inspect.unwrap(function.backward))
+
+
+def _short(function: Any) -> str:
+    return str(function.__qualname__).rpartition(".")[2]
+
+
+def _named_tensors(outputs: Any) -> dict[str, torch.Tensor]:
+    """Tensors of a module's results by name, in order."""
+    if dataclasses.is_dataclass(outputs) and type(outputs) not in pytree.SUPPORTED_NODES:
+        outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
+    try:
+        named = [(pytree.keystr(k) or "0", v) for k, v in pytree.tree_leaves_with_path(outputs)]
+    except ValueError:  # a type that does not name its entries
+        named = [(str(k), v) for k, v in enumerate(pytree.tree_leaves(outputs))]
+    return {name: value for name, value in named if isinstance(value, torch.Tensor)}
+
+
+def _graded(results: Sequence[torch.Tensor]) -> _Graded:
+    """What the backward pass of some results runs through."""
+    waiting = [r.grad_fn for r in results if r.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    functions: dict[Any, None] = {}
+    names: Counter[str] = Counter()
+    while waiting:
+        node: Any = waiting.pop()
+        names[node.name()] += 1
+        if isinstance(node, BackwardCFunction):
+            function = node._forward_cls  # type: ignore[attr-defined]  # torch sets it
+            if is_users(_source(function)):
+                functions[function] = None
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return _Graded(names, tuple(functions))
+
+
+def _incoming(tensor: torch.Tensor, generator: torch.Generator, second: bool) -> torch.Tensor:
+    """The gradient that comes in at a result; large ones show what clips them."""
+    real = torch.empty((), dtype=tensor.dtype).real.dtype
+    loud = min(_LOUD, torch.finfo(real).max ** 0.25) if second else 1.0
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * loud
+    return drawn.to(tensor.device, tensor.dtype)
+
+
+def _beyond(
+    kind: str,
+    name: str,
+    actual: torch.Tensor | None,
+    expected: torch.Tensor | None,
+    least: float | None,
+    floor: Callable[[], float] = float,
+) -> Iterator[_Difference]:
+    """The difference of a tensor that is off by more than its tolerance; ``least``: None for 0."""
+    if actual is None and expected is None:
+        return
+    if actual is None or expected is None:
+        which = "model" if actual is None else "graph"
+        yield _Difference(kind, name, f"is there in the {which} alone")
+        return
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        types = (f"{t.dtype} {tuple(t.shape)}" for t in (actual, expected))
+        yield _Difference(kind, name, " instead of ".join(types))
+        return
+    gap = difference(actual, expected, floor)
+    if gap > (0.0 if least is None else max(least, tolerance(expected.dtype))):
+        yield _Difference(kind, name, f"is off by {gap:.1e} of its largest value")
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far results of other operators may be apart, relative to the largest value."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.sqrt(torch.finfo(dtype).eps)
+    return 0.0
+
+
+def difference(
+    actual: torch.Tensor, expected: torch.Tensor, floor: Callable[[], float] = float
+) -> float:
+    """Largest difference relative to the largest expected value, or a floor; NaN equals NaN."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    actual, expected = _dense(actual), _dense(expected)
+    if torch.equal(actual, expected):
+        return 0.0
+    apart = ~((actual == expected) | (actual.isnan() & expected.isnan()))
+    if not apart.any():
+        return 0.0
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    gap = float((actual[apart].to(wide) - expected[apart].to(wide)).abs().max())
+    largest = max(_largest(expected), floor())
+    return gap / largest if largest and math.isfinite(gap) else math.inf
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+
+
+def _largest(tensor: torch.Tensor | None) -> float:
+    """Largest finite magnitude."""
+    if tensor is None:
+        return 0.0
+    values = _dense(tensor).abs()
+    values = values[values.isfinite()]
+    return float(values.max()) if values.numel() else 0.0
