@@ -31,17 +31,16 @@ class Removal:
         if not draft.stream or entry == end:
             return "holds nothing that could be left out"
         members, terms = set(nodes), draft.terms(self.graph)
-        last = self.casts.ends(draft)
+        last, stays = self.casts.ends(draft), {entry, end}
         if terms and draft.last is last:  # what it passes on stays, however it is prepared
             reason = self._kept_term(terms, members, last.entry, end)
-            ends, going = {last.entry, end}, set(last.nodes)
+            stays.add(last.entry)
         else:
             reason = self._other(entry, end)
-            ends, going = {entry, end}, set(draft.stream)
         return (
             self._long_connection(draft, members, entry)
             or reason
-            or self._leak(nodes, going - ends, end, terms)
+            or self._leak(nodes, set(draft.stream) - stays, end, terms)
         )
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
@@ -122,7 +121,7 @@ class Removal:
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"
                 for node in self._nothing_else.get(axis, ()):
-                    if node not in members or node == end:
+                    if node not in members:
                         return f"appends {ref}, without which %{node} is empty"
         return ""
 

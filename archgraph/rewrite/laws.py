@@ -234,7 +234,7 @@ def masked(graph: ArchGraph, state: State, kept: Kept) -> tuple[ArchGraph, dict[
             stays = torch.zeros(tensor.shape[d], dtype=torch.bool)
             stays[torch.from_numpy(positions(layout, kept))] = True
             mask &= stays.reshape([-1 if i == d else 1 for i in range(tensor.dim())])
-        floating = tensor.is_floating_point() or tensor.is_complex()
+        floating = tensor.is_floating_point()
         tensor = tensor * (mask.double().clamp(min=NOTHING) if floating else mask)
         if param.role == "constant":
             data = Constant(param.dtype, param.shape, tensor.numpy().tobytes())

@@ -162,6 +162,22 @@ def test_what_computes_something_else_is_not_written(traced, tmp_path: Path, mon
     assert [*tmp_path.iterdir()] == []
 
 
+class Features(torch.nn.Module):
+    """A category and bytes among numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.table(x[:, 0].long()) + x[:, 1:].to(torch.uint8) / 255)
+
+
+def test_inputs_that_become_whole_numbers_are_compared(tmp_path: Path):
+    graph, state = ag.trace(Features(), torch.rand(2, 5) * 3)
+    assert ag.load(ag.export(graph, state, tmp_path / "features.onnx")).graph.params
+
+
 def test_operators_that_onnx_lacks_are_named(tmp_path: Path):
     class Special(torch.nn.Module):
         def forward(self, x):

@@ -12,6 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.errors import ArchGraphError, GraphError, RewriteError
+from archgraph.graph.ir import refs
 from archgraph.ops.infer import infer
 from tests import structures as nets
 from tests.structures import graph_of, parts
@@ -110,6 +111,8 @@ def test_skipping_a_dense_layer_takes_its_width_from_all_that_reads_it():
     kept = [*range(12), *range(16, 20)]
     torch.testing.assert_close(taken, state["squeeze.weight"][:, kept], rtol=0, atol=0)
     assert parts(small.graph)["dense"] == ["dense.0", "dense.2"]
+    before, after = ([n.op for n in g.nodes].count("aten.cat") for g in (graph, small.graph))
+    assert after == before - 1
     everything = ag.skip(graph, "dense.*", verify=True)
     assert {p.name: p.shape for p in everything.graph.params}["squeeze.weight"] == (8, 8, 1, 1)
 
@@ -178,9 +181,54 @@ def test_a_dense_block_keeps_what_it_passes_on(block):
     expected = model.o(last(nn.Sequential(model.i, *before)(x), gone=True))
     net = ag.build(less.graph, less.transfer.pull(state)).eval()
     torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-6)  # float32
+    assert ag.skip(graph, name, keep_projection=True).graph == less.graph
+    joined = [len(refs(n.arg("tensors"))) for n in less.graph.nodes if n.op == "aten.cat"]
+    assert joined in ([], [2])  # nothing is joined any more, or what is there twice or before
     appended = sum(len(f.bias) for f in last.terms.children() if isinstance(f, nn.Linear))
     assert less.graph.param["o.weight"].shape == (2, model.o.in_features - appended)
     assert infer(less.graph) == less.graph
+
+
+class Prepared(nn.Linear):
+    """In single precision, and cast back, whatever the weights are."""
+
+    def forward(self, x):
+        x = x.float().relu()
+        return x, super().forward(x.to(self.weight.dtype)).float()
+
+
+class Lists(nn.Module):
+    """The first layer of a dense network prepares what all later lists begin with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.f, self.g = nn.Linear(3, 8), Prepared(8, 4), nn.Linear(12, 4)
+        self.o = nn.Linear(16, 2)
+
+    def forward(self, x):
+        xs = [*self.f(self.i(x))]
+        xs.append(self.g(torch.cat(xs, 1)))
+        return self.o(torch.cat(xs, 1))
+
+
+def test_what_a_dense_block_passes_on_may_be_used_by_later_lists():
+    less = ag.skip(graph_of(Lists(), torch.zeros(2, 3)), "f", verify=True)
+    assert less.graph.param["g.weight"].shape == (4, 8)
+    assert less.graph.param["o.weight"].shape == (2, 12)
+
+
+class Joined(Prepared):
+    def forward(self, x):
+        return torch.cat(super().forward(x), 1).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_dense_block_passes_on_keeps_its_type(dtype):
+    net = nn.Sequential(nn.Linear(3, 8), Joined(8, 4), nn.Linear(12, 2)).to(dtype)
+    graph, state = ag.trace(net, torch.zeros(2, 3, dtype=dtype))
+    less = ag.skip(graph, "1", verify=True)
+    made = ag.build(less.graph, less.transfer.pull(state))(torch.zeros(2, 3, dtype=dtype))
+    assert made.dtype == dtype
 
 
 class Halves(nn.Module):
@@ -210,6 +258,15 @@ def test_a_term_that_a_norm_behind_spans_is_left_out():
     less = ag.skip(graph, "1.*", verify=True)  # a norm over fewer: it runs, no mask equals it
     assert less.graph.param["2.weight"].shape == (8,)
     ag.build(less.graph, less.transfer.pull(state))(torch.zeros(2, 3))
+
+
+def test_verify_of_a_graft_runs_the_network(monkeypatch):
+    def broken(*_):
+        raise RewriteError("it runs")
+
+    monkeypatch.setattr("archgraph.rewrite.laws.check_law", broken)
+    with pytest.raises(RewriteError, match="it runs"):
+        ag.graft(graph_of(residual()), {"stage2": 4}, verify=True)
 
 
 def test_counters_and_training_branches_go_along():

@@ -53,6 +53,9 @@ def test_results_that_become_empty_are_refused():
     with pytest.raises(RewriteError, match=r"%linear: nothing is left"):
         laws.refuse_empty(graph, graph.replace(nodes=tuple(nodes)))
     laws.refuse_empty(graph.replace(nodes=tuple(nodes)), graph.replace(nodes=tuple(nodes)))
+    none = dataclasses.replace(graph.params[0], type=dataclasses.replace(type_, shape=(0, 2)))
+    empty = graph.replace(params=(none, *graph.params[1:]))
+    laws.refuse_empty(empty, empty)
 
 
 def test_an_output_that_loses_its_input_is_refused():
@@ -74,9 +77,16 @@ def test_an_original_that_never_depended_on_its_input_is_accepted():
     assert laws.same_function(graph, ag.Rewritten.identity(graph)) == 0
 
 
-def test_an_approximate_copy_is_still_seen_to_run():
+def test_an_approximate_copy_is_still_seen_to_run(monkeypatch):
     graph = traced(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     ag.widen(graph, sizes={"0.out": 6}, approximate=True, verify=True)
+
+    def broken(*_):
+        raise RewriteError("it runs")
+
+    monkeypatch.setattr("archgraph.rewrite.widen.check_law", broken)
+    with pytest.raises(RewriteError, match="it runs"):
+        ag.widen(graph, sizes={"0.out": 6}, approximate=True, verify=True)
 
 
 def test_narrow_networks_of_many_rectifiers_pass():
@@ -110,6 +120,17 @@ def test_parameters_that_a_graph_gives_a_value_are_drawn_all_the_same():
     state = laws.random_state(laws.in_float64(graph))
     steps = [value for name, value in state.items() if name.endswith("step_size")]
     assert len(steps) == 2 and all(0.75 <= float(value) <= 1.25 for value in steps)
+
+
+def test_positive_weights_carry_a_signal_through_any_depth():
+    graph = traced(*(nn.Linear(64, 64) for _ in range(40)), size=64)
+    wide = laws.in_float64(graph)
+    state = laws.random_state(wide, positive=True)
+    assert all(bool((value >= 0).all()) for value in state.values())
+    one, other = (
+        laws.evaluated(wide, state, laws.random_inputs(wide, seed=seed)) for seed in (0, 1)
+    )
+    assert laws.difference(one, other) > 1e-12
 
 
 def test_buffers_keep_the_value_that_a_graph_gives_them():
