@@ -167,7 +167,7 @@ class _Writing:
         if new.meta["val"].dtype != val.dtype:
             new = self.call(_TO, (new, val.dtype), {}, node)
         if not self.region.grad:
-            new = calls.insert(self.graph, _DETACH, (new,), {}, like=goal, val=val)
+            new = calls.insert(self.graph, _DETACH, (new,), {}, like=node, val=val)
             new.meta |= {IMPLIED: True, REGION: self.region}
         self.assign(goal, new, node)
         self.hold(node, self.current(goal))
