@@ -33,6 +33,7 @@ from archgraph.rewrite.laws import (
     refuse_empty,
 )
 from tests.nets import Foreign
+from tests.zoo.layers import others, weighted
 from tests.zoo.report import Checks, Findings
 
 Level = Literal["quick", "full"]
@@ -59,6 +60,8 @@ class Report(Findings):
     blocks: int = 0
     removable: int = 0
     sections: int = 0
+    layers: int = 0  # of torch.nn, called and with weights of their own
+    returned: int = 0  # those that the built module has again, with the same options
     half: int = 0  # parameters that halving every free axis leaves
     share: float | None = None  # of the parameters, on at least one free axis
     gap: float | None = None  # worst difference of mask ≡ take
@@ -128,6 +131,13 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
                 figures["notes"] += (f"{expected - macs} multiplications reach no output",)
                 expected = live
         assert macs == expected, f"graph has {macs}, torch counts {expected}"
+    with exam.check("layers"):
+        expected_layers = weighted(model, args, kwargs)
+        unlike = others(expected_layers, ag.build(graph, state))
+        figures |= {"layers": len(expected_layers), "returned": len(expected_layers) - len(unlike)}
+        if unlike:
+            path, other = next(iter(unlike.items()))
+            figures["notes"] += (f"{len(unlike)} layers are another thing; {path}: {other}",)
     reached: set[str] = set()
     for mode in ("eval", "train"):
         with exam.check(mode):

@@ -12,8 +12,8 @@ from tests.zoo.exam import AXES, LAW, Report
 Found = Sequence[tuple[Entry, Report]]
 
 _COLUMNS = (
-    "model", "parameters", "nodes", "axes free / pinned / spanned", "blocks / removable / sections",
-    "mask ≡ take", "share", "trace s", "axes s", "structure s", "verdict",
+    "model", "parameters", "nodes", "layers back", "axes free / pinned / spanned",
+    "blocks / removable / sections", "mask ≡ take", "share", "trace s", "axes s", "structure s", "verdict",
 )  # fmt: skip
 
 
@@ -46,8 +46,10 @@ def table(found: Found, level: str, models: int) -> str:
         f"counts; half of every free axis, {singles} and both together: built, run, trained for a "
         "step; and mask ≡ take in float64 on a random half of all free axes that no norm or "
         f"softmax spans (allowed: {LAW:g}).",
-        "*Spanned* axes are free, but a norm, softmax or reduction runs over them. *Share*: "
-        "parameters on at least one free axis. Processor seconds on one core.",
+        "*Layers back*: of the layers of `torch.nn` that are called and own their weights, those "
+        "that the built module has again with the same options. *Spanned* axes are free, but a "
+        "norm, softmax or reduction runs over them. *Share*: parameters on at least one free axis. "
+        "Processor seconds on one core.",
         summary(found),
     ]
     if len(found) < models:
@@ -98,6 +100,7 @@ def _row(entry: Entry, report: Report) -> str:
             entry.name,
             f"{report.parameters:,}",
             str(report.nodes),
+            f"{report.returned} / {report.layers}",
             f"{report.free} / {report.pinned} / {report.spanned}",
             f"{report.blocks} / {report.removable} / {report.sections}",
             gap,
