@@ -13,7 +13,8 @@ Found = Sequence[tuple[Entry, Report]]
 
 _COLUMNS = (
     "model", "parameters", "nodes", "layers back", "axes free / pinned / spanned",
-    "blocks / removable / sections", "mask ≡ take", "share", "trace s", "axes s", "structure s", "verdict",
+    "blocks / removable / sections", "mask ≡ take", "share", "trace s", "axes s", "structure s",
+    "verdict",
 )  # fmt: skip
 
 
