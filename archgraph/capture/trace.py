@@ -126,11 +126,15 @@ def trace(
     """
     _ready(model, args, kwargs)
     seen = itertools.chain(*(check(model) for check in _CHECKS))
-    unlike = _said([*seen], strict)
+    differences = [*seen]
+    unlike = _said(differences, strict)
     with uncollected(), _explaining_tuples(args), suggesting(model):
-        way = _Way(train, name or type(model).__name__, strict, verify)
+        # What is known to differ would show again.
+        compares = verify and not any(isinstance(note, TraceError) for note in differences)
+        way = _Way(train, name or type(model).__name__, strict, compares)
         traced, notes = _traced_uncached(model, args, kwargs, way)
-    return _noted(traced, (*unlike, *_said(notes, strict)))
+    skipped = () if verify else ("not verified: traced with verify=False",)
+    return _noted(traced, (*unlike, *_said(notes, strict), *skipped))
 
 
 def trace_own(model: torch.nn.Module, kwargs: Mapping[str, torch.Tensor], name: str) -> Traced:

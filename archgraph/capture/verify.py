@@ -417,8 +417,8 @@ def _own(graded: _Graded) -> Iterator[str]:
     """Notes on what agrees in these calls and is another thing all the same."""
     for function in graded.functions:
         yield (
-            f"{_source(function)}: {_short(function)} has a gradient of its own, which was that of "
-            "its forward in two calls"
+            f"{_source(function)}: {_short(function)} defines its own backward, which agreed with "
+            "autograd in the two calls compared; for other values it may not"
         )
 
 
@@ -491,7 +491,7 @@ def _beyond(
         return
     gap = difference(actual, expected, floor)
     if gap > (0.0 if least is None else max(least, tolerance(expected.dtype))):
-        yield _Difference(kind, name, f"is off by {gap:.1e} of its largest value")
+        yield _Difference(kind, name, f"differs by {gap:.1e} of its largest value")
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,11 +77,23 @@ def auxiliary(outputs: Any, main: Tensor) -> list[Tensor]:
         >>> main, other = torch.zeros(2, 3), torch.ones(2, 3)
         >>> auxiliary({"main": {"logits": main}, "exit": other, "none": None}, main)[0] is other
         True
+        >>> len(auxiliary((main, [other, other]), main))
+        2
         >>> auxiliary(main, main)
         []
     """
     if isinstance(outputs, Tensor):
         return []
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    found = [Logits()(value) if isinstance(value, Mapping) else value for value in values]
-    return [value for value in found if isinstance(value, Tensor) and value is not main]
+    return [value for item in values for value in _predictions(item) if value is not main]
+
+
+def _predictions(value: Any) -> Iterator[Tensor]:
+    """The predictions in one output: itself, those of a list, the logits among named ones."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield Logits()(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _predictions(item)

@@ -180,7 +180,8 @@ class ArchGraph:
         updates: Buffers that forward assigns: ``(buffer, value)``; ``None`` leaves it alone.
         sections: The user's own sections, ``(name, (block, ...))``; empty: found by analysis.
         flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
-            a path stands for all modules inside, later ones count; a label, which files lack.
+            a path stands for all modules inside, later ones count; a label, too, which the printed
+            form lacks.
     """
 
     inputs: tuple[tuple[str, Value], ...]

@@ -46,6 +46,7 @@ class FlatModel(pydantic.BaseModel):
     updates: dict[str, str] = {}
     sections: dict[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
+    modes: dict[str, Literal["train", "eval"]] = {}
 
 
 def quoted(text: str) -> str:
@@ -106,6 +107,9 @@ def dump(graph: ArchGraph) -> str:
         lines += [f"  {quoted(k)}: [{', '.join(map(quoted, v))}]" for k, v in graph.sections]
     if graph.notes:
         lines += ["notes:", *(f"  - {quoted(note)}" for note in graph.notes)]
+    if graph.flags:
+        modes = ((path, "train" if flag else "eval") for path, flag in graph.flags)
+        lines += ["modes:", *(f"  {quoted(path)}: {mode}" for path, mode in modes)]
     text = "\n".join(lines) + "\n"
     if (lost := _difference(graph, text)) is not None:
         raise GraphError("cannot be written without loss", found=lost, hint="rename it")
@@ -178,4 +182,5 @@ def read(document: Document) -> ArchGraph:
         sections=tuple(flat.sections.items()),
         name=flat.name,
         notes=flat.notes,
+        flags=tuple((path, mode == "train") for path, mode in flat.modes.items()),
     )

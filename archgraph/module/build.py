@@ -20,7 +20,7 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param, Ref
 from archgraph.module.code import Blocks, forward
 from archgraph.module.initial import initial_state
-from archgraph.module.inputs import Inputs
+from archgraph.module.inputs import Inputs, checked
 from archgraph.module.plan import Plan, ancestors, is_under
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
@@ -36,15 +36,6 @@ class Block(nn.Module):
 
     _graph: ClassVar[ArchGraph]
     _path: ClassVar[str] = ""
-
-    def _part(self, name: str) -> Any:
-        """A leaf or a module whose name is not a Python expression, or means something else."""
-        module: Any = self
-        for part in name.split("."):
-            tables = (module._modules, module._parameters, module._buffers)
-            found = next((table[part] for table in tables if part in table), None)
-            module = getattr(module, part) if found is None else found
-        return module
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By graph and path, since its class has no name; with everything that the user changed."""
@@ -62,17 +53,6 @@ class ArchModule(Block):
     arch: ClassVar[ArchGraph]
     _inputs: ClassVar[Inputs]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward on inputs of the graph's types.
-
-        Raises:
-            GraphError: If an input has another rank, dtype or device than the graph's, or another
-                size than the batch.
-        """
-        if not torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
-            self._inputs.check(self, args, kwargs)
-        return super().__call__(*args, **kwargs)
-
     def extra_repr(self) -> str:
         """One line: name, operators."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
@@ -81,8 +61,13 @@ class ArchModule(Block):
 class ArchSequential(ArchModule, nn.Sequential):
     """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
 
+    def forward(self, input: torch.Tensor) -> Any:  # the name that nn.Sequential gives it
+        """Call the modules one after the other."""
+        self._inputs.check(self, (input,), {})
+        return nn.Sequential.forward(self, input)
+
     def __getitem__(self, index: Any) -> Any:
-        """One module, or a plain ``nn.Sequential`` of some."""
+        """Return one module, or a plain ``nn.Sequential`` of some."""
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
@@ -100,8 +85,8 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 
     It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
     pruning, parametrisations, adapters and replaced layers work as they do on that model. Its
-    ``training`` flags are those that the model had when it was traced; what is built from a file
-    is in training mode, as any new module.
+    ``training`` flags are those that the model had when it was traced; what is built from a
+    description is in training mode, as any new module.
 
     Args:
         graph: The architecture.
@@ -172,7 +157,7 @@ class Template:
             self.places.append((path, last, param.name))
         root = forward(plan, "", plan.work, self.blocks)
         tree = _tree(plan, [path for path, _, _ in self.places], self.blocks.made)
-        kind, run = ArchModule, {"forward": root.run}
+        kind, run = ArchModule, {"forward": checked(root.run)}
         owns = any(not path for path, _, _ in self.places)
         if not owns and self._is_sequential(tuple(tree[""])):
             kind, run = ArchSequential, {}
@@ -326,15 +311,16 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of a built module: owners only, detached, in graph order.
 
     A tensor that is parametrised (``torch.nn.utils.parametrizations``) is what the module computes
-    with; all others are views of the module's own.
+    with; all others are views of the module's own. Around the built module there may be others
+    (``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own that has it as a
+    part).
 
     Raises:
         GraphError: If the module was not built from a graph, or its tensors are no longer those of
             the graph (pruned, with adapters, with further parameters); names the first.
     """
-    graph = getattr(module, "arch", None)
-    if not isinstance(graph, ArchGraph):
-        raise GraphError("not a module built by archgraph", found=type(module).__name__)
+    module = _built(module)
+    graph = module.arch
     full = module.state_dict(keep_vars=True)
     state = {name: _tensor(module, name, full) for name in graph.state_names}
     known = {name for param in graph.params for name in (param.name, *param.aliases)}
@@ -346,6 +332,17 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
             hint="merge it into the graph's tensors, or remove it, before reading the state",
         )
     return state
+
+
+def _built(module: nn.Module) -> ArchModule:
+    """The one built module that a module is or has inside."""
+    found = [part for part in module.modules() if isinstance(part, ArchModule)]
+    if len(found) != 1:
+        raise GraphError(
+            "not a module built by archgraph",
+            found=f"{type(module).__name__} with {len(found)} built modules inside",
+        )
+    return found[0]
 
 
 def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tensor:
@@ -405,6 +402,7 @@ def load_state(module: nn.Module, state: State) -> None:
         GraphError: If a tensor is missing or has another shape, or tied ones differ; nothing is
             copied then.
     """
+    module = _built(module)
     own = state_of(module)
     _fits(state, {name: tuple(tensor.shape) for name, tensor in own.items()})
     computed = own.keys() - module.state_dict(keep_vars=True).keys()
@@ -414,7 +412,7 @@ def load_state(module: nn.Module, state: State) -> None:
             where=min(computed),
             hint="torch.nn.utils.parametrize.remove_parametrizations makes it a parameter again",
         )
-    _check_tied(cast(ArchModule, module).arch, state)
+    _check_tied(module.arch, state)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])

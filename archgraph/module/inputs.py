@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Record, Ref, TensorType, Value
+from archgraph.graph.ir import ArchGraph, Batch, Record, Ref, TensorType, Value
 from archgraph.ops.schema import torch_dtype
 
 _Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it
@@ -28,6 +29,7 @@ class Input:
         dtype: Its dtype.
         rank: How many dimensions it has.
         sizes: Those of its sizes that are not open, with their dimensions.
+        batched: Whether its first dimension is the batch.
         low: The least size of its first dimension for which the graph holds.
         high: The largest one; None where there is none.
         type: All of that, as the graph says it.
@@ -40,12 +42,13 @@ class Input:
     dtype: torch.dtype
     rank: int
     sizes: tuple[tuple[int, int], ...]
+    batched: bool
     low: int
     high: int | None
     type: TensorType
 
     def fits(self, value: Any) -> bool:
-        """Whether a value is a tensor of this type."""
+        """Return whether a value is a tensor of this type."""
         if not isinstance(value, torch.Tensor):
             return False
         if value.dtype is not self.dtype or value.dim() != self.rank:
@@ -54,7 +57,7 @@ class Input:
         return all(shape[dim] == size for dim, size in self.sizes) and self.holds(shape)
 
     def holds(self, shape: Sequence[int]) -> bool:
-        """Whether the graph holds for the size of the batch."""
+        """Return whether the graph holds for the size of the batch."""
         if self.low and shape[0] < self.low:
             return False
         return self.high is None or shape[0] <= self.high
@@ -80,7 +83,8 @@ class Inputs:
                 dtype = torch_dtype(node.dtype)
                 low, high = cast(int, node.arg("min", 0)), cast("int | None", node.arg("max"))
                 rank = len(node.shape)
-                at = (label, index, key, steps, dtype, rank, tuple(fixed), low, high, type_)
+                batched = node.shape[:1] == (Batch(),)
+                at = label, index, key, steps, dtype, rank, tuple(fixed), batched, low, high, type_
                 found.append(Input(*at))
         leaf = next((p for p in graph.params if torch_dtype(p.dtype).is_floating_point), None)
         own = None
@@ -95,14 +99,19 @@ class Inputs:
         Raises:
             GraphError: Names the input, what was found and what is expected.
         """
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
+            return
         leaf = self._leaf(module)
         converted = leaf is not None and self.own is not None and leaf.dtype is not self.own[2]
+        first: tuple[Input, torch.Tensor] | None = None
         for item in self.tensors:
             value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
             if value is None:
                 continue
             for step in item.steps:
                 value = _inside(value, step)
+            if isinstance(value, torch.fx.Proxy):  # of symbolic tracing, which has no types
+                return
             if converted or not item.fits(value):
                 self._refuse(item, value, leaf)
             if leaf is not None and value.device != leaf.device:
@@ -111,7 +120,17 @@ class Inputs:
                     where=f"input {item.label}",
                     found=str(value.device),
                     expected=str(leaf.device),
+                    hint=f"move it: .to({str(leaf.device)!r})",
                 )
+            if item.batched:
+                first = first or (item, value)
+                if value.shape[0] != first[1].shape[0]:
+                    raise GraphError(
+                        f"has another batch size than input {first[0].label}",
+                        where=f"input {item.label}",
+                        found=value.shape[0],
+                        expected=first[1].shape[0],
+                    )
 
     def _leaf(self, module: nn.Module) -> torch.Tensor | None:
         """A tensor that is where the module is; None if it has been replaced."""
@@ -127,38 +146,63 @@ class Inputs:
 
     def _refuse(self, item: Input, value: Any, leaf: torch.Tensor | None) -> None:
         """Raise for a value that does not fit; a module in another dtype takes inputs in that."""
-        where = f"input {item.label}"
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise GraphError("is not a tensor", where=where, found=kind, expected=str(item.type))
-        dtype, shape = item.dtype, value.shape
+        dtype, where = item.dtype, f"input {item.label}"
         if leaf is not None and self.own is not None and dtype is self.own[2]:
             dtype = leaf.dtype
-        if value.dtype is dtype and value.dim() == item.rank:
-            if all(shape[dim] == size for dim, size in item.sizes):
-                if item.holds(shape):
-                    return
-                ends = (f"{item.low} or more" if item.low else "", f"{item.high} or less")
-                raise GraphError(
-                    "the graph does not hold for this batch size: the model computes something "
-                    "else for it",
-                    where=where,
-                    found=shape[0],
-                    expected=" and ".join(e for e in ends if e and not e.startswith("None")),
-                    hint="split the batch, or trace the model on an example of this size",
-                )
-        found = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
-        fixed = any(dim == 0 for dim, _ in item.sizes) and value.dim() == item.rank
-        hint = "trace the model on an example of this type"
-        if fixed and any(shape[dim] != size for dim, size in item.sizes if dim == 0):
-            hint += "; the notes of ag.trace say why its batch is fixed"
+        expected = TensorType(item.type.shape, _name(dtype))
+        if not isinstance(value, torch.Tensor):
+            raise GraphError(
+                "is not a tensor",
+                where=where,
+                found=type(value).__name__,
+                expected=str(expected),
+                hint="make it one: torch.as_tensor",
+            )
+        shape = tuple(value.shape)
+        others = [dim for dim, size in item.sizes if dim < len(shape) and shape[dim] != size]
+        if value.dtype is dtype and len(shape) == item.rank and not others:
+            if item.holds(shape):
+                return
+            ends = [f"{item.low} or more"] if item.low else []
+            ends += [f"{item.high} or less"] if item.high is not None else []
+            raise GraphError(
+                "the graph does not hold for this batch size: the model computes something else "
+                "for it",
+                where=where,
+                found=shape[0],
+                expected=" and ".join(ends),
+                hint="split the batch, or trace the model on an example of this size",
+            )
+        if len(shape) == item.rank - 1 and item.batched:
+            hint = "an axis for the batch seems to be missing: x[None]"
+        elif len(shape) != item.rank or others:
+            hint = "give it this size, or trace the model on an example of the other size"
+            if others == [0]:
+                hint += "; the notes of ag.trace say why the size of the batch is fixed"
+        else:
+            hint = f"convert it: .to(torch.{_name(dtype)})"
         raise GraphError(
             "is not of the type that the graph was traced with",
             where=where,
-            found=found,
-            expected=str(item.type),
+            found=f"{_name(value.dtype)}[{', '.join(map(str, shape))}]",
+            expected=str(expected),
             hint=hint,
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a network, which compares its inputs with the graph's first."""
+
+    @functools.wraps(forward)
+    def compared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._inputs.check(self, args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    return compared
 
 
 def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:

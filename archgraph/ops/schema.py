@@ -15,7 +15,9 @@ from archgraph.graph.ir import Atom, Value, show
 # Operators that read or write anything but their arguments; never accepted.
 _UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})
 # Arguments that say where or how to store, not what to compute: they never enter a graph.
-STORAGE_ARGS = frozenset({"device", "layout", "pin_memory", "cudnn_enabled", "non_blocking"})
+STORAGE_ARGS = frozenset(
+    {"device", "layout", "pin_memory", "cudnn_enable", "cudnn_enabled", "non_blocking"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,8 +186,8 @@ class Merger:
             scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
                 client gives (HeteroFL's classes).
-            skip: Client entries that are left out (norm statistics, personal layers), whether the
-                state has them or not.
+            skip: Client entries that are left out (norm statistics, personal layers, a head of
+                another size), whether the state has them or not.
             trusted: Whether the values are known to be finite and below ``SUMMABLE``; saves a pass
                 over them.
             through: What makes the client's entries of those of ``state``, one at a time while they
@@ -213,6 +213,8 @@ class Merger:
         if through is not None:
             large = check_update(through.source, state, finite=False)
         else:
+            if skip:
+                state = {name: value for name, value in state.items() if name not in skip}
             known = functools.partial(transfer.made_of, self._old)
             large = check_update(
                 transfer.target, state, finite=not trusted, optional=skip, known=known

@@ -627,6 +627,79 @@ def test_checks_of_torch_are_back(net):
 # -- inputs -------------------------------------------------------------------------------------
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("self", nn.Linear(4, 4))
+        self.add_module("_part", nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.get_submodule("_part")(self.get_submodule("self")(x))
+
+
+def test_modules_of_any_name_can_be_compiled():
+    x = torch.randn(3, 4)
+    net = build(*ag.trace(Named(), x))
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["model", "chain"])
+def test_inputs_are_compared_after_hooks_that_convert_them(kind):
+    model = Net() if kind == "model" else nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
+    net = build(*ag.trace(model, X))
+    net.register_forward_pre_hook(lambda m, args: (args[0].float() / 255,))
+    assert net((X * 9).to(torch.uint8)).isfinite().all()
+    with pytest.raises(GraphError, match=r"found float32\[4, 3, 8\]"):
+        net((X * 9).to(torch.uint8)[..., 0])
+
+
+def test_inputs_of_different_batches_are_refused():
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return x * y
+
+    x = torch.randn(4, 3)
+    net = build(*ag.trace(Two(), x, x))
+    with pytest.raises(GraphError, match=r"input y: has another batch size than input x; found 1"):
+        net(x, x[:1])
+
+
+def test_states_of_wrapped_modules(traced):
+    graph, state = traced
+    wrapped = (
+        torch.compile(build(graph, state), backend="eager"),
+        torch.optim.swa_utils.AveragedModel(build(graph, state)),
+        nn.Sequential(nn.Identity(), build(graph, state)),
+    )
+    for module in wrapped:
+        own = ag.state_of(module)
+        assert all(torch.equal(own[k], v) for k, v in state.items())
+    with pytest.raises(GraphError, match="Sequential with 2 built modules"):
+        ag.state_of(nn.Sequential(build(graph), build(graph)))
+
+
+def test_files_keep_the_modes(tmp_path):
+    model = Net()
+    model.stages[1].eval()
+    graph, _ = ag.trace(model, X)
+    ag.save(graph, tmp_path / "net.yaml")
+    again = ag.load(tmp_path / "net.yaml")
+    assert again.flags == graph.flags == (("stages.1", False),)
+    assert not build(again).stages[1].training
+
+
+def test_named_results_have_an_order():
+    class Results(nn.Module):
+        def forward(self, x):
+            return {"logits": x + 1, "hidden": x}
+
+    x = torch.randn(2, 3)
+    out = build(*ag.trace(Results(), x))(x)
+    torch.testing.assert_close(out[0], out.logits)
+    assert len(out[:2]) == 2 and out[1] is out["hidden"]
+
+
 @pytest.mark.parametrize(
     ("x", "found"),
     [
