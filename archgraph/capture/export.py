@@ -50,23 +50,18 @@ class Captured:
         """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
-    def larger(self, inputs: ExampleInputs) -> ExampleInputs:
-        """Inputs like the example's with one more in the batch, where its size is open."""
-        spec = self.program.call_spec.in_spec
-        if self.batch is None or spec is None:
-            return inputs
-        flags = iter(_symbols(self.program))
-        values = pytree.tree_leaves((self.args, self.kwargs))
-        leaves = [next(flags) if isinstance(v, torch.Tensor) else "" for v in values]
-        if len(leaves) != spec.num_leaves:
-            return inputs
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+    def larger(self, limit: float) -> ExampleInputs:
+        """Return the example's inputs with one more in the batch, where that is open.
 
-        def grow(path: Any, x: Any) -> Any:
-            return torch.cat([x, x[-1:]]) if free.get(pytree.keystr(path)) == self.batch else x
+        ``limit`` is the largest batch for which the graph holds.
+        """
+        symbols = iter(_symbols(self.program))
 
-        free = {pytree.keystr(k): v for k, v in pytree.tree_leaves_with_path((args, kwargs))}
-        return pytree.tree_map_with_path(grow, inputs)
+        def longer(x: torch.Tensor) -> torch.Tensor:
+            is_open = next(symbols) == self.batch is not None and len(x) < limit
+            return torch.cat([x, x[-1:]]) if is_open else x
+
+        return pytree.tree_map_only(torch.Tensor, longer, (self.args, self.kwargs))
 
 
 def export(
@@ -129,12 +124,11 @@ def _captured(
             size = tensors(inputs)[batched.index(True)].shape[0]
 
             def at(other: int, inputs: Any = inputs, batched: list[bool] = batched) -> Any:
-                resized = at_batch(inputs, batched, other)
-
                 def open_(index: int) -> Any:
                     return {0: torch.export.Dim.AUTO} if batched[index] else None
 
                 try:
+                    resized = at_batch(inputs, batched, other)
                     dims = shapes(model, resized, open_)
                     program = _export(model, resized, dims, [], set(), Decided())
                 except Exception:  # whatever forward raises for this size

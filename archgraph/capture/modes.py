@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,16 +31,27 @@ class Readers:
     flagged: set[torch.nn.Module] = field(default_factory=set)
     others: bool = False
 
-    def follow_flags(self, model: torch.nn.Module) -> bool:
-        """Whether all that differs by mode are flags of operators, and each of them does."""
-        modules = set(model.modules())
+    def follow_flags(self, model: torch.nn.Module, paths: Collection[str]) -> bool:
+        """Return whether all that differs by mode are flags of operators, and each of them does.
+
+        ``paths`` are the modules whose operators have such a flag: norms and dropouts of torch.nn
+        themselves, not what derives from them or calls functions.
+        """
+        named = dict(model.named_modules(remove_duplicate=False))
+        modules = set(named.values())
         plain = all(
             (type(m).train, type(m).eval) == (torch.nn.Module.train, torch.nn.Module.eval)
+            and not {"train", "eval"} & vars(m).keys()
             for m in modules
+        )
+        own = all(
+            named.get(path) in self.flagged and type(named[path]).__module__.startswith("torch.nn.")
+            for path in paths
         )
         # Without momentum a norm divides by the number of its batches.
         return (
             plain
+            and own
             and not self.others
             and self.flagged <= modules
             and all(getattr(m, "momentum", 0.0) is not None for m in self.flagged)

@@ -6,9 +6,12 @@ are exported, too: where the programs are the same, nothing depends on the branc
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 import torch
 
@@ -25,7 +28,7 @@ from archgraph.graph.passes import prune, renumber
 _SIZE = re.compile(r"L\[[^\]]*\](?:\[[^\]]*\])*\.size\(\)\[0\]")
 _CONSTANT = re.compile(r"\(?(\d+\*)?n\)? == \d+")  # of an axis that is not the batch
 _USUAL = range(2, 130)  # batch sizes for which guards are tried, besides those that they name
-_NAMED = 4096  # the largest of these
+_PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
 _EXPORTS = 4  # of other sizes, at most
 
 _NAMES = {"__builtins__": {}, "min": min, "max": max, "Min": min, "Max": max, "abs": abs}
@@ -73,7 +76,8 @@ def batches(
             axis; None where that fails.
     """
     tests = _tests(program)
-    sizes = sorted({*_USUAL, size, *(n for test in tests.values() for n in _boundaries(test))})
+    tried = {*_USUAL, size, *_all_boundaries(tests.values())}
+    sizes = sorted(tried)
     holding = {n for n in sizes if _all_hold(tests.values(), n)} | {size}
     asked = ", ".join(g for g, test in tests.items() if not all(_holds(test, n) for n in sizes))
     if not asked:
@@ -88,10 +92,14 @@ def batches(
         held = {other}
         if found is not None and found[1] is not None:
             theirs = _tests(found[0]).values()
+            further = {*_all_boundaries(theirs)} - tried
+            tried |= further
+            rest += sorted(further)
             held |= {n for n in rest if _all_hold(theirs, n)}
             if ours is not None and _graph(model, found[0], found[1]) == ours:
                 holding |= held
         rest = [n for n in rest if n not in held]
+    sizes = sorted(tried)
     if len(holding) == len(sizes):
         return Range()
     place = sizes.index(size)
@@ -118,16 +126,33 @@ def _tests(program: torch.export.ExportedProgram) -> dict[str, str]:
     return tests
 
 
-def _boundaries(test: str) -> list[int]:
-    """Batch sizes at which a guard may change, from the numbers in it."""
-    numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}
-    return [m for n in numbers for m in (n - 1, n, n + 1) if 2 <= m <= _NAMED]
+def _all_boundaries(tests: Iterable[str]) -> Iterator[int]:
+    """Batch sizes around those at which guards change.
+
+    1. Numbers in a guard may be such sizes.
+    2. Between two probes for which it differs lies one, found by halving.
+    """
+    for test in tests:
+        numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}
+        for low, high in itertools.pairwise(_PROBES):
+            before = _holds(test, low)
+            if before != _holds(test, high):
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    low, high = (middle, high) if _holds(test, middle) == before else (low, middle)
+                numbers.add(high)
+        yield from (m for n in numbers for m in (n - 1, n, n + 1) if 2 <= m <= _PROBES[-1])
+
+
+@functools.lru_cache(maxsize=1 << 8)
+def _code(test: str) -> CodeType:
+    return compile(test, "<guard>", "eval")
 
 
 def _holds(test: str, size: int) -> bool:
     try:
         # torch wrote the text: arithmetic on the inputs' sizes
-        return bool(eval(compile(test, "<guard>", "eval"), dict(_NAMES), {"n": size}))
+        return bool(eval(_code(test), dict(_NAMES), {"n": size}))
     except (NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
 

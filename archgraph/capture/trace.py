@@ -292,7 +292,7 @@ def _drafted(
         model.eval()
         with reading_modes() as readers:
             draft, captured = _one_mode(model, args, kwargs, leaves, values, own=way.own)
-        if way.train and not readers.follow_flags(model):
+        if way.train and not readers.follow_flags(model, _flagged(draft.nodes)):
             model.train()
             draft = _both_modes(draft, model, args, kwargs, leaves, values)
         else:
@@ -301,6 +301,11 @@ def _drafted(
         for module, mode in modes.items():
             module.training = mode
     return draft, captured
+
+
+def _flagged(nodes: Iterable[Node]) -> set[str]:
+    """The module paths of operators that have a flag for the mode."""
+    return {n.scope for n in nodes if table.row(n.op).training_flag is not None}
 
 
 def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:

@@ -122,7 +122,7 @@ def _kept_elsewhere(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
     plain = vars(torch.nn.Module()).keys()
 
     def inside(path: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-        if not isinstance(value, torch.nn.Module | torch.Tensor | Mapping | list | tuple | set):
+        if not isinstance(value, torch.nn.Module | torch.Tensor | dict | list | tuple | set):
             return
         if id(value) in seen:
             return
@@ -136,7 +136,7 @@ def _kept_elsewhere(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
             for name, module in value.named_modules(prefix=path):
                 yield from attributes(name, module)
         else:
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            items = dict.items(value) if isinstance(value, dict) else enumerate(value)
             for key, item in items:
                 yield from inside(f"{path}[{key!r}]", item)
 

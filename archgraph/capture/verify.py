@@ -130,12 +130,14 @@ def verify(
         built = build(graph, state)
         work = _Verification(model, built, graph, changed, unread, captured.branches)
         inputs = captured.args, captured.kwargs
-        other = redrawn(captured.larger(inputs))
+        limits = [n.arg("max") for n in graph.nodes if n.op == "input"]
+        limit = min((n for n in limits if isinstance(n, int)), default=math.inf)
+        other = redrawn(captured.larger(limit))
+        instead = redrawn(inputs), inputs
         for training in (False, True) if train else (False,):
-            work.compare(_Call(inputs, training, backward=training), None)
+            work.compare(_Call(inputs, training, backward=training))
             cast = captured.asks_autocast and not training
-            backward = training or not train
-            work.compare(_Call(other, training, backward, second=True, cast=cast), inputs)
+            work.compare(_Call(other, training, backward=True, second=True, cast=cast), instead)
         return work.notes
 
 
@@ -229,7 +231,7 @@ class _Verification:
         self.parameters = dict(self.model.named_parameters())  # before the first call
         self.parts = _parts(self.model)
 
-    def compare(self, call: _Call, instead: ExampleInputs | None) -> None:
+    def compare(self, call: _Call, instead: Sequence[ExampleInputs] = ()) -> None:
         """Run both modules and note what differs; ``instead``: inputs where the model raises."""
         if call.training in self.failed:
             return
@@ -238,8 +240,8 @@ class _Verification:
         try:
             expected = self._run(self.model, self.parameters, call)
         except Exception as error:  # whatever the user's forward raises
-            if instead is not None:
-                self.compare(dataclasses.replace(call, inputs=instead), None)
+            if instead:
+                self.compare(dataclasses.replace(call, inputs=instead[0]), instead[1:])
                 return
             self.failed.add(call.training)
             self.notes.append(
@@ -282,7 +284,16 @@ class _Verification:
         self, module: torch.nn.Module, parameters: Mapping[str, torch.Tensor], call: _Call
     ) -> _Results:
         module.train(call.training)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
+        leaves: list[torch.Tensor] = []
+
+        def entered(tensor: torch.Tensor) -> torch.Tensor:
+            """A copy that forward may write to; gradients go on to a leaf."""
+            leaf = tensor.detach().clone()
+            if call.backward and (leaf.is_floating_point() or leaf.is_complex()):
+                leaves.append(leaf.requires_grad_())
+            return leaf.clone()
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, entered, call.inputs)
         if module is self.built:  # whose arguments are the tensors alone
             by_name = arguments(self.model, args, kwargs)
             args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
@@ -312,6 +323,7 @@ class _Verification:
         if smooth:
             torch.autograd.backward(smooth, incoming)
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
+        gradients |= {f"of input {index}": leaf.grad for index, leaf in enumerate(leaves)}
         return _Results(results, counts, gradients, graded, drew)
 
     def _differences(

@@ -20,14 +20,14 @@ from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param, Ref
 from archgraph.module.code import Blocks, forward
 from archgraph.module.initial import initial_state
-from archgraph.module.inputs import Inputs, checked
-from archgraph.module.plan import Plan, ancestors, is_under
+from archgraph.module.inputs import InputTypes, checked
+from archgraph.module.plan import ModulePlan, ancestors, is_under
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
 
-class Block(nn.Module):
+class ArchBlock(nn.Module):
     """A part of a built module: what the graph computes inside of one module path.
 
     Its arguments are what it reads from outside, in order of first use; its result is what is read
@@ -42,7 +42,7 @@ class Block(nn.Module):
         return _blank, (self._graph, self._path), self.__getstate__()
 
 
-class ArchModule(Block):
+class ArchModule(ArchBlock):
     """A module built from a graph.
 
     Attributes:
@@ -51,7 +51,7 @@ class ArchModule(Block):
     """
 
     arch: ClassVar[ArchGraph]
-    _inputs: ClassVar[Inputs]
+    _inputs: ClassVar[InputTypes]
 
     def extra_repr(self) -> str:
         """One line: name, operators."""
@@ -147,7 +147,7 @@ class Template:
     """
 
     def __init__(self, graph: ArchGraph) -> None:
-        plan = Plan.of(graph)
+        plan = ModulePlan.of(graph)
         self.blocks = Blocks(plan)
         self.graph = graph
         self.parts: dict[str, nn.Module] = {}
@@ -161,7 +161,7 @@ class Template:
         owns = any(not path for path, _, _ in self.places)
         if not owns and self._is_sequential(tuple(tree[""])):
             kind, run = ArchSequential, {}
-        own = {"arch": graph, "_inputs": Inputs.of(graph)}
+        own = {"arch": graph, "_inputs": InputTypes.of(graph)}
         self.parts[""] = self._class(kind, "", **own, **run)()
         for path, children in tree.items():
             for name in children:
@@ -187,7 +187,7 @@ class Template:
         single = key == "input" and isinstance(value, Ref) and not others
         return single and isinstance(self.graph.outputs, Ref) and self.blocks.chain("") == children
 
-    def _class(self, base: type[Block], path: str, **own: Any) -> type[Block]:
+    def _class(self, base: type[ArchBlock], path: str, **own: Any) -> type[ArchBlock]:
         """The class of a block, which knows where it belongs."""
         place = {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), place | own)
@@ -204,7 +204,7 @@ class Template:
             return nn.ModuleList() if numbered and children and not owns else nn.Module()
         if not owns and self.blocks.chain(path) == children:
             return nn.Sequential()
-        return self._class(Block, path, forward=block.run)()
+        return self._class(ArchBlock, path, forward=block.run)()
 
     def _register(self, path: str, name: str, param: Param) -> None:
         """Reserve a leaf's place; in the tables, which take every name that a module has.
@@ -272,7 +272,7 @@ def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
     return names
 
 
-def _tree(plan: Plan, owners: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
+def _tree(plan: ModulePlan, owners: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
     """The modules inside of each module, outer ones first, in the order of the model.
 
     1. Modules with leaves stand as their leaves do.

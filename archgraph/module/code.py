@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode
-from archgraph.module.plan import BATCH, DEVICE, Need, Plan, Run, is_under, makes_tensor
+from archgraph.module.plan import BATCH, DEVICE, ModulePlan, Need, Stretch, is_under, makes_tensor
 from archgraph.ops import table
 from archgraph.ops.schema import from_atom, schema
 
@@ -72,7 +72,7 @@ class Forward:
     sources: tuple[str, str]
 
 
-def forward(plan: Plan, path: str, run: Run, blocks: Blocks) -> Forward:
+def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forward:
     """The forward of some work under a path; that of the whole network is under the empty one."""
     needs = plan.needs(path, run) if path else ()
     results = plan.results(path, run) if path else ()
@@ -107,7 +107,7 @@ def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callab
 class Blocks:
     """The blocks of a plan, each made when it is first asked for."""
 
-    plan: Plan
+    plan: ModulePlan
     made: dict[str, Forward | None] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Forward | None:
@@ -164,7 +164,7 @@ class Blocks:
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
 
 
-def groups(run: Run, path: str) -> Iterator[tuple[str | None, Run]]:
+def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
     """Work under a path by the module inside that it belongs to; None: to the path itself."""
     for name, nodes in itertools.groupby(run, lambda node: _child(node, path)):
         yield name, tuple(nodes)
@@ -190,7 +190,7 @@ class _Body:
         words: What stands in code for places that are not attributes, by place.
     """
 
-    plan: Plan
+    plan: ModulePlan
     path: str
     training: bool
     blocks: Blocks
@@ -208,7 +208,7 @@ class _Body:
         return self.plan.modes[self.training]
 
     def lowered(
-        self, run: Run, needs: tuple[Need, ...], results: tuple[str, ...]
+        self, run: Stretch, needs: tuple[Need, ...], results: tuple[str, ...]
     ) -> torch.fx.Graph:
         """The graph that computes some work."""
         if self.path:
@@ -259,7 +259,7 @@ class _Body:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def emit(self, run: Run, path: str) -> None:
+    def emit(self, run: Stretch, path: str) -> None:
         """Append some work under a path: calls of operators, of layers, of blocks."""
         for name, group in groups(run, path):
             inside = path if name is None else f"{path}.{name}" if path else name
@@ -274,7 +274,7 @@ class _Body:
             else:
                 self.call_block(inside, group)
 
-    def call_stack(self, path: str, group: Run) -> None:
+    def call_stack(self, path: str, group: Stretch) -> None:
         """One call of a recurrent layer of several operators."""
         stack = self.plan.stacks[path]
         if not any(node.name in self.live for node in group):
@@ -294,7 +294,7 @@ class _Body:
         call = self.fx.call_function
         return tuple(call(operator.getitem, (several, index)) for index in range(count))
 
-    def call_block(self, path: str, group: Run) -> None:
+    def call_block(self, path: str, group: Stretch) -> None:
         """One call of a block, or several of them one after the other."""
         start = 0
         for run in self.plan.runs[path]:

@@ -1,4 +1,4 @@
-"""Inputs: what a call of a built module is given, compared with the types of its graph."""
+"""InputTypes: what a call of a built module is given, compared with the types of its graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it
 
 
 @dataclass(frozen=True)
-class Input:
+class TensorInput:
     """One tensor that forward takes.
 
     Attributes:
@@ -64,14 +64,14 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputTypes:
     """All tensors that forward takes, and the parameter that tells where the module is."""
 
-    tensors: tuple[Input, ...]
+    tensors: tuple[TensorInput, ...]
     own: tuple[str, str, torch.dtype] | None  # module path, name and dtype of a floating leaf
 
     @staticmethod
-    def of(graph: ArchGraph) -> Inputs:
+    def of(graph: ArchGraph) -> InputTypes:
         """The inputs of a graph."""
         found = []
         for index, (key, value) in enumerate(graph.inputs):
@@ -85,13 +85,13 @@ class Inputs:
                 rank = len(node.shape)
                 batched = node.shape[:1] == (Batch(),)
                 at = label, index, key, steps, dtype, rank, tuple(fixed), batched, low, high, type_
-                found.append(Input(*at))
+                found.append(TensorInput(*at))
         leaf = next((p for p in graph.params if torch_dtype(p.dtype).is_floating_point), None)
         own = None
         if leaf is not None:
             path, _, last = leaf.name.rpartition(".")
             own = path, last, torch_dtype(leaf.dtype)
-        return Inputs(tuple(found), own)
+        return InputTypes(tuple(found), own)
 
     def check(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
@@ -103,7 +103,7 @@ class Inputs:
             return
         leaf = self._leaf(module)
         converted = leaf is not None and self.own is not None and leaf.dtype is not self.own[2]
-        first: tuple[Input, torch.Tensor] | None = None
+        first: tuple[TensorInput, torch.Tensor] | None = None
         for item in self.tensors:
             value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
             if value is None:
@@ -144,7 +144,7 @@ class Inputs:
         found = module._parameters.get(self.own[1])
         return found if found is not None else module._buffers.get(self.own[1])
 
-    def _refuse(self, item: Input, value: Any, leaf: torch.Tensor | None) -> None:
+    def _refuse(self, item: TensorInput, value: Any, leaf: torch.Tensor | None) -> None:
         """Raise for a value that does not fit; a module in another dtype takes inputs in that."""
         dtype, where = item.dtype, f"input {item.label}"
         if leaf is not None and self.own is not None and dtype is self.own[2]:

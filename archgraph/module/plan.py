@@ -28,19 +28,19 @@ from archgraph.graph.ir import (
 )
 from archgraph.graph.passes import specialise
 from archgraph.ops import table
-from archgraph.ops.layers import Layer
+from archgraph.ops.layers import TorchLayer
 from archgraph.ops.schema import schema
 from archgraph.ops.stacks import Stack, stack
 
 # What a block is given beside results and leaves: the batch size, the device of new tensors.
 BATCH, DEVICE = "batch size", "device"
 Need: TypeAlias = "Ref | Leaf | str"
-Run: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
+Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
 Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModulePlan:
     """The layers and blocks of a graph, by path.
 
     Attributes:
@@ -55,15 +55,15 @@ class Plan:
     """
 
     graph: ArchGraph
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, TorchLayer]
     calls: Mapping[str, tuple[Value, ...]]
     stacks: Mapping[str, Stack]
-    work: Run
+    work: Stretch
     updates: tuple[tuple[str, Value], ...]
     modes: Modes
 
     @staticmethod
-    def of(graph: ArchGraph) -> Plan:
+    def of(graph: ArchGraph) -> ModulePlan:
         """The plan of a graph.
 
         1. Work is gathered by module path; a path inside of which another one has work or leaves
@@ -84,7 +84,7 @@ class Plan:
         inner = {outer for path in (*paths, *owned) for outer in ancestors(path)}
         chains = _counters(graph)
         modes = tuple(specialise(graph, training=t).node for t in (False, True))
-        layers: dict[str, Layer] = {}
+        layers: dict[str, TorchLayer] = {}
         calls: dict[str, tuple[Value, ...]] = {}
         stacks: dict[str, Stack] = {}
         absorbed: set[str] = set()
@@ -105,12 +105,12 @@ class Plan:
         counted = {name for buffer in absorbed for name in chains[buffer]}
         work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in counted)
         updates = tuple((k, v) for k, v in graph.updates if k not in absorbed)
-        return Plan(graph, layers, calls, stacks, work, updates, modes)
+        return ModulePlan(graph, layers, calls, stacks, work, updates, modes)
 
     # -- blocks -----------------------------------------------------------------------------------
 
     @cached_property
-    def runs(self) -> Mapping[str, tuple[Run, ...]]:
+    def runs(self) -> Mapping[str, tuple[Stretch, ...]]:
         """The work inside of each path, as stretches of the order; calls of one module apart."""
         spans: dict[str, list[list[int]]] = {}
         for index, node in enumerate(self.work):
@@ -127,7 +127,7 @@ class Plan:
             for path, known in spans.items()
         }
 
-    def _calls(self, path: str, run: Run) -> Iterator[Run]:
+    def _calls(self, path: str, run: Stretch) -> Iterator[Stretch]:
         """The calls that a stretch of work is: a module that is called twice uses a leaf twice."""
         prefix = f"{path}."
         uses = Counter(
@@ -152,7 +152,7 @@ class Plan:
                 names.setdefault(item.name, set()).add("")
         return {name: frozenset(users) for name, users in names.items()}
 
-    def results(self, path: str, run: Run) -> tuple[str, ...]:
+    def results(self, path: str, run: Stretch) -> tuple[str, ...]:
         """The results of some work that are read outside of it, in order."""
         inside = {n.name for n in run}
         stored = {
@@ -165,7 +165,7 @@ class Plan:
         read = (n.name for n in run if n.name in stored or self.users.get(n.name, set()) - inside)
         return tuple(read)
 
-    def needs(self, path: str, run: Run) -> tuple[Need, ...]:
+    def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
         """What some work reads from outside of it and of its path, in order of first use."""
         inside = {n.name for n in run}
         found: dict[Need, None] = {}
@@ -255,7 +255,7 @@ def _layers(
     own: Mapping[str, Param],
     chains: Mapping[str, tuple[str, ...]],
     modes: Modes,
-) -> dict[str, Layer]:
+) -> dict[str, TorchLayer]:
     """The layer that all work of a path is, by operator; empty if that is not one layer.
 
     Beside it there may be items of its results, and tensors that are made for it (first states).
@@ -278,7 +278,7 @@ def _layers(
     return found if counted and _owns(layer, own) else {}
 
 
-def _owns(layer: Layer, own: Mapping[str, Param]) -> bool:
+def _owns(layer: TorchLayer, own: Mapping[str, Param]) -> bool:
     """Whether the leaves of a path are exactly those of a layer, by name, shape and role."""
     used = {name: value for name, value in layer.leaves.items() if value is not None}
     for name, value in used.items():

@@ -1,8 +1,8 @@
 """Layers: the ``torch.nn`` module that computes an operator, with its constructor's arguments.
 
-A rule takes a graph and a node and gives a :class:`Layer`, or None where no layer of ``torch.nn``
-computes exactly this call. It speaks of arguments only; whether the leaves are the layer's own,
-and whether the module's path has no other work, is for the room that builds modules.
+A rule takes a graph and a node and gives a :class:`TorchLayer`, or None where no layer of
+``torch.nn`` computes exactly this call. It speaks of arguments only; whether the leaves are the
+layer's own, and whether the module's path has no other work, is for the room that builds modules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from archgraph.ops.schema import schema
 
 
 @dataclass(frozen=True)
-class Layer:
+class TorchLayer:
     """A layer of ``torch.nn`` and how it is called.
 
     Attributes:
@@ -48,7 +48,7 @@ class Layer:
         return self.kind(**self.options, **weighted)
 
 
-LayerRule: TypeAlias = Callable[[ArchGraph, Node], Layer | None]
+LayerRule: TypeAlias = Callable[[ArchGraph, Node], TorchLayer | None]
 
 
 def _shape(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
@@ -75,17 +75,17 @@ def _is_spatial(value: Value, shape: Sequence[Size], rank: int) -> bool:
 # -- layers with weights --------------------------------------------------------------------------
 
 
-def linear(graph: ArchGraph, node: Node) -> Layer | None:
+def linear(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.Linear``."""
     weight, bias = node.arg("weight"), node.arg("bias")
     shape = _leaf_shape(graph, weight)
     if len(shape) != 2:
         return None
     options = {"in_features": shape[1], "out_features": shape[0], "bias": bias is not None}
-    return Layer(nn.Linear, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
+    return TorchLayer(nn.Linear, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
 
 
-def bilinear(graph: ArchGraph, node: Node) -> Layer | None:
+def bilinear(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.Bilinear``."""
     weight, bias = node.arg("weight"), node.arg("bias")
     shape = _leaf_shape(graph, weight)
@@ -94,24 +94,24 @@ def bilinear(graph: ArchGraph, node: Node) -> Layer | None:
     names = ("out_features", "in1_features", "in2_features")
     options = dict(zip(names, shape, strict=True)) | {"bias": bias is not None}
     inputs = (node.arg("input1"), node.arg("input2"))
-    return Layer(nn.Bilinear, options, {"weight": weight, "bias": bias}, inputs)
+    return TorchLayer(nn.Bilinear, options, {"weight": weight, "bias": bias}, inputs)
 
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def convolution(graph: ArchGraph, node: Node) -> Layer | None:
+def convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``, by the rank of the kernel."""
     return _convolution(graph, node, transposed=False)
 
 
-def transposed_convolution(graph: ArchGraph, node: Node) -> Layer | None:
+def transposed_convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.ConvTranspose1d`` to ``nn.ConvTranspose3d``, by the rank of the kernel."""
     return _convolution(graph, node, transposed=True)
 
 
-def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> Layer | None:
+def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> TorchLayer | None:
     weight, bias, given = node.arg("weight"), node.arg("bias"), node.arg("input")
     first, second, *kernel = _leaf_shape(graph, weight) or (0, 0)
     rank, groups = len(kernel), node.arg("groups", 1)
@@ -133,10 +133,10 @@ def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> Layer | N
     if transposed:
         options["output_padding"] = _each(node.arg("output_padding"), rank, 0)
     kind = (_TRANSPOSED if transposed else _CONVOLUTIONS)[rank - 1]
-    return Layer(kind, options, {"weight": weight, "bias": bias}, (given,))
+    return TorchLayer(kind, options, {"weight": weight, "bias": bias}, (given,))
 
 
-def embedding(graph: ArchGraph, node: Node) -> Layer | None:
+def embedding(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.Embedding``."""
     weight = node.arg("weight")
     shape, padding = _leaf_shape(graph, weight), node.arg("padding_idx", -1)
@@ -148,35 +148,37 @@ def embedding(graph: ArchGraph, node: Node) -> Layer | None:
         "scale_grad_by_freq": node.arg("scale_grad_by_freq", False),
         "sparse": node.arg("sparse", False),
     }
-    return Layer(nn.Embedding, options, {"weight": weight}, (node.arg("indices"),))
+    return TorchLayer(nn.Embedding, options, {"weight": weight}, (node.arg("indices"),))
 
 
-def prelu(graph: ArchGraph, node: Node) -> Layer | None:
+def prelu(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.PReLU``."""
     weight = node.arg("weight")
     shape = _leaf_shape(graph, weight)
     if len(shape) != 1:
         return None
-    return Layer(nn.PReLU, {"num_parameters": shape[0]}, {"weight": weight}, (node.arg("self"),))
+    return TorchLayer(
+        nn.PReLU, {"num_parameters": shape[0]}, {"weight": weight}, (node.arg("self"),)
+    )
 
 
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 _INSTANCE_NORMS = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
 
 
-def batch_norm(graph: ArchGraph, node: Node) -> Layer | None:
+def batch_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.BatchNorm1d`` to ``nn.BatchNorm3d``, by the rank of the input."""
     return _statistics(graph, node, _BATCH_NORMS, "training", counts=True)
 
 
-def instance_norm(graph: ArchGraph, node: Node) -> Layer | None:
+def instance_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.InstanceNorm1d`` to ``nn.InstanceNorm3d``, by the rank of the input."""
     return _statistics(graph, node, _INSTANCE_NORMS, "use_input_stats", counts=False)
 
 
 def _statistics(
     graph: ArchGraph, node: Node, kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
-) -> Layer | None:
+) -> TorchLayer | None:
     """A norm that may keep running statistics, which are used in evaluation alone."""
     names = ("weight", "bias", "running_mean", "running_var")
     leaves: dict[str, Value] = {name: node.arg(name) for name in names}
@@ -191,11 +193,11 @@ def _statistics(
     options |= {"affine": affine, "track_running_stats": tracks}
     inputs = (node.arg("input"),)
     if not tracks:
-        return Layer(kind, options, leaves, inputs)
-    return Layer(kind, options, leaves, inputs, "num_batches_tracked", counts, node.arg(flag))
+        return TorchLayer(kind, options, leaves, inputs)
+    return TorchLayer(kind, options, leaves, inputs, "num_batches_tracked", counts, node.arg(flag))
 
 
-def layer_norm(graph: ArchGraph, node: Node) -> Layer | None:
+def layer_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.LayerNorm``."""
     options: dict[str, Any] = {"eps": node.arg("eps", 1e-5)}
     weight, bias = node.arg("weight"), node.arg("bias")
@@ -206,20 +208,20 @@ def layer_norm(graph: ArchGraph, node: Node) -> Layer | None:
     return _normalised(nn.LayerNorm, node, options, {"weight": weight, "bias": bias})
 
 
-def rms_norm(graph: ArchGraph, node: Node) -> Layer | None:
+def rms_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.RMSNorm``."""
     return _normalised(nn.RMSNorm, node, {"eps": node.arg("eps")}, {"weight": node.arg("weight")})
 
 
 def _normalised(
     kind: type[nn.Module], node: Node, options: Mapping[str, Any], leaves: Mapping[str, Value]
-) -> Layer:
+) -> TorchLayer:
     shape = {"normalized_shape": node.arg("normalized_shape")}
     affine = {"elementwise_affine": leaves["weight"] is not None}
-    return Layer(kind, {**shape, **options, **affine}, leaves, (node.arg("input"),))
+    return TorchLayer(kind, {**shape, **options, **affine}, leaves, (node.arg("input"),))
 
 
-def group_norm(graph: ArchGraph, node: Node) -> Layer | None:
+def group_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.GroupNorm``."""
     weight, bias = node.arg("weight"), node.arg("bias")
     shape = _shape(graph, node.arg("input"))
@@ -227,7 +229,7 @@ def group_norm(graph: ArchGraph, node: Node) -> Layer | None:
         return None
     options: dict[str, Any] = {"num_groups": node.arg("num_groups"), "num_channels": shape[1]}
     options |= {"eps": node.arg("eps", 1e-5), "affine": weight is not None}
-    return Layer(nn.GroupNorm, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
+    return TorchLayer(nn.GroupNorm, options, {"weight": weight, "bias": bias}, (node.arg("input"),))
 
 
 _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
@@ -236,14 +238,14 @@ _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh":
 def cell(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
     """A cell of ``torch.nn`` that takes one step."""
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = {name: node.arg(argument) for name, argument in _CELL.items()}
         shape = _leaf_shape(graph, leaves["weight_ih"])
         if len(shape) != 2:
             return None
         options = {"input_size": shape[1], "hidden_size": shape[0] // gates} | more
         options["bias"] = leaves["bias_ih"] is not None
-        return Layer(kind, options, leaves, (node.arg("input"), node.arg("hx")))
+        return TorchLayer(kind, options, leaves, (node.arg("input"), node.arg("hx")))
 
     return rule
 
@@ -259,22 +261,22 @@ def plain(kind: type[nn.Module], **names: tuple[str, Value]) -> LayerRule:
         **names: Argument of the operator and its default, by the constructor's argument.
     """
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options = {own: node.arg(name, default) for own, (name, default) in names.items()}
         extra = {k for k, _ in node.args} - {name for name, _ in names.values()}
         inputs = [node.arg(k) for k in ("self", "input") if k in extra]
         known = len(extra) == len(inputs) == 1 and isinstance(inputs[0], Ref)
-        return Layer(kind, options, inputs=tuple(inputs)) if known else None
+        return TorchLayer(kind, options, inputs=tuple(inputs)) if known else None
 
     return rule
 
 
-def hardtanh(graph: ArchGraph, node: Node) -> Layer | None:
+def hardtanh(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
     low, high = node.arg("min_val", -1.0), node.arg("max_val", 1.0)
     if (low, high) == (0, 6):
-        return Layer(nn.ReLU6, inputs=(node.arg("self"),))
-    return Layer(nn.Hardtanh, {"min_val": low, "max_val": high}, inputs=(node.arg("self"),))
+        return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
+    return TorchLayer(nn.Hardtanh, {"min_val": low, "max_val": high}, inputs=(node.arg("self"),))
 
 
 _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
@@ -283,12 +285,12 @@ _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 def dropout(kind: type[nn.Module] | None) -> LayerRule:
     """A dropout that follows the mode; without a class, by the rank of its input."""
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         given = node.arg("input")
         own = kind or _FEATURES.get(len(_shape(graph, given)))
         if own is None:
             return None
-        return Layer(own, {"p": node.arg("p")}, inputs=(given,), flag=node.arg("train"))
+        return TorchLayer(own, {"p": node.arg("p")}, inputs=(given,), flag=node.arg("train"))
 
     return rule
 
@@ -296,10 +298,10 @@ def dropout(kind: type[nn.Module] | None) -> LayerRule:
 def pooling(kind: type[nn.Module]) -> LayerRule:
     """A pooling over windows, whose stride is its kernel by default."""
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options = {k: _one(v) for k, v in node.args if k != "self"}
         options["stride"] = options.get("stride") or options["kernel_size"]
-        return Layer(kind, options, inputs=(node.arg("self"),))
+        return TorchLayer(kind, options, inputs=(node.arg("self"),))
 
     return rule
 
@@ -307,8 +309,8 @@ def pooling(kind: type[nn.Module]) -> LayerRule:
 def adaptive(kind: type[nn.Module]) -> LayerRule:
     """A pooling to a size."""
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
-        return Layer(
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
+        return TorchLayer(
             kind, {"output_size": _one(node.arg("output_size"))}, inputs=(node.arg("self"),)
         )
 
@@ -324,7 +326,7 @@ def _one(value: Value) -> Value:
 def upsampling(mode: str) -> LayerRule:
     """``nn.Upsample`` to a size or by a factor."""
 
-    def rule(graph: ArchGraph, node: Node) -> Layer | None:
+    def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options: dict[str, Any] = {"mode": mode}
         size, factor = node.arg("output_size"), node.arg("scale_factors")
         if (size is None) == (factor is None) or node.arg("input") is None:
@@ -332,12 +334,12 @@ def upsampling(mode: str) -> LayerRule:
         options |= {"size": size} if factor is None else {"scale_factor": _one(factor)}
         if node.arg("align_corners") is not None:
             options["align_corners"] = node.arg("align_corners")
-        return Layer(nn.Upsample, options, inputs=(node.arg("input"),))
+        return TorchLayer(nn.Upsample, options, inputs=(node.arg("input"),))
 
     return rule
 
 
-def reshape(graph: ArchGraph, node: Node) -> Layer | None:
+def reshape(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """``nn.Flatten`` where some dimensions become one, ``nn.Unflatten`` where one becomes some."""
     before, after = _shape(graph, node.arg("self")), node.shape
     joins = len(before) > len(after)
@@ -352,8 +354,8 @@ def reshape(graph: ArchGraph, node: Node) -> Layer | None:
             last = start + count == len(longer)
             if joins:
                 options = {"start_dim": start, "end_dim": -1 if last else start + count - 1}
-                return Layer(nn.Flatten, options, inputs=(node.arg("self"),))
-            return Layer(
+                return TorchLayer(nn.Flatten, options, inputs=(node.arg("self"),))
+            return TorchLayer(
                 nn.Unflatten, {"dim": start, "unflattened_size": middle}, inputs=(node.arg("self"),)
             )
     return None

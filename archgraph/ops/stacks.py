@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from archgraph.graph.ir import TRAINING, ArchGraph, Leaf, Node, Ref, Value
-from archgraph.ops.layers import Layer
+from archgraph.ops.layers import TorchLayer
 
 _KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
     "aten.lstm.input": (nn.LSTM, 4, {}),
@@ -35,7 +35,7 @@ class Stack:
             the last states, and the number of the layer and direction in it.
     """
 
-    layer: Layer
+    layer: TorchLayer
     output: str | None
     last: tuple[str | None, ...]
     steps: Mapping[str, tuple[int, int]]
@@ -127,7 +127,7 @@ class _Writing:
         leaves = [leaf for run in self.runs for leaf in _leaves(run)]
         if len(names) != len(leaves):
             return None
-        layer = Layer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
+        layer = TorchLayer(kind, options, dict(zip(names, leaves, strict=True)), inputs)
         return Stack(layer, output, last, steps)
 
     def states(self) -> tuple[Value, ...] | None:

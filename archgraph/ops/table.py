@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
-from archgraph.ops.layers import Layer
+from archgraph.ops.layers import TorchLayer
 from archgraph.ops.operator import Call, Growth, Initialiser, Operator, Spelling
 from archgraph.ops.rows import ROWS
 from archgraph.ops.rows.pointwise import PLAIN
@@ -191,10 +191,26 @@ def macs(graph: ArchGraph, node: Node) -> int:
     return count(graph, node) if count is not None else 0
 
 
-def layer(graph: ArchGraph, node: Node) -> Layer | None:
+def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """The layer of ``torch.nn`` that computes an operator; None where there is none."""
     rule = row(node.op).layer
-    return rule(graph, node) if rule is not None else None
+    found = rule(graph, node) if rule is not None and not _by_mode(node) else None
+    return found
+
+
+def _by_mode(node: Node) -> bool:
+    """Whether a mode decides a number among the arguments, which no layer can say."""
+    operands = (v for k, v in node.args if k != row(node.op).training_flag)
+    moded = (m for v in operands for m in _modes(v))
+    return any(not isinstance(v, Ref) for m in moded for v in (m.train, m.eval))
+
+
+def _modes(value: Value) -> Iterator[Mode]:
+    if isinstance(value, Mode):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _modes(item)
 
 
 def offset(node: Node) -> bool:

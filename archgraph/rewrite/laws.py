@@ -43,9 +43,9 @@ _WIDE = {
     **dict.fromkeys(("complex64", "complex32"), "complex128"),
 }
 
-Network: TypeAlias = tuple[ArchGraph, State]
+GraphAndState: TypeAlias = tuple[ArchGraph, State]
 # What a rewritten network is compared with: made of the original, in float64.
-Reference: TypeAlias = Callable[[ArchGraph, State], Network]
+Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
 
 
 def in_float64(graph: ArchGraph) -> ArchGraph:

@@ -92,7 +92,7 @@ def skip(
         dense = {block.exit for block in chosen if block.terms}
         others = {k: v for k, v in bypass.items() if k not in dense}
 
-        def bypassed(wide: ArchGraph, state: State) -> laws.Network:
+        def bypassed(wide: ArchGraph, state: State) -> laws.GraphAndState:
             """The original with blocks bypassed, and what dense ones append masked."""
             if kept:
                 wide, state = laws.masked(wide, state, kept)

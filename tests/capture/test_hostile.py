@@ -102,18 +102,6 @@ def test_extra_state_is_left_out_where_that_is_asked_for():
     torch.testing.assert_close(ag.build(graph, state)(X), net(X), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_a_batch_that_capture_fixed_is_held_by_the_built_module(batch):
-    net = HOSTILE["branch_on_the_size_of_the_batch"].make()
-    x = torch.randn(batch, 3)
-    graph, state = ag.trace(net, x)
-    built = ag.build(graph, state)
-    torch.testing.assert_close(built(x), net(x), rtol=0, atol=0)
-    with pytest.raises(GraphError, match=rf"input x: .*found \(5, 3\); expected {batch} at first"):
-        built(torch.randn(5, 3))
-    assert ag.trace(built, x).graph == graph
-
-
 def test_a_fixed_axis_beside_the_batch_stays_fixed_in_a_second_trace():
     class Two(nn.Module):
         def forward(self, x, other):

@@ -667,7 +667,7 @@ def test_inputs_of_different_batches_are_refused():
 
 def test_states_of_wrapped_modules(traced):
     graph, state = traced
-    wrapped = (
+    wrapped: Any = (
         torch.compile(build(graph, state), backend="eager"),
         torch.optim.swa_utils.AveragedModel(build(graph, state)),
         nn.Sequential(nn.Identity(), build(graph, state)),

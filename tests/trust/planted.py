@@ -173,7 +173,7 @@ PLANTED = (
         "an unmatched section is listed block by block",
     ),
     Planted(
-        "capture", f"{CAPTURE}/later.py", "tensor.copy_(before)", "pass",
+        "capture", f"{CAPTURE}/restored.py", "value.copy_(copy)", "pass",
         "buffers stay changed after a call that only looks",
     ),
 )  # fmt: skip
@@ -233,8 +233,8 @@ EQUIVALENT = {
     "archgraph/rewrite/laws.py check_law: random_inputs(wide, seed=seed) → random_inputs(wide)": (
         "the law holds for any input"
     ),
-    "archgraph/rewrite/laws.py in_float64: dict(args) | {'dtype': Atom('float64')} → "
-    "{'dtype': Atom('float64')} | dict(args)": "an argument that is None is not written",
+    "archgraph/rewrite/laws.py in_float64: dict(args) | {'dtype': Atom(_WIDE[node.dtype])} → "
+    "{'dtype': Atom(_WIDE[node.dtype])} | dict(args)": "an argument that is None is not written",
     "archgraph/federation/contribution.py Contribution.scales: size > TINY → size >= TINY": (
         "no size is exactly 1e-30"
     ),
