@@ -67,7 +67,7 @@ class Forward:
     """
 
     needs: tuple[Need, ...]
-    results: tuple[str, ...]
+    results: tuple[Value, ...]
     run: Callable[..., Any]
     sources: tuple[str, str]
 
@@ -144,20 +144,23 @@ class Blocks:
         plan, runs = self.plan, self.plan.runs.get(path, ((),))
         if len(runs) > 1 or path in plan.home.values():
             return None
-        names, before = [], None
+        names: list[str] = []
+        before: Value = None
         for name, group in groups(runs[0], path):
             if name is None or name in names:
                 return None
             inside = f"{path}.{name}" if path else name
             needs, results = plan.needs(inside, group), plan.results(inside, group)
-            if inside in plan.layers:
+            if inside in plan.layers:  # which do not decide by their mode what they give
                 once = len(group) == 1 and inside not in plan.stacks
+                once = once and all(isinstance(result, Ref) for result in results)
             else:
                 once = self[inside] is not None and len(plan.runs[inside]) == 1
             if not once:
                 return None
-            linked = before is None or needs == (Ref(before),)
-            if not linked or len(needs) != 1 or not isinstance(needs[0], Ref) or len(results) != 1:
+            linked = before is None or needs == (before,)
+            tensor = len(needs) == 1 and isinstance(needs[0], Ref | Mode)
+            if not linked or not tensor or len(results) != 1:
                 return None
             names.append(name)
             before = results[0]
@@ -183,6 +186,7 @@ class _Body:
 
     Attributes:
         env: Results by operator, as far as they are known here.
+        slots: Values that are one thing in training and another in evaluation, already decided.
         given: What the block is given beside results.
         attributes: Leaves that have been read.
         sizes: Sizes that have been computed.
@@ -196,6 +200,7 @@ class _Body:
     blocks: Blocks
     fx: torch.fx.Graph = field(default_factory=torch.fx.Graph)
     env: dict[str, Any] = field(default_factory=dict)
+    slots: dict[Value, Any] = field(default_factory=dict)
     given: dict[Need, torch.fx.Node] = field(default_factory=dict)
     attributes: dict[str, torch.fx.Node] = field(default_factory=dict)
     sizes: dict[Batch, torch.fx.Node] = field(default_factory=dict)
@@ -208,14 +213,13 @@ class _Body:
         return self.plan.modes[self.training]
 
     def lowered(
-        self, run: Stretch, needs: tuple[Need, ...], results: tuple[str, ...]
+        self, run: Stretch, needs: tuple[Need, ...], results: tuple[Value, ...]
     ) -> torch.fx.Graph:
         """The graph that computes some work."""
         if self.path:
             for index, need in enumerate(needs):
                 self.given[need] = argument = self.fx.placeholder(f"x_{index}" if index else "x")
-                if isinstance(need, Ref):
-                    self.env[need.name] = argument
+                self.bind(need, argument)
         else:
             inputs = self.plan.graph.inputs
             placeholders = {k: self.fx.placeholder(_argument(k)) for k, _ in inputs}
@@ -228,10 +232,10 @@ class _Body:
                 target = torch.ops.aten.copy_.default
                 self.fx.call_function(target, (self.leaf(buffer), self.lower(assigned)))
         if self.path:
-            values = [self.env.get(name) for name in results]
+            values = [self.need(in_mode(value, self.training)) for value in results]  # type: ignore[arg-type]  # a result or a leaf
             self.fx.output(values[0] if len(values) == 1 else tuple(values))
         else:
-            self.fx.output(self.tree(in_mode(self.plan.graph.outputs, self.training)))
+            self.fx.output(self.tree(self.plan.graph.outputs))
         self.fx.eliminate_dead_code(lambda node: node.target is not operator.getitem)
         return self.fx
 
@@ -268,7 +272,7 @@ class _Body:
             elif name is None or inside in self.plan.layers:
                 for node in group:
                     if node.name in self.live:
-                        self.env[node.name] = self.call(self.live[node.name])
+                        self.env[node.name] = self.call(node)
             elif self.blocks[inside] is None:
                 self.emit(group, inside)
             else:
@@ -300,17 +304,29 @@ class _Body:
         for run in self.plan.runs[path]:
             if start < len(group) and run[0] is group[start]:
                 start += len(run)
-                if any(node.name in self.live for node in run):
+                results = self.plan.results(path, run)
+                if any(map(self.is_used, results)):
                     args = tuple(self.need(need) for need in self.plan.needs(path, run))
-                    self.unpack(self.call_module(path, args), self.plan.results(path, run))
+                    self.unpack(self.call_module(path, args), results)
 
-    def unpack(self, called: torch.fx.Node, results: tuple[str, ...]) -> None:
+    def is_used(self, result: Value) -> bool:
+        """Whether this mode has a result of a block; one that the block decides, both have."""
+        return isinstance(result, Mode) or (isinstance(result, Ref) and result.name in self.live)
+
+    def unpack(self, called: torch.fx.Node, results: tuple[Value, ...]) -> None:
         """Bind the results of a block, those that this mode has."""
-        for index, name in enumerate(results):
-            if name in self.live:
-                several = len(results) > 1
-                part = self.fx.call_function(operator.getitem, (called, index)) if several else None
-                self.env[name] = part or called
+        for index, result in enumerate(results):
+            if len(results) == 1:
+                self.bind(result, called)
+            elif self.is_used(result):
+                self.bind(result, self.fx.call_function(operator.getitem, (called, index)))
+
+    def bind(self, value: Value, what: torch.fx.Node) -> None:
+        """Say what a value is from here on."""
+        if isinstance(value, Ref):
+            self.env[value.name] = what
+        elif isinstance(value, Mode):
+            self.slots[value] = what
 
     def need(self, need: Need) -> Any:
         """What a block is given; None where this mode lacks it."""
@@ -318,6 +334,8 @@ class _Body:
             return self.size(Batch())
         if need == DEVICE:
             return self.device()
+        if isinstance(need, Mode) and need not in self.slots:
+            return self.need(in_mode(need, self.training))  # type: ignore[arg-type]  # one of its sides
         return self.env.get(need.name) if isinstance(need, Ref) else self.lower(need)
 
     def call(self, node: Node) -> torch.fx.Node:
@@ -357,7 +375,8 @@ class _Body:
             case Batch():
                 return self.size(value)
             case Mode():
-                return self.lower(in_mode(value, self.training))
+                decided = self.slots.get(value)
+                return self.lower(in_mode(value, self.training)) if decided is None else decided
             case Atom():
                 return from_atom(value)
             case tuple():
@@ -403,8 +422,8 @@ class _Body:
     def arguments(self) -> dict[str, torch.fx.Node]:
         """The results and inputs that the module is given in both modes, by name."""
         if self.path:
-            refs = ((n, v) for n, v in self.given.items() if isinstance(n, Ref))
-            return {n.name: v for n, v in refs if self.plan.is_always(n.name)}
+            named = ((self.plan.steady(need), value) for need, value in self.given.items())
+            return {name: value for name, value in named if name is not None}
         inputs = (n.name for n in self.plan.graph.nodes if n.op == "input")
         return {name: self.env[name] for name in inputs}
 
@@ -446,6 +465,8 @@ class _Body:
                 return self.fx.call_function(_output, (keys, values))
             case tuple():
                 return tuple(self.tree(v) for v in value)
+            case Mode() if value not in self.slots:
+                return self.tree(in_mode(value, self.training))
             case _:
                 return self.lower(value)
 

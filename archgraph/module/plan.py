@@ -7,9 +7,8 @@ whose arguments are what that work reads from outside, and whose results are wha
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -21,9 +20,11 @@ from archgraph.graph.ir import (
     Mode,
     Node,
     Param,
+    Record,
     Ref,
     Value,
     in_mode,
+    refs,
     walk,
 )
 from archgraph.graph.passes import specialise
@@ -34,7 +35,7 @@ from archgraph.ops.stacks import Stack, stack
 
 # What a block is given beside results and leaves: the batch size, the device of new tensors.
 BATCH, DEVICE = "batch size", "device"
-Need: TypeAlias = "Ref | Leaf | str"
+Need: TypeAlias = "Ref | Leaf | Mode | str"
 Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
 Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
 
@@ -141,53 +142,101 @@ class ModulePlan:
         yield from parts if same else (run,)
 
     @cached_property
-    def users(self) -> Mapping[str, frozenset[str]]:
-        """What reads each result: operators, and ``""`` where forward gives it back."""
-        names: dict[str, set[str]] = {}
-        for node in self.work:
-            for used in node.uses():
-                names.setdefault(used, set()).add(node.name)
-        for item in walk(self.graph.outputs):
-            if isinstance(item, Ref):
-                names.setdefault(item.name, set()).add("")
-        return {name: frozenset(users) for name, users in names.items()}
+    def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
+        """What reads each result, and as which value: an operator, or ``""`` for forward."""
+        found: dict[str, list[tuple[str, Value]]] = {}
 
-    def results(self, path: str, run: Stretch) -> tuple[str, ...]:
-        """The results of some work that are read outside of it, in order."""
+        def read(user: str, value: Value) -> None:
+            for item in scalars(value):
+                for name in refs(item):
+                    found.setdefault(name, []).append((user, item))
+
+        for node in self.work:
+            for _, value in node.args:
+                read(node.name, value)
+        read("", self.graph.outputs)
+        return {name: tuple(users) for name, users in found.items()}
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The place of each operator in the order of work; inputs come before."""
+        inputs = {n.name: -1 for n in self.graph.nodes if n.op == "input"}
+        return inputs | {n.name: index for index, n in enumerate(self.work)}
+
+    def results(self, path: str, run: Stretch) -> tuple[Value, ...]:
+        """The results of some work that are read outside of it, in order.
+
+        A value that is one thing in training and another in evaluation is one result if the work
+        has both, or can be given the other: the block decides by its own mode which it is.
+        """
         inside = {n.name for n in run}
+        found: dict[Value, None] = {}
         stored = {
-            item.name
+            name
             for buffer, value in self.updates
             if not is_under(self.home[buffer], path)
-            for item in walk(value)
-            if isinstance(item, Ref)
+            for name in refs(value)
         }
-        read = (n.name for n in run if n.name in stored or self.users.get(n.name, set()) - inside)
-        return tuple(read)
+        for node in run:
+            read = [v for user, v in self.readers.get(node.name, ()) if user not in inside]
+            read += [Ref(node.name)] if node.name in stored else []
+            for value in read:
+                whole = isinstance(value, Mode) and self._is_one(value, run, inside)
+                found[value if whole else Ref(node.name)] = None
+        return tuple(found)
+
+    def _is_one(self, value: Mode, run: Stretch, inside: Container[str]) -> bool:
+        """Whether some work has both sides of a value, or can be given the one that it lacks."""
+        start = self.order[run[0].name]
+        return all(
+            isinstance(side, Leaf)
+            or (isinstance(side, Ref) and (side.name in inside or self.order[side.name] < start))
+            for side in (value.train, value.eval)
+        )
 
     def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
         """What some work reads from outside of it and of its path, in order of first use."""
         inside = {n.name for n in run}
         found: dict[Need, None] = {}
         sizes = makes = False
+
+        def add(item: Value) -> None:
+            if isinstance(item, Ref) and item.name not in inside:
+                found[item] = None
+            elif isinstance(item, Leaf) and self.place(item.name, path) is None:
+                found[item] = None
+            elif isinstance(item, Mode):
+                if refs(item) and inside.isdisjoint(refs(item)):
+                    found[item] = None  # decided outside
+                else:
+                    add(item.train)
+                    add(item.eval)
+
         for node in run:
             operands = self.calls.get(node.name)
             if operands is None:
                 operands = tuple(value for _, value in node.args)
                 makes = makes or makes_tensor(node)
-            for item in itertools.chain.from_iterable(map(walk, operands)):
-                if isinstance(item, Ref) and item.name not in inside:
-                    found[item] = None
-                elif isinstance(item, Leaf) and self.place(item.name, path) is None:
-                    found[item] = None
-                elif isinstance(item, Batch):
-                    sizes = True
-        tensors = [i for i in found if isinstance(i, Ref) and self.is_always(i.name)]
-        if sizes and not any(self.is_batched(item.name) for item in tensors):
+            for value in operands:
+                sizes = sizes or any(isinstance(item, Batch) for item in walk(value))
+                for item in scalars(value):
+                    add(item)
+        for result in self.results(path, run):
+            if isinstance(result, Mode):
+                add(result.train)
+                add(result.eval)
+        tensors = [name for item in found if (name := self.steady(item)) is not None]
+        if sizes and not any(map(self.is_batched, tensors)):
             found[BATCH] = None
         if makes and not tensors:
             found[DEVICE] = None
         return tuple(found)
+
+    def steady(self, need: Need) -> str | None:
+        """The result that a block is given in both modes; None if it is another thing."""
+        names = refs(need) if isinstance(need, Ref | Mode) else []
+        given = isinstance(need, Mode) and len(names) == 2
+        return names[0] if given or (names and self.is_always(names[0])) else None
 
     def is_always(self, name: str) -> bool:
         """Whether an operator runs in both modes."""
@@ -227,6 +276,24 @@ class ModulePlan:
             ]
             homes[buffer] = inside[-1] if inside else ""
         return homes
+
+
+def scalars(value: Value) -> Iterator[Value]:
+    """Every scalar inside a value; what depends on the mode is one, unless it is a structure."""
+    match value:
+        case tuple():
+            for item in value:
+                yield from scalars(item)
+        case Record():
+            for _, item in value.fields:
+                yield from scalars(item)
+        case Mode() if isinstance(value.train, tuple | Record | Mode) or isinstance(
+            value.eval, tuple | Record | Mode
+        ):
+            yield from scalars(value.train)
+            yield from scalars(value.eval)
+        case _:
+            yield value
 
 
 def ancestors(path: str) -> list[str]:

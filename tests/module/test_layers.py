@@ -564,6 +564,85 @@ def test_a_chain_of_which_one_mode_has_less():
     equal_both_modes(model, build(*ag.trace(model, x)), x)
 
 
+class Depth(nn.Module):
+    """Stochastic depth, as torchvision has it: a block that returns its input in evaluation."""
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        return x * x.new_empty(x.shape[0], 1).bernoulli_(0.5) * 2
+
+
+class Sampled(nn.Module):
+    """An encoder that samples in training and gives the mean in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        mean = self.mean(x)
+        return mean + torch.randn_like(mean) * self.spread(x) if self.training else mean
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"z": y + 1} if self.training else {"z": y}
+
+
+class ByMode(nn.Module):
+    def __init__(self, part) -> None:
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(4, 4), part(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.part(self.first(x))
+        return self.last(y["z"] if isinstance(y, dict) else y)
+
+
+@pytest.mark.parametrize("part", [Depth, Sampled, Added])
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
+def test_a_part_decides_by_its_own_mode(part, outer, inner):
+    torch.manual_seed(0)
+    model, x = ByMode(part), torch.randn(8, 4)
+    graph, state = ag.trace(model, x)
+    net = build(graph, state)
+    assert ag.trace(net, x).graph == graph
+    equal_both_modes(model, net, x)
+    results = []
+    for one in (model, net):
+        one.train(outer).get_submodule("part").train(inner)
+        torch.manual_seed(3)
+        results.append(one(x))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    mixed = model.train(outer)
+    mixed.part.train(inner)
+    again = build(*ag.trace(mixed, x))
+    torch.manual_seed(3)
+    torch.testing.assert_close(again(x), results[0], rtol=0, atol=0)
+
+
+class ModeNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x):
+        x = F.dropout(x, 0.5 if self.training else 0.0, self.training)
+        return F.leaky_relu(F.hardtanh(x, -1.0 if self.training else -2.0), 0.1)
+
+
+def test_numbers_that_a_mode_decides_are_not_a_layers():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), ModeNumbers()), torch.randn(3, 4)
+    equal_both_modes(model, build(*ag.trace(model, x)), x)
+
+
 class Statistics(nn.Module):
     """A buffer that a block assigns and other work reads, as it was before."""
 
