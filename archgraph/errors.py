@@ -96,7 +96,7 @@ class TraceError(ArchGraphError):
 
 
 class TraceWarning(UserWarning):
-    """A captured graph differs from its model in gradients, training or later calls."""
+    """A captured graph differs from its model in results, gradients or training steps."""
 
 
 class SpecError(ArchGraphError):

@@ -268,7 +268,7 @@ def _traced(model: torch.nn.Module, args: Any, kwargs: Any, way: _Way) -> tuple[
         own = getattr(model, "arch", None)
         if isinstance(own, ArchGraph) and _bare(own) == _bare(graph):
             graph = own  # the same architecture: keep its module scopes and sections
-        graph = graph.replace(flags=flags)
+        graph = graph.replace(flags=flags, shared=_shared(model))
         check(graph)
         traced = Traced(graph, leaves.state(model))
     unlike = any(isinstance(note, TraceError) for note in notes)  # it would show again
@@ -313,6 +313,14 @@ def _flags(model: torch.nn.Module) -> tuple[tuple[str, bool], ...]:
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
+
+
+def _shared(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of each module that a model has under several names."""
+    names: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return tuple(tuple(several) for several in names.values() if len(several) > 1)
 
 
 def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) -> Iterator[str]:

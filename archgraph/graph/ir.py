@@ -182,6 +182,7 @@ class ArchGraph:
         flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
             a path stands for all modules inside, later ones count; a label, too, which the printed
             form lacks.
+        shared: Names of modules that the model has under several names; likewise a label.
     """
 
     inputs: tuple[tuple[str, Value], ...]
@@ -193,6 +194,7 @@ class ArchGraph:
     name: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     flags: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
+    shared: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -201,7 +203,7 @@ class ArchGraph:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the caches, which hold classes made at run time."""
         fields = (self.inputs, self.params, self.nodes, self.outputs, self.updates)
-        return ArchGraph, (*fields, self.sections, self.name, self.notes, self.flags)
+        return ArchGraph, (*fields, self.sections, self.name, self.notes, self.flags, self.shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchGraph:
         return self  # a value

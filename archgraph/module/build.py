@@ -167,12 +167,14 @@ class Template:
             for name in children:
                 inside = f"{path}.{name}" if path else name
                 self.parts[inside] = self._part(inside, tuple(tree.get(inside, ())))
+        others = self._unite(graph.shared)
         for path, part in self.parts.items():
             if path:
                 outer, _, name = path.rpartition(".")
                 self.parts[outer]._modules[name] = part
         for path, last, leaf in self.places:
-            self._register(path, last, graph.param[leaf])
+            if path not in others:
+                self._register(path, last, graph.param[leaf])
         for outer, flag in graph.flags:
             for path, part in self.parts.items():
                 if is_under(path, outer):
@@ -180,6 +182,24 @@ class Template:
         for path, layer in plan.layers.items():
             if layer.counter and f"{path}.{layer.counter}" not in graph.param:
                 self.parts[path]._buffers[layer.counter] = None
+
+    def _unite(self, shared: Iterable[tuple[str, ...]]) -> set[str]:
+        """Let all names of one module stand for one part; gives the further names."""
+        others = set()
+        for first, *further in shared:
+            for path in further:
+                if self._are_alike(first, path):
+                    self.parts[path] = self.parts[first]
+                    others.add(path)
+        return others
+
+    def _are_alike(self, one: str, other: str) -> bool:
+        """Whether two paths have the same layer, or blocks with the same code."""
+        layers, blocks = self.blocks.plan.layers, self.blocks.made
+        if one in layers and other in layers:
+            return layers[one] == layers[other]
+        mine, theirs = blocks.get(one), blocks.get(other)
+        return mine is not None and theirs is not None and mine.sources == theirs.sources
 
     def _is_sequential(self, children: tuple[str, ...]) -> bool:
         """Whether the network calls its modules one after the other, and does nothing else."""
@@ -226,8 +246,9 @@ class Template:
     def filled(self, leaves: Mapping[str, torch.Tensor]) -> ArchModule:
         """A copy with tensors."""
         copies: dict[str, nn.Module] = {}
+        made: dict[nn.Module, nn.Module] = {}
         for path, part in self.parts.items():
-            copies[path] = copy = _copied(part)
+            copies[path] = copy = made.get(part) or made.setdefault(part, _copied(part))
             if path:
                 outer, _, name = path.rpartition(".")
                 copies[outer]._modules[name] = copy

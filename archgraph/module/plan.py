@@ -103,6 +103,13 @@ class ModulePlan:
                 layers[path], stacks[path] = several.layer, several
                 calls |= dict.fromkeys((n.name for n in nodes), ())
                 calls[nodes[0].name] = several.layer.inputs
+        for buffer in tuple(absorbed):  # a norm under several names: all of them count, or none
+            paths_of = {graph.node[name].scope for name in chains[buffer]}
+            if not paths_of <= layers.keys():
+                absorbed.discard(buffer)
+                for path in paths_of & layers.keys():
+                    del layers[path]
+        calls = {name: inputs for name, inputs in calls.items() if graph.node[name].scope in layers}
         counted = {name for buffer in absorbed for name in chains[buffer]}
         work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in counted)
         updates = tuple((k, v) for k, v in graph.updates if k not in absorbed)
@@ -341,7 +348,9 @@ def _layers(
         if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
             return {}
     counter = own.get(layer.counter) if layer.counts else None
-    counted = len(chains.get(counter.name, ())) == len(called) if counter else not counting
+    steps = chains.get(counter.name, ()) if counter else ()
+    own_steps = [name for name in steps if graph.node[name].scope == nodes[0].scope]
+    counted = len(own_steps) == len(called) if counter else not counting
     return found if counted and _owns(layer, own) else {}
 
 

@@ -30,7 +30,7 @@ def ends_after(
             for a mean over positions and a linear layer. None: the exit that :func:`add_exits` has
             put there; earlier exits stay, and forward returns all of them by name.
         verify: Check that it computes what the original does with the same head behind the section
-            (two forwards in float64).
+            (three forwards in float64).
 
     Raises:
         GraphError: For a section or block that does not exist; names the nearest.

@@ -338,6 +338,42 @@ def test_a_block_and_a_norm_that_are_called_several_times():
     assert ag.trace(net, X).graph == graph
 
 
+class TwoNames(nn.Module):
+    """A norm, a dropout and a block, each under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm, drop, block = nn.BatchNorm1d(4), nn.Dropout(0.5), Added()
+        self.first = nn.Sequential(nn.Linear(4, 4), norm, drop)
+        self.second = nn.Sequential(nn.Linear(4, 4), norm, drop)
+        self.one, self.other = block, block
+
+    def forward(self, x):
+        return self.other(self.second(self.one(self.first(x))["z"]))["z"]
+
+
+def test_a_module_under_two_names_is_one():
+    torch.manual_seed(0)
+    model, x = TwoNames(), torch.randn(6, 4)
+    graph, state = ag.trace(model, x)
+    net = build(graph, state)
+    assert net.first[1] is net.second[1] and net.first[2] is net.second[2]
+    assert net.one is net.other and list(net.state_dict()) == list(model.state_dict())
+    equal_both_modes(model, net, x)
+    equal_both_modes(model.double(), net.double(), x.double())
+    for one in (model, net):
+        one.first[1].eval()
+        prune.l1_unstructured(one.one.layer, "weight", amount=0.5)
+        one.other.register_forward_hook(
+            lambda m, i, o: {"z": o["z"] * 2} if isinstance(o, dict) else o * 2
+        )
+    results = []
+    for one in (model, net):
+        one.first[2].eval()
+        results.append(one(x.double()))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 class Functional(nn.Module):
     """Weights of layers that are used without calling the layers."""
 
