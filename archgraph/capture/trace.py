@@ -131,7 +131,7 @@ def trace(
     with uncollected(), _explaining_tuples(args), suggesting(model):
         # What is known to differ would show again.
         compares = verify and not any(isinstance(note, TraceError) for note in differences)
-        way = _Way(train, name or type(model).__name__, strict, compares)
+        way = _Way(train, name or type(model).__name__, compares)
         traced, notes = _traced_uncached(model, args, kwargs, way)
     skipped = () if verify else ("not verified: traced with verify=False",)
     return _noted(traced, (*unlike, *_said(notes, strict), *skipped))
@@ -167,7 +167,6 @@ class _Way:
 
     train: bool
     name: str
-    strict: bool = True
     verify: bool = False
     own: bool = False
 
