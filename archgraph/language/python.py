@@ -76,7 +76,13 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
         }
         _fits(document, model, inputs)
         make = functools.partial(
-            trace, model, train=spec.train, strict=spec.strict, name=spec.name, **inputs
+            trace,
+            model,
+            train=spec.train,
+            strict=spec.strict,
+            verify=True,
+            name=spec.name,
+            **inputs,
         )
         way = {"train": spec.train, "strict": spec.strict, "name": spec.name}
         with document.locating("python"):
