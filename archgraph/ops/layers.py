@@ -8,13 +8,13 @@ layer's own, and whether the module's path has no other work, is for the room th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Size, Value
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode
 from archgraph.ops.costs import type_of
 from archgraph.ops.schema import schema
 
@@ -52,7 +52,8 @@ LayerRule: TypeAlias = Callable[[ArchGraph, Node], TorchLayer | None]
 
 
 def _shape(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
-    type_ = type_of(graph, value)
+    """The shape of an operand, which may be another one in each mode; nothing without a type."""
+    type_ = type_of(graph, in_mode(value, True))
     return type_.shape if type_ is not None else ()
 
 
@@ -66,10 +67,6 @@ def _each(value: Value, rank: int, default: int) -> Value:
     numbers = (default,) if value is None or value == () else value
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     return numbers * rank if len(numbers) == 1 else numbers
-
-
-def _is_spatial(value: Value, shape: Sequence[Size], rank: int) -> bool:
-    return isinstance(value, (Ref, Leaf)) and len(shape) == rank + 2
 
 
 # -- layers with weights --------------------------------------------------------------------------
@@ -118,7 +115,7 @@ def _convolution(graph: ArchGraph, node: Node, *, transposed: bool) -> TorchLaye
     padding = node.arg("padding", schema(node.op).by_name["padding"].default)
     if not 1 <= rank <= 3 or not isinstance(groups, int):
         return None
-    if not _is_spatial(given, _shape(graph, given), rank):  # without a batch: other checks
+    if len(_shape(graph, given)) != rank + 2:  # without a batch: other checks
         return None
     ways = (first, second * groups) if transposed else (second * groups, first)
     options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), ways, strict=True))
@@ -265,7 +262,7 @@ def plain(kind: type[nn.Module], **names: tuple[str, Value]) -> LayerRule:
         options = {own: node.arg(name, default) for own, (name, default) in names.items()}
         extra = {k for k, _ in node.args} - {name for name, _ in names.values()}
         inputs = [node.arg(k) for k in ("self", "input") if k in extra]
-        known = len(extra) == len(inputs) == 1 and isinstance(inputs[0], Ref)
+        known = len(extra) == len(inputs) == 1 and isinstance(inputs[0], Ref | Mode)
         return TorchLayer(kind, options, inputs=tuple(inputs)) if known else None
 
     return rule

@@ -596,8 +596,10 @@ class Noise(nn.Module):
 
 
 def test_a_chain_of_which_one_mode_has_less():
-    model, x = nn.Sequential(nn.Linear(4, 4), Noise(), nn.Linear(4, 2)), torch.randn(3, 4)
-    equal_both_modes(model, build(*ag.trace(model, x)), x)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Noise(), nn.Conv2d(4, 2, 3), Noise(), nn.ReLU())
+    net = build(*ag.trace(model, X))
+    equal_both_modes(model, net, X)
+    assert type(net[2]) is nn.Conv2d and type(net[4]) is nn.ReLU
 
 
 class Depth(nn.Module):
