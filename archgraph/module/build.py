@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param, Ref
-from archgraph.module.code import Blocks, forward
+from archgraph.module.code import Blocks, are_numbers, forward, is_sorted
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
 from archgraph.module.plan import ModulePlan, ancestors, is_under
@@ -167,11 +167,16 @@ class Template:
             for name in children:
                 inside = f"{path}.{name}" if path else name
                 self.parts[inside] = self._part(inside, tuple(tree.get(inside, ())))
+        self._fill_gaps(tree)
         others = self._unite(graph.shared)
         for path, part in self.parts.items():
             if path:
                 outer, _, name = path.rpartition(".")
                 self.parts[outer]._modules[name] = part
+        for path, children in tree.items():
+            part = self.parts[path]
+            if isinstance(part, nn.Sequential | nn.ModuleList) and are_numbers(children):
+                part._modules = dict(sorted(part._modules.items(), key=lambda item: int(item[0])))
         for path, last, leaf in self.places:
             if path not in others:
                 self._register(path, last, graph.param[leaf])
@@ -182,6 +187,17 @@ class Template:
         for path, layer in plan.layers.items():
             if layer.counter and f"{path}.{layer.counter}" not in graph.param:
                 self.parts[path]._buffers[layer.counter] = None
+
+    def _fill_gaps(self, tree: Mapping[str, list[str]]) -> None:
+        """Let modules of lists stand at their numbers: what computes nothing is an identity."""
+        for path, children in tree.items():
+            listed = isinstance(self.parts[path], nn.Sequential | nn.ModuleList)
+            if not listed or not are_numbers(children):
+                continue
+            last = max(map(int, children))
+            for number in map(str, range(min(last, _GAPS + len(children)))):
+                inside = f"{path}.{number}" if path else number
+                self.parts.setdefault(inside, nn.Identity())
 
     def _unite(self, shared: Iterable[tuple[str, ...]]) -> set[str]:
         """Let all names of one module stand for one part; gives the further names."""
@@ -205,7 +221,8 @@ class Template:
         """Whether the network calls its modules one after the other, and does nothing else."""
         (key, value), *others = self.graph.inputs or (("", None),)
         single = key == "input" and isinstance(value, Ref) and not others
-        return single and isinstance(self.graph.outputs, Ref) and self.blocks.chain("") == children
+        single = single and isinstance(self.graph.outputs, Ref) and is_sorted(children)
+        return single and self.blocks.chain("") == children
 
     def _class(self, base: type[ArchBlock], path: str, **own: Any) -> type[ArchBlock]:
         """The class of a block, which knows where it belongs."""
@@ -217,12 +234,11 @@ class Template:
         layer = self.blocks.plan.layers.get(path)
         if layer is not None:
             return layer.made()
-        numbered = children == tuple(str(i) for i in range(len(children)))
         owns = any(outer == path for outer, _, _ in self.places)
         block = self.blocks.made.get(path)
         if block is None:
-            return nn.ModuleList() if numbered and children and not owns else nn.Module()
-        if not owns and self.blocks.chain(path) == children:
+            return nn.ModuleList() if are_numbers(children) and not owns else nn.Module()
+        if not owns and self.blocks.chain(path) == children and is_sorted(children):
             return nn.Sequential()
         return self._class(ArchBlock, path, forward=block.run)()
 
@@ -260,6 +276,9 @@ class Template:
             table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
             cast(dict[str, Any], table)[name] = tensor
         return cast(ArchModule, copies[""])
+
+
+_GAPS = 1000  # modules that compute nothing, in one list
 
 
 def _template(graph: ArchGraph) -> Template:

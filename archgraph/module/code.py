@@ -12,7 +12,7 @@ import itertools
 import keyword
 import operator
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -119,13 +119,16 @@ class Blocks:
     def _block(self, path: str) -> Forward | None:
         """The block of a path.
 
-        1. A path that only holds numbered modules (a list) is a block if it is a chain of them.
+        1. A path that only holds numbered modules (a list) is a block if it is a chain of them, in
+           the order of their numbers.
         2. A path whose work is several stretches is a block if all are the same code.
         3. Work that nothing reads is not a block.
         """
         plan, runs = self.plan, self.plan.runs[path]
-        if self.is_list(path) and self.chain(path) is None:  # 1
-            return None
+        if self.is_list(path):  # 1
+            names = self.chain(path)
+            if names is None or not is_sorted(names):
+                return None
         first, *others = (forward(plan, path, run, self) for run in runs)
         shape = len(first.needs), len(first.results), first.sources
         for other in others:  # 2
@@ -165,6 +168,16 @@ class Blocks:
             names.append(name)
             before = results[0]
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether there are names, and all are numbers as lists of modules write them."""
+    return bool(names) and all(n.isdecimal() and str(int(n)) == n for n in names)
+
+
+def is_sorted(names: Sequence[str]) -> bool:
+    """Return whether modules stand in the order of their numbers, if they have numbers."""
+    return not are_numbers(names) or list(map(int, names)) == sorted(map(int, names))
 
 
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:

@@ -284,7 +284,7 @@ def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
     assert nets["take"].stem.out_channels == nets["take"].stages[0][0].norm.num_features == 4
     assert repr(nets["take"].head) == "Linear(in_features=4, out_features=5, bias=True)"
     assert nets["widen"].stages[1][0].conv.out_channels == nets["widen"].head.in_features == 12
-    assert list(nets["skip"].stages[0]._modules) == ["0", "2"]
+    assert [type(m) is nn.Identity for m in nets["skip"].stages[0]] == [False, True, False]
     assert len(nets["graft"].stages[1]) == 5
     for name, net in nets.items():
         kinds = {type(m) for m in net.modules()}
@@ -313,6 +313,32 @@ def test_a_sequential_model_is_one_again():
     torch.testing.assert_close(other(x), net(x).softmax(-1), rtol=0, atol=0)
     shorter = ag.skip(graph, ["3"])
     assert len(build(shorter.graph)) == 3
+
+
+class Reversed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+def test_modules_of_lists_stand_at_their_numbers():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Tanh())
+    net = build(*ag.trace(model, x))
+    assert [type(m) for m in net] == [type(m) for m in model]
+    torch.testing.assert_close(net[:3](x), model[:3](x), rtol=0, atol=0)
+    equal_both_modes(model, net, x)
+    turned = Reversed()
+    net = build(*ag.trace(turned, x))
+    assert [type(m) for m in net.layers] == [type(m) for m in turned.layers]
+    equal_both_modes(turned, net, x)
+    assert copy.deepcopy(net).layers[1] is not net.layers[1]
 
 
 class Shared(nn.Module):
