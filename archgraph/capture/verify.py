@@ -137,7 +137,8 @@ def verify(
         for training in (False, True) if train else (False,):
             work.compare(_Call(inputs, training, backward=training))
             cast = captured.asks_autocast and not training
-            work.compare(_Call(other, training, backward=True, second=True, cast=cast), instead)
+            backward = training or not train
+            work.compare(_Call(other, training, backward, second=True, cast=cast), instead)
         return work.notes
 
 
@@ -284,16 +285,7 @@ class _Verification:
         self, module: torch.nn.Module, parameters: Mapping[str, torch.Tensor], call: _Call
     ) -> _Results:
         module.train(call.training)
-        leaves: list[torch.Tensor] = []
-
-        def entered(tensor: torch.Tensor) -> torch.Tensor:
-            """A copy that forward may write to; gradients go on to a leaf."""
-            leaf = tensor.detach().clone()
-            if call.backward and (leaf.is_floating_point() or leaf.is_complex()):
-                leaves.append(leaf.requires_grad_())
-            return leaf.clone()
-
-        args, kwargs = pytree.tree_map_only(torch.Tensor, entered, call.inputs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call.inputs)
         if module is self.built:  # whose arguments are the tensors alone
             by_name = arguments(self.model, args, kwargs)
             args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
@@ -323,7 +315,6 @@ class _Verification:
         if smooth:
             torch.autograd.backward(smooth, incoming)
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
-        gradients |= {f"of input {index}": leaf.grad for index, leaf in enumerate(leaves)}
         return _Results(results, counts, gradients, graded, drew)
 
     def _differences(
