@@ -397,7 +397,7 @@ POINTWISE = [
             "empty_like": lambda m, a: a + 0 * torch.empty_like(a).nan_to_num(),
             "rand_like": lambda m, a: a + 0 * torch.rand_like(a),
             "randn_like": lambda m, a: a + 0 * torch.randn_like(a),
-            "randint_like": lambda m, a: a + 0 * torch.randint_like(a, 3),
+            "randint_like": lambda m, a: a + 0 * torch.randint_like(a.detach(), 3),
             "fill": lambda m, a: a + aten.fill(a, 2.0),
             "celu": lambda m, a: F.celu(a),
             "selu": lambda m, a: F.selu(a),
