@@ -155,7 +155,11 @@ class Template:
         for name, param in _names(graph):
             path, _, last = name.rpartition(".")
             self.places.append((path, last, param.name))
-        root = forward(plan, "", plan.work, self.blocks)
+        try:
+            root = forward(plan, "", plan.work, self.blocks)
+        except KeyError:  # work of a path that cannot stand together: its results come too late
+            self.blocks = Blocks(plan, flat=True)
+            root = forward(plan, "", plan.work, self.blocks)
         tree = _tree(plan, [path for path, _, _ in self.places], self.blocks.made)
         kind, run = ArchModule, {"forward": checked(root.run)}
         owns = any(not path for path, _, _ in self.places)

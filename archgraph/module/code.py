@@ -108,10 +108,13 @@ class Blocks:
     """The blocks of a plan, each made when it is first asked for."""
 
     plan: ModulePlan
+    flat: bool = False  # no path is a block: all work is in the forward of the network
     made: dict[str, Forward | None] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Forward | None:
         """The block at a path; None where its work does not stand together, or differs by call."""
+        if self.flat:
+            return None
         if path not in self.made:
             self.made[path] = self._block(path)
         return self.made[path]

@@ -113,6 +113,8 @@ class _Writing:
         if any(len(_leaves(run)) < 2 or run.arg("train") != TRAINING for run in self.runs):
             return None
         options = self.options()
+        if options.get("proj_size", 0) >= options["hidden_size"]:
+            return None  # a cut may leave as many; torch.nn refuses that
         states = self.states()
         found = self.compared(options) if states is not None else None
         if found is None or self.at < len(self.nodes):

@@ -158,7 +158,6 @@ def test_logits_are_found(output, outputs, found):
         ("c", {"a": torch.tensor(0.0)}),
         (None, (torch.tensor(0.0), torch.tensor(0.0))),
         (2, (torch.tensor(0.0),)),
-        (0, torch.tensor([0.0])),
         ("main", {"main": {"a": torch.tensor(0.0), "b": torch.tensor(0.0)}}),
         (None, {}),
     ],
