@@ -375,6 +375,9 @@ def _owns(layer: TorchLayer, own: Mapping[str, Param]) -> bool:
 def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
     """Buffers that each call in training advances by one, and the operators that do it."""
     chains = {}
+    stored = Counter(
+        name for value in (graph.outputs, *(v for _, v in graph.updates)) for name in refs(value)
+    )
     for buffer, value in graph.updates:
         step = value.train if isinstance(value, Mode) and value.eval is None else None
         chain: list[str] = []
@@ -386,6 +389,6 @@ def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
                 break
             chain.append(node.name)
             step = node.arg("self")
-        if step == Leaf(buffer) and chain:
+        if step == Leaf(buffer) and chain and sum(stored[name] for name in chain) == 1:
             chains[buffer] = tuple(chain)
     return chains

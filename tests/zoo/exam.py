@@ -208,7 +208,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
             except ag.RewriteError as error:  # the only block that mixes positions, say
                 if "no longer depends on the input" not in str(error):
                     raise
-                exam.left_out.append((f"law of skip {block}", error.message))
+                figures["notes"] += (f"without {block} {error.message}",)
                 step(ag.skip(graph, [block]))
     if removable and free:
         with exam.check("skip and take"):
