@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode
+from archgraph.graph.ir import Atom, Batch, Leaf, Mode, Node, Record, Ref, Value, in_mode, refs
 from archgraph.module.plan import BATCH, DEVICE, ModulePlan, Need, Stretch, is_under, makes_tensor
 from archgraph.ops import table
 from archgraph.ops.schema import from_atom, schema
@@ -244,7 +244,8 @@ class _Body:
         self.emit(run, self.path)
         for buffer, value in self.plan.updates:
             assigned = in_mode(value, self.training)
-            if assigned is not None and self.assigns(buffer):
+            here = all(name in self.live for name in refs(assigned))
+            if assigned is not None and here and self.assigns(buffer):
                 target = torch.ops.aten.copy_.default
                 self.fx.call_function(target, (self.leaf(buffer), self.lower(assigned)))
         if self.path:
