@@ -6,10 +6,11 @@ import re
 import statistics
 
 from tests.zoo.collection import GROUPS, entries
-from tests.zoo.table import cells
+from tests.zoo.table import COLUMNS, cells
 
 Rows = dict[tuple[str, str], str]  # a line by group and model
 LISTS = ("Failures", "Left out and noted")
+SHARE = COLUMNS.index("share")
 
 
 def merged(old: str, new: str) -> str:
@@ -67,7 +68,7 @@ def _summary(rows: Rows) -> str:
         own = [row.split(" | ") for key, row in rows.items() if group in (key[0], "all")]
         if own:
             passed = sum(row[-1] == "pass |" for row in own)
-            shares = [float(row[6].rstrip("%")) for row in own if row[6]]
+            shares = [float(row[SHARE].rstrip("%")) for row in own if row[SHARE]]
             share = f"{statistics.median(shares):.2f}%" if shares else ""
             line = (group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share)
             lines.append(cells(line))

@@ -11,7 +11,7 @@ from tests.zoo.exam import AXES, LAW, Report
 
 Found = Sequence[tuple[Entry, Report]]
 
-_COLUMNS = (
+COLUMNS = (
     "model", "parameters", "nodes", "layers back", "axes free / pinned / spanned",
     "blocks / removable / sections", "mask ≡ take", "share", "trace s", "axes s", "structure s",
     "verdict",
@@ -60,8 +60,8 @@ def table(found: Found, level: str, models: int) -> str:
     for group in GROUPS:
         rows = [_row(e, r) for e, r in found if e.group == group]
         if rows:
-            rule = "|" + "---|" * len(_COLUMNS)
-            parts.append("\n".join([f"## {group}\n", cells(_COLUMNS), rule, *rows]))
+            rule = "|" + "---|" * len(COLUMNS)
+            parts.append("\n".join([f"## {group}\n", cells(COLUMNS), rule, *rows]))
     failed = [(e, r) for e, r in found if not r.ok]
     if failed:
         parts.append("## Failures\n\n" + "\n".join(_failures(e, r) for e, r in failed))
