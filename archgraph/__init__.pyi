@@ -31,7 +31,6 @@ from .graph.text import parse as parse
 from .language import load as load
 from .language import load_experiment as load_experiment
 from .language import load_family as load_family
-from .language import load_study as load_study
 from .language import save as save
 from .module.build import build as build
 from .module.build import load_state as load_state
@@ -40,7 +39,6 @@ from .module.build import state_of as state_of
 from .module.initial import initial_state as initial_state
 from .onnx.export import export as export
 from .ops.check import check as check
-from .papers.study import study as study
 from .relate.align import align as align
 from .relate.alignment import Alignment as Alignment
 from .relate.join import join as join
@@ -66,4 +64,6 @@ from .states.optimisers import carry as carry
 from .states.rewritten import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer
 from .states.widths import widths as widths
+from .studies import load_study as load_study
+from .studies.study import study as study
 from .viewer import view as view

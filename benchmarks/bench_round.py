@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from archgraph.engine.changes import Changes
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.federation import GLOBAL, Result, ServerState, World
+from archgraph.record.changes import Changes
 
 EXPERIMENT = Path(__file__).parents[1] / "specs" / "experiments" / "fedfa_digits.yaml"
 ROUNDS = 3

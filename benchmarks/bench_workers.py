@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 import archgraph as ag
-from archgraph.engine.flower import ENVIRONMENT
+from archgraph.flower import ENVIRONMENT
 from benchmarks.others import OTHERS, Job, bare
 
 S = TypeVar("S")

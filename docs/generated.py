@@ -25,7 +25,7 @@ import archgraph
 import archgraph.language.help as language
 from archgraph import federation
 from archgraph.cli import app
-from archgraph.engine.data.source import DATASETS, source
+from archgraph.data.source import DATASETS, source
 from archgraph.federation.catalogue import strategy_table
 from archgraph.language.aggregate import rule_table
 from archgraph.rewrite.registry import rewrite_table

@@ -88,7 +88,7 @@ def shown_in(text: str) -> Any:
         known = family is not None and family.has_global
         return Rewritten(graph, _from_global(family, member)) if known else graph
     if path.is_dir():
-        from archgraph.display import read_run
+        from archgraph.reports import read_run
 
         return read_run(path)
     return family_of(path) or graph_of(path)
@@ -126,8 +126,8 @@ def _from_global(family: Any, name: str) -> Any:
 
 def _of_run(folder: Path, member: str | None) -> ArchGraph:
     """An architecture of a run: the global one unless another is named."""
-    from archgraph.display import read_run
     from archgraph.fields import GLOBAL
+    from archgraph.reports import read_run
 
     graphs = read_run(folder).graphs
     name = member or GLOBAL

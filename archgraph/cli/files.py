@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from archgraph.errors import SpecError
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
-    from archgraph.engine.verdicts import Verdict
+    from archgraph.language import Verdict
 
 
 @command()
@@ -42,18 +42,18 @@ def check(
     published figure differs from ours and its file does not say why (--figures).
     """
     if figures:
-        from archgraph.papers.published import figures as compared
-        from archgraph.papers.published import figures_table
+        from archgraph.studies.published import figures as compared
+        from archgraph.studies.published import figures_table
 
         findings = compared(paths)
         show_item(figures_table(findings))
         if not all(finding.good for finding in findings):
             raise typer.Exit(DIFFERENT)
         return
-    from archgraph.papers.checked import checked
+    from archgraph.language import verdicts
 
     counted: Counter[str] = Counter()
-    for verdict in checked(paths) if not settings else _changed(paths, settings):
+    for verdict in verdicts(paths) if not settings else _changed(paths, settings):
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         counted[word] += 1
         note = f"\n      {message(verdict.error)}" if verdict.error else f": {verdict.note}"
@@ -71,7 +71,7 @@ def check(
 
 def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict]:
     """The verdict of an experiment with other settings."""
-    from archgraph.engine.verdicts import verdict_of
+    from archgraph.engine.files import verdict_of
 
     if len(paths) != 1:
         raise SpecError(
@@ -83,8 +83,7 @@ def _changed(paths: Sequence[Path], settings: Sequence[str]) -> Iterator[Verdict
 @command()
 def schema(
     kind: Annotated[
-        Literal["model", "family", "experiment", "study", "figures"],
-        typer.Argument(help="Kind of file."),
+        str, typer.Argument(help="Kind of file: model, family, experiment, study or figures.")
     ],
     output: OutputFile = None,
 ) -> None:

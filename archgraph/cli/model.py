@@ -315,7 +315,7 @@ def diff(
 
 
 def _diff_runs(a: Path, b: Path, as_json: bool) -> None:
-    from archgraph.engine.equal import run_differences
+    from archgraph.record.equal import run_differences
 
     found, compared = run_differences(a, b)
     if as_json:

@@ -18,8 +18,8 @@ from archgraph.errors import ArchGraphError, SpecError
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
-    from archgraph.display.runs import Log
-    from archgraph.papers.study import StudyResult
+    from archgraph.reports.runs import Log
+    from archgraph.studies.study import StudyResult
 
 flower = typer.Typer(no_args_is_help=True, help="Experiments on machines that Flower connects.")
 app.add_typer(flower, name="flower")
@@ -79,7 +79,7 @@ def run(
 
 def _saved(folder: Path, words: Iterable[str]) -> str:
     """What is left of a run that was stopped, and the command that goes on with it."""
-    from archgraph.engine.record import last_saved
+    from archgraph.record.folder import last_saved
 
     last = last_saved(folder)
     if last is None:
@@ -104,10 +104,10 @@ def report(
     those that differ in the seed only are one curve with a band. Without --output the page goes
     into the folder of the first run.
     """
-    from archgraph.display import read_run
-    from archgraph.display import report as page
-    from archgraph.display.comparison import run_folders
-    from archgraph.display.run_tables import tiers
+    from archgraph.reports import read_run
+    from archgraph.reports import report as page
+    from archgraph.reports.comparison import run_folders
+    from archgraph.reports.run_tables import tiers
 
     path = page(folders, output, viewer=_viewer)
     if len(runs := run_folders(folders)) == 1:
@@ -136,7 +136,7 @@ def watch(
     a small server that only this machine reaches, shows this run alone and changes nothing. Ctrl-C
     ends it; the run goes on.
     """
-    from archgraph.display.watch import RunServer
+    from archgraph.reports.watch import RunServer
     from archgraph.viewer import view
     from archgraph.viewer.rounds import rounds_of
 
@@ -184,13 +184,13 @@ def compare(
     Each figure is that of the last test, or with --last the mean over several. With --tiers the
     clients of each tier have a column: each is tested on its own mixture of classes.
     """
-    from archgraph.display.comparison import comparison
+    from archgraph.reports.comparison import comparison
 
     if as_json + as_csv + as_markdown > 1:
         raise SpecError("can be one only", where="--json, --csv, --markdown")
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     if output is not None:
-        from archgraph.display.plots import save, spread
+        from archgraph.reports.plots import save, spread
 
         save(
             spread({group.label: [log.rounds for log in group.runs] for group in compared.groups}),
@@ -250,8 +250,8 @@ def study(
     """
     import archgraph
     from archgraph.files import write
-    from archgraph.papers.studies import studies, without_part
-    from archgraph.papers.study_tables import study_tables, write_study
+    from archgraph.studies.studies import studies, without_part
+    from archgraph.studies.study_tables import study_tables, write_study
 
     asked = bool(only or seed) and not only_read
     others = without_part(paths, size, only or (), seed or ()) if asked else frozenset()
@@ -312,7 +312,7 @@ def matrix(
     cell fails.
     """
     from archgraph.files import write
-    from archgraph.papers.matrix import matrix as tried
+    from archgraph.studies.matrix import matrix as tried
 
     result = tried(
         file,
@@ -340,7 +340,7 @@ def init(
     Project, server, client, the experiment as resolved and a page with the commands that start a
     SuperLink, its SuperNodes and the run. Needs the extra `flower` where it is started only.
     """
-    from archgraph.engine.flower.starter import write_app
+    from archgraph.flower.starter import write_app
 
     for path in write_app(experiment_of(experiment, settings), folder, data_root=data):
         wrote(path)

@@ -50,9 +50,9 @@ def similarity(
     blocks of each section, or between two models. Random weights reach more than half, so chance
     is shown beside each figure.
     """
-    from archgraph.display.plots import save
-    from archgraph.papers.similarity import block_similarity
-    from archgraph.papers.weights import heat, similarity_tables
+    from archgraph.reports.plots import save
+    from archgraph.studies.similarity import block_similarity
+    from archgraph.studies.weights import heat, similarity_tables
 
     names = [model] if other is None else [model, other]
     (graph, weights), *second = [_one(name, data, s) for name, s in with_states(names, state)]
@@ -94,9 +94,9 @@ def scales(
     Average magnitude of each layer's weight maps, and their average distance, on the filters that
     two models have in common (FedFA, appendix F).
     """
-    from archgraph.display.plots import save
-    from archgraph.papers.similarity import scale_variation
-    from archgraph.papers.weights import scale_plot, scale_table
+    from archgraph.reports.plots import save
+    from archgraph.studies.similarity import scale_variation
+    from archgraph.studies.weights import scale_plot, scale_table
 
     models_by_label: dict[str, Any] = {}
     for name, file in with_states(models, state):

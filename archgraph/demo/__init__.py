@@ -60,8 +60,9 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 def _part(name: str, specs: Path, place: Path, rounds: int | None) -> Iterator[Any]:
     """One model, from its family to the page about its run."""
     import archgraph
-    from archgraph.display import coverage, curves, draw_family, report, summary
-    from archgraph.display.plots import save
+    from archgraph.display import coverage, draw_family, summary
+    from archgraph.reports import curves, report
+    from archgraph.reports.plots import save
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
     yield f"\n{family.graph.name or name}: {_sizes(family)}"

@@ -1,6 +1,6 @@
-"""Pictures and words for graphs and runs; nothing here changes either.
+"""Pictures and explanations of graphs; nothing here changes a graph.
 
-Names are imported on first use: a table of a graph needs no Graphviz, and `matplotlib` takes long.
+Names are imported on first use: a table of a graph needs no Graphviz.
 """
 
 import lazy_loader

@@ -2,9 +2,6 @@ from .cover import coverage as coverage
 from .difference import diff as diff
 from .explanation import explain as explain
 from .gallery import draw_family as draw_family
-from .page import report as report
 from .picture import draw as draw
 from .picture import render as render
-from .plots import curves as curves
-from .runs import read_run as read_run
 from .summary import summary as summary

@@ -1,4 +1,4 @@
-"""Running strategies: data and partitions, local training, the round loop, its record.
+"""Run strategies: the round loop, a client's turn, evaluation.
 
 Names are imported on first use, because torch and its friends take seconds.
 """

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import torch
 
-from archgraph.engine.isolation import seed_torch
 from archgraph.engine.returned import returned
 from archgraph.federation import ClientData, Examples, Outcome, Program, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
+from archgraph.processes.isolation import seed_torch
 
 
 def malicious(

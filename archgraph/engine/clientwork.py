@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 import torch
 
 from archgraph.engine.attack import Attack
-from archgraph.engine.client import KeptByClient
 from archgraph.engine.computed import MACS
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import isolated, one_thread
 from archgraph.engine.precision import performed
-from archgraph.engine.process import Tell
 from archgraph.engine.ranges import PASSES, check_ranges
-from archgraph.engine.returned import detached, reason, returned
-from archgraph.engine.traffic import DOWN, UP, back
+from archgraph.engine.returned import detached, returned
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
 from archgraph.federation.masks import still
 from archgraph.language.aggregate import AggregateSpec
+from archgraph.processes.isolation import isolated, one_thread
+from archgraph.processes.process import Tell
+from archgraph.processes.reasons import reason
+from archgraph.record.client import KeptByClient
+from archgraph.record.traffic import DOWN, UP, back
 from archgraph.states import check_update
 from archgraph.states.clipping import change
 from archgraph.states.updates import finite

@@ -11,17 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archgraph.engine.client import KeptByClient
+from archgraph.data.partition import local_test_indices
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import isolated, one_thread
-from archgraph.engine.nursery import accelerated
-from archgraph.engine.partition import local_test_indices
 from archgraph.engine.precision import performed
-from archgraph.engine.process import Died, Tell
 from archgraph.engine.recalibration import as_tested
-from archgraph.engine.returned import reason
 from archgraph.engine.testing import Answers, answers
-from archgraph.engine.workers import Workers
 from archgraph.federation import (
     GLOBAL,
     Evaluated,
@@ -36,6 +30,12 @@ from archgraph.federation import (
 from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
+from archgraph.processes.isolation import isolated, one_thread
+from archgraph.processes.nursery import accelerated
+from archgraph.processes.process import Died, Tell
+from archgraph.processes.reasons import reason
+from archgraph.processes.workers import Workers
+from archgraph.record.client import KeptByClient
 from archgraph.states import check_update
 
 

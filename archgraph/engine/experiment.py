@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from archgraph.data import Dataset, Split
+from archgraph.data.validation import Selection, held_out, part_of
 from archgraph.engine.attack import malicious
-from archgraph.engine.data import Dataset, Split
-from archgraph.engine.validation import Selection, held_out, part_of
 from archgraph.federation import Model, Shard, State, Strategy, Work, World
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec

@@ -10,7 +10,7 @@ import pydantic_core
 import torch
 from ruamel.yaml import YAML
 
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
 from archgraph.federation import (
     State,
     Strategy,

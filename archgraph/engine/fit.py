@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from archgraph.engine.data import Dataset
+from archgraph.data import Dataset
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, LearningTask, Logits
 from archgraph.federation.family import Family
@@ -85,7 +85,7 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
         RunError: If it asks for an input that the data does not have.
 
     Example:
-        >>> from archgraph.engine.data import Split
+        >>> from archgraph.data import Split
         >>> from archgraph.graph.text import parse
         >>> ids = torch.zeros(4, 3, dtype=torch.int16)
         >>> split = Split(ids, torch.zeros(4, dtype=torch.int64), beside={"mask": ids})

@@ -21,18 +21,19 @@ from typing import Any
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.points import frame
-from archgraph.engine.progress import bars, idle, table, troubles
-from archgraph.engine.record import RunRecord, reserved, resumable
-from archgraph.engine.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.engine.turn import Elsewhere
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.consent import given
+from archgraph.language.experiment import LOCAL, installed_engines
 from archgraph.language.flat import dump
 from archgraph.plain import Json, finite
+from archgraph.record.folder import RunRecord, reserved, resumable
+from archgraph.record.points import frame
+from archgraph.record.progress import bars, idle, table, troubles
+from archgraph.record.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.tables import Table, plural
 
 
@@ -94,7 +95,7 @@ class Run:
         """A pandas data frame with a row for each figure: round, part, group, metric, value.
 
         ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` the
-        model, the client or the run; see :class:`archgraph.engine.points.Point`.
+        model, the client or the run; see :class:`archgraph.record.points.Point`.
 
         Raises:
             RunError: If pandas is not installed.
@@ -155,12 +156,12 @@ def run(
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names: ``(train, test)``, each a torch
             dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client. See
-            :func:`archgraph.engine.dataset_of`.
+            :func:`archgraph.data.dataset_of`.
         progress: Show progress bars on a terminal, or a line per round where there is none.
         python: Consent to run the Python code that the experiment, its data and its models name.
         trackers: Where every round is reported, beside what the experiment names: names, names
             with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
-            ``round`` and ``end`` (:class:`archgraph.engine.Tracker`).
+            ``round`` and ``end`` (:class:`archgraph.record.Tracker`).
 
     Returns:
         The finished run: server state, a line per round, a table.
@@ -187,11 +188,11 @@ def run(
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     with free or contextlib.nullcontext():
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
-        begin: Callable[..., Run] = execute
-        if prepared.engine.kind == "flower":
-            with spec.locating("engine"):
-                begin = functools.partial(_flower(prepared, data), python=python or given())
-        return begin(
+        start: Callable[..., Run] = execute
+        if prepared.engine.kind != LOCAL:
+            engine = installed_engines()[prepared.engine.kind].load()
+            start = functools.partial(engine, data=data, python=python or given())
+        return start(
             prepared,
             out=folder,
             resume=resume,
@@ -256,24 +257,6 @@ def execute(
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
         return Run(experiment, server, tuple(loop.lines), out, notes, best)
-
-
-def _flower(experiment: Experiment, data: object) -> Callable[..., Run]:
-    """What runs an experiment on Flower.
-
-    Raises:
-        RunError: If Flower cannot run it.
-    """
-    if data is not None or experiment.engine.memory is not None:
-        raise RunError(
-            "cannot run on Flower",
-            where="engine: flower",
-            found="data in memory" if data is not None else "engine.memory",
-            expected="data that the experiment names, and no bound on a client's memory",
-        )
-    from archgraph.engine.flower import simulate
-
-    return simulate
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:

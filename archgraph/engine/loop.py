@@ -12,26 +12,26 @@ from dataclasses import dataclass, field
 import torch
 
 from archgraph.engine.before import local_test, trained_together
-from archgraph.engine.changes import Changes
-from archgraph.engine.checkpoint import Checkpoint
-from archgraph.engine.client import KeptByClient
 from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.computed import computed
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.privacy import private_world, spent, weights_alone
-from archgraph.engine.progress import Bars
-from archgraph.engine.record import RunRecord
 from archgraph.engine.returned import each_returned, fitting, received, returned
-from archgraph.engine.trackers import Trackers
 from archgraph.engine.turn import Elsewhere, Turn
-from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
 from archgraph.federation.masks import masks
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
+from archgraph.processes.workers import Workers
+from archgraph.record.changes import Changes
+from archgraph.record.checkpoint import Checkpoint
+from archgraph.record.client import KeptByClient
+from archgraph.record.folder import RunRecord
+from archgraph.record.progress import Bars
+from archgraph.record.trackers import Trackers
 from archgraph.states import Transfer
 from archgraph.tables import plural
 

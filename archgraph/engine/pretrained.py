@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from archgraph.engine.proof import sha256
 from archgraph.errors import RunError
 from archgraph.federation.family import Family
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.weights import WeightsSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.schema import torch_dtype
+from archgraph.record.proof import sha256
 from archgraph.states import State
 from archgraph.states.updates import finite
 

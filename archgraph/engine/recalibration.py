@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from archgraph.engine.data import Split
+from archgraph.data import Split
 from archgraph.engine.experiment import Experiment
 from archgraph.federation import (
     Evaluated,

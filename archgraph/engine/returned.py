@@ -22,8 +22,6 @@ from archgraph.states.updates import finite, foreign
 
 T = TypeVar("T")
 
-# Characters of a reason in the record.
-LONGEST = 1000
 
 # What is asked of the items of a field, by the field's type.
 _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
@@ -89,30 +87,6 @@ def outcome_of(program: object, value: object) -> Outcome:
         extras=detached(outcome.extras, stored=True),
         metrics={str(name): float(number) for name, number in outcome.metrics.items()},
     )
-
-
-def reason(error: BaseException) -> str:
-    """Why a client's work was lost, as a line of a record: the client can have written the error.
-
-    Example:
-        >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))
-        ('ValueError: no data', 'w: too large')
-    """
-    try:
-        text = str(error)[:LONGEST]
-    except Exception as mute:
-        text = f"it cannot say what is wrong ({type(mute).__name__})"
-    text = shown(text)
-    return text if isinstance(error, RejectedUpdate) else f"{type(error).__name__}: {text}"
-
-
-def shown(text: str) -> str:
-    """A text that a client can have written, as a record holds it: short, and without controls.
-
-    >>> len(shown("a" * 2000)), shown("a" + chr(27)).isprintable()
-    (1000, True)
-    """
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:LONGEST])
 
 
 def _read(value: Any) -> Any:

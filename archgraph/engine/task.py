@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archgraph.engine.data import Dataset
+from archgraph.data import Dataset
 from archgraph.engine.torchmetric import SHORT, torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archgraph.engine.data import Split
-from archgraph.engine.isolation import one_thread
-from archgraph.engine.process import Died, Tell
-from archgraph.engine.workers import Workers
+from archgraph.data import Split
 from archgraph.federation import LearningTask, Metric, Predict, mask_absent
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.metrics import IGNORED
+from archgraph.processes.isolation import one_thread
+from archgraph.processes.process import Died, Tell
+from archgraph.processes.workers import Workers
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from archgraph.engine.client import KeptByClient
 from archgraph.engine.recalibration import as_tested
-from archgraph.engine.record import RunRecord
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, ServerState, State
 from archgraph.plain import finite
+from archgraph.record.client import KeptByClient
+from archgraph.record.folder import RunRecord
 
 
 def trained(

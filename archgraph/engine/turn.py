@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from archgraph.analysis.roles import frozen
-from archgraph.engine.client import KeptByClient
 from archgraph.engine.clientwork import Assignment, ClientWork, copies, malicious
 from archgraph.engine.computed import MACS, of_client
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.isolation import one_thread
-from archgraph.engine.process import Died, attempted
-from archgraph.engine.progress import Bars
-from archgraph.engine.returned import reason, shown
-from archgraph.engine.traffic import DOWN, UP, sent
-from archgraph.engine.workers import Workers
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, State, Task
 from archgraph.plain import Json
+from archgraph.processes.isolation import one_thread
+from archgraph.processes.process import Died, attempted
+from archgraph.processes.reasons import printable, reason
+from archgraph.processes.workers import Workers
+from archgraph.record.client import KeptByClient
+from archgraph.record.progress import Bars
+from archgraph.record.traffic import DOWN, UP, sent
 from archgraph.states.clipping import UpdateSize, clipped
 from archgraph.states.spill import Spill
 
@@ -244,7 +244,7 @@ class Turn:
             if self._first is None:  # it was in another process
                 self._first = ChildProcessError(found.reason)
                 self._first.add_note(found.trace)
-            self.failed.append({**who, "reason": shown(found.reason)})
+            self.failed.append({**who, "reason": printable(found.reason)})
             return None
         who |= {UP: found[UP]} if UP in found else {}
         if "rejected" in found:

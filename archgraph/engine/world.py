@@ -13,22 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from archgraph.data import ROOT_VARIABLE, Dataset
+from archgraph.data.doors import read_data
+from archgraph.data.given import dataset_of
+from archgraph.data.partition import allot, class_histogram
+from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.clients import further
-from archgraph.engine.data import ROOT_VARIABLE, Dataset
-from archgraph.engine.data.doors import read_data
-from archgraph.engine.data.given import dataset_of
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, facts, family_of
 from archgraph.engine.fit import answers, check_images, matched, results, with_main_output
 from archgraph.engine.lost import check_taken_up, explained
-from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
-from archgraph.engine.process import Died
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.task import check_strategy, learning_task
-from archgraph.engine.validation import Selection, hold_out
-from archgraph.engine.workers import FIRST_USE, Workers
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
@@ -50,6 +48,8 @@ from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import EngineSpec
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
+from archgraph.processes.process import Died
+from archgraph.processes.workers import FIRST_USE, Workers
 
 
 def prepare(
@@ -68,7 +68,7 @@ def prepare(
             where a model may be a graph or what ``ag.trace`` returns.
         data_root: Folder of the data; None: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names, in any form that
-            :func:`archgraph.engine.data.dataset_of` takes; its partition stays.
+            :func:`archgraph.data.dataset_of` takes; its partition stays.
         imagined: What stands in for the data; such an experiment can begin, but it has neither text
             nor facts by which a run is recorded. None: the data is loaded.
         family: The family, if it is resolved already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -78,10 +79,36 @@ class EvaluateSpec(Base):
         return round == rounds or (begun and round % self.every == 0)
 
 
+# Entry points of this group run experiments elsewhere than in this process: functions
+# that take what `archgraph.engine.execute` takes, and `data` and `python` of `archgraph.run`.
+ENGINES = "archgraph.engines"
+LOCAL = "local"
+
+
+@functools.cache
+def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
+    """Return the engines beside ``local``, by name."""
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
+
+
+def _installed(name: str) -> str:
+    names = (LOCAL, *installed_engines())
+    if name not in names:
+        raise Mistake("is not an engine", **unknown(name, names))
+    return name
+
+
+EngineName = Annotated[
+    str,
+    pydantic.AfterValidator(_installed),
+    pydantic.WithJsonSchema({"enum": [LOCAL, *installed_engines()]}),
+]
+
+
 class EngineSpec(Base):
     """Where the clients run."""
 
-    kind: Literal["local", "flower"] = Field(
+    kind: EngineName = Field(
         default="local",
         description="local: on this machine; flower: in Flower's simulation, which runs on one "
         "machine or a cluster of Ray",
@@ -171,7 +198,7 @@ class EngineSpec(Base):
 
     @pydantic.model_validator(mode="after")
     def _compiles_in_one_process(self) -> EngineSpec:
-        apart = {"kind": self.kind == "flower", "workers": (self.workers or 1) > 1}
+        apart = {"kind": self.kind != LOCAL, "workers": (self.workers or 1) > 1}
         apart |= {"device": len(self.devices) > 1}
         apart |= {key: getattr(self, key) is not None for key in ("deadline", "memory")}
         for key, given in apart.items():
@@ -191,9 +218,7 @@ def _short_engine(value: Any) -> Any:
 
 Engine = Annotated[
     EngineSpec,
-    pydantic.BeforeValidator(
-        _short_engine, json_schema_input_type=Literal["local", "flower"] | EngineSpec
-    ),
+    pydantic.BeforeValidator(_short_engine, json_schema_input_type=EngineName | EngineSpec),
 ]
 
 

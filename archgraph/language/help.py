@@ -28,94 +28,24 @@ from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
 from archgraph.hints import nearest
 from archgraph.language.aggregate import RULES, AggregateSpec
-from archgraph.language.data import (
-    DOORS,
-    ClassesSpec,
-    DataSpec,
-    DirichletSpec,
-    EqualDirichletSpec,
-    IidSpec,
-    TargetSpec,
-    WholeSpec,
-)
-from archgraph.language.experiment import (
-    STRATEGIES,
-    AttackSpec,
-    EngineSpec,
-    EvaluateSpec,
-    ExperimentSpec,
-    installed_strategy,
-)
-from archgraph.language.family import FamilySpec, MemberSpec, Rewrites
-from archgraph.language.local import AugmentOptions, LocalOptions
-from archgraph.language.lowering import BlockOptions
-from archgraph.language.model import (
-    AuthoredModel,
-    BlockSpec,
-    InputSpec,
-    PythonModel,
-    SectionSpec,
-    ShortcutSpec,
-)
-from archgraph.language.privacy import PrivacySpec
+from archgraph.language.data import DOORS, DataSpec
+from archgraph.language.experiment import STRATEGIES, installed_strategy
+from archgraph.language.family import MemberSpec, Rewrites
+from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS, StepOptions
-from archgraph.language.study import (
-    StudyArchitectures,
-    StudyClaim,
-    StudyFigure,
-    StudySize,
-    StudySpec,
-)
-from archgraph.language.task import TaskSpec
-from archgraph.language.validation import ValidationSpec
-from archgraph.language.weights import WeightsSpec
 from archgraph.language.yaml import read_document
 from archgraph.rewrite.registry import ROWS
 
-# Mappings by the name of their topic, under the file that they belong to.
-MAPPINGS: Mapping[str, Mapping[str, type[pydantic.BaseModel]]] = {
-    "model files": {
-        "model": AuthoredModel,
-        "inputs": InputSpec,
-        "blocks": BlockSpec,
-        "sections": SectionSpec,
-        "shortcut": ShortcutSpec,
-        "block": BlockOptions,
-        "python": PythonModel,
-    },
-    "family files": {"family": FamilySpec, "clients": MemberSpec},
-    "experiment files": {
-        "experiment": ExperimentSpec,
-        "data": DataSpec,
-        **{f"data.{key}": kind for key, kind in DOORS.items()},
-        "target": TargetSpec,
-        "iid": IidSpec,
-        "dirichlet": DirichletSpec,
-        "equal_dirichlet": EqualDirichletSpec,
-        "classes": ClassesSpec,
-        "whole": WholeSpec,
-        "task": TaskSpec,
-        "validation": ValidationSpec,
-        "weights": WeightsSpec,
-        "local": LocalOptions,
-        "augment": AugmentOptions,
-        "aggregate": AggregateSpec,
-        "privacy": PrivacySpec,
-        "attack": AttackSpec,
-        "evaluate": EvaluateSpec,
-        "engine": EngineSpec,
-    },
-    "study files": {
-        "study": StudySpec,
-        "figures": StudyFigure,
-        "claims": StudyClaim,
-        "architectures": StudyArchitectures,
-        "sizes": StudySize,
-    },
-}
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
 RULE_GROUP = "rules of aggregate"
 _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.items())
+
+
+@functools.cache
+def mappings() -> Mapping[str, Mapping[str, type[pydantic.BaseModel]]]:
+    """Mappings by the name of their topic, under the kind of file that they belong to."""
+    described = {kind.name: kind.mappings() for kind in reversed([*file_kinds().values()])}
+    return {f"{name} files": models for name, models in described.items() if models}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +132,8 @@ def topics() -> Mapping[str, Topic]:
     """
     examples = read_document(Path(__file__).with_name("examples.yaml")).data
     known: list[Topic] = []
-    for group, mappings in MAPPINGS.items():
-        for name, model in mappings.items():
+    for group, models in mappings().items():
+        for name, model in models.items():
             options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
             if model is DataSpec:
                 options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
@@ -436,7 +366,7 @@ def _type(entry: Any, known: Mapping[str, Any], *, plural: bool = False) -> str:
         return "anything"
     if "$ref" in entry:
         name = entry["$ref"].rpartition("/")[2]
-        named = (n for group in MAPPINGS.values() for n, m in group.items() if m.__name__ == name)
+        named = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
         mapping = next(named, None)
         return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
     if entry.get("title") in _NOUNS:

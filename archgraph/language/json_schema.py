@@ -1,58 +1,24 @@
-"""JSON schemas of the files, for editors: made of the same models and tables that read them."""
+"""The JSON schema of model files, for editors: made of the models and tables that read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from archgraph.errors import SpecError
-from archgraph.hints import unknown
-from archgraph.language.experiment import ExperimentSpec
-from archgraph.language.family import FamilySpec
-from archgraph.language.figures import FiguresSpec
 from archgraph.language.flat import FlatModel
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import AuthoredModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
-from archgraph.language.study import StudySpec
-
-SchemaKind = Literal["model", "family", "experiment", "study", "figures"]
-KINDS: tuple[SchemaKind, ...] = ("model", "family", "experiment", "study", "figures")
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_FILES: Mapping[str, type[BaseModel]] = {
-    "family": FamilySpec,
-    "experiment": ExperimentSpec,
-    "study": StudySpec,
-    "figures": FiguresSpec,
-}
 
 
-def schema(kind: SchemaKind) -> dict[str, Any]:
-    """JSON schema of a kind of file.
-
-    Args:
-        kind: ``model``, ``family``, ``experiment``, ``study`` or ``figures``.
-
-    Raises:
-        SpecError: If there is no such kind.
-
-    Example:
-        >>> sorted(schema("experiment")["required"])
-        ['family', 'name', 'rounds', 'strategy']
-    """
-    if kind == "model":
-        found = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
-        _add_steps(found["$defs"])
-        found = _link(found)
-    elif kind in _FILES:
-        found = _FILES[kind].model_json_schema()
-    else:
-        raise SpecError("is not a kind of file", **unknown(str(kind), KINDS))
-    return {"$schema": DIALECT, "title": f"archgraph {kind}", **found}
+def model_schema() -> dict[str, Any]:
+    """Return the JSON schema of model files, what a step may be included."""
+    described = TypeAdapter(AuthoredModel | FlatModel | PythonModel).json_schema()
+    _add_steps(described["$defs"])
+    linked: dict[str, Any] = _link(described)
+    return linked
 
 
 def _add_steps(definitions: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from archgraph.language.data import DataSpec
 from archgraph.language.document import Document, beside, dotted, places
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.family import FamilySpec
+from archgraph.language.kinds import kind_of
 from archgraph.language.model import anchored
 from archgraph.language.yaml import parse_document, read_document
 
@@ -173,25 +174,6 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
                 found=", ".join(others),
                 expected="other tiers, each once",
             )
-
-
-def kind_of(data: object) -> str:
-    """What the content of a file wants to be, by the keys that only one kind has.
-
-    >>> kind_of({"clients": []}), kind_of({"rounds": 3}), kind_of({"sections": []}), kind_of([])
-    ('family', 'experiment', 'model', '')
-    """
-    keys = set(data) if isinstance(data, dict) else set()
-    return next((kind for kind, own in _KEYS.items() if keys & own), "")
-
-
-_KEYS = {
-    "study": {"study"},
-    "experiment": {"family", "strategy", "rounds"},
-    "figures": {"figures"},
-    "family": {"clients"},
-    "model": {"sections", "nodes", "python", "inputs"},
-}
 
 
 def _family(document: Document) -> FamilySpec:

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from archgraph.display.runs import Log
-from archgraph.engine.changes import RoundChange, parameters, read_changes
 from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
+from archgraph.record.changes import RoundChange, parameters, read_changes
+from archgraph.reports.runs import Log
 from archgraph.viewer.distinct import Distinct
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.

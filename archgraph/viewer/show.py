@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from archgraph.display import colours
 from archgraph.display.cover import coverage
-from archgraph.display.run_family import run_family
-from archgraph.display.runs import Log
 from archgraph.errors import GraphError
 from archgraph.federation.family import Family
 from archgraph.fields import GLOBAL
@@ -18,6 +16,8 @@ from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import unknown
 from archgraph.relate.correspond import Way
+from archgraph.reports.run_family import run_family
+from archgraph.reports.runs import Log
 from archgraph.states import Rewritten, State, Transfer, signature
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.document import document
@@ -52,7 +52,7 @@ def view(
     of a family its global graph, of which its clients' graphs can be added.
 
     Args:
-        shown: A graph, a family, a run folder as read (:func:`archgraph.display.read_run`), several
+        shown: A graph, a family, a run folder as read (:func:`archgraph.reports.read_run`), several
             of them, or graphs by name. Further graphs correspond to the first: through the transfer
             of a rewrite of it, or the transfers of two rewrites of one graph, else by alignment.
             The second of several graphs of one name is numbered.

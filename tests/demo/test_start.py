@@ -10,7 +10,7 @@ import pytest
 from archgraph.demo.start import start
 from archgraph.errors import RunError
 from archgraph.language import load_experiment
-from archgraph.language.study import load_study
+from archgraph.studies.spec import load_study
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 

@@ -31,8 +31,9 @@ from sybil.typing import Parser
 
 from archgraph.cli import app
 from archgraph.cli.app import ANYWHERE
-from archgraph.language import load, load_experiment, load_family, load_study
-from archgraph.language.study import cells
+from archgraph.language import load, load_experiment, load_family
+from archgraph.studies import load_study
+from archgraph.studies.spec import cells
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

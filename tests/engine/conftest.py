@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from archgraph.capture.trace import trace
-from archgraph.engine.data import Dataset, load_dataset
+from archgraph.data import Dataset, load_dataset
+from archgraph.data.partition import allot, class_histogram
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.partition import allot, class_histogram
 from archgraph.federation import (
     Client,
     Evaluated,

@@ -21,8 +21,8 @@ from ruamel.yaml import YAML
 
 import archgraph as ag
 from archgraph.engine.local import Run
-from archgraph.engine.process import Died
-from archgraph.engine.workers import Workers
+from archgraph.processes.process import Died
+from archgraph.processes.workers import Workers
 from tests import device
 from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 

@@ -2,7 +2,7 @@
 
 Faults leave no trace: the server's weights are, bit for bit, those of a run in which these clients
 are absent, or honest. What no process survives, an endless loop and a crash, is in
-:mod:`tests.engine.test_workers`.
+:mod:`tests.processes.test_workers`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
-from archgraph.engine.record import read_metrics
 from archgraph.federation import Outcome, Program, ServerState, Task, Work, World
 from archgraph.language.experiment import EngineSpec, EvaluateSpec
+from archgraph.record.folder import read_metrics
 from archgraph.strategies.fedfa import FedFA
 from tests.engine.faulty import KINDS, Faulty, Kind
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.engine.checkpoint import Checkpoint
 from archgraph.engine.local import execute
-from archgraph.engine.parcel import MOST, Parcel, SentOnce
-from archgraph.engine.record import RunRecord
 from archgraph.federation import Outcome, Result, ServerState, Train, Work
 from archgraph.language.experiment import EngineSpec
+from archgraph.processes.parcel import MOST, Parcel, SentOnce
+from archgraph.record.checkpoint import Checkpoint
+from archgraph.record.folder import RunRecord
 from archgraph.states.updates import finite
 
 UNSET = object()

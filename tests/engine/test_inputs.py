@@ -14,9 +14,9 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.capture.trace import trace
+from archgraph.data import Dataset, Split
+from archgraph.data.sentences import INPUTS
 from archgraph.engine import prepare
-from archgraph.engine.data import Dataset, Split
-from archgraph.engine.data.sentences import INPUTS
 from archgraph.engine.facts import as_resolved
 from archgraph.engine.fit import fits, fitted, matched
 from archgraph.errors import DataError, RunError, SpecError
@@ -24,7 +24,7 @@ from archgraph.federation import Family, Shard, Tier
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
 from archgraph.states import Transfer
-from tests.engine.test_data import publish, store
+from tests.data.test_data import publish, store
 
 LENGTH, WORDS, CLASSES = 6, 11, 3
 

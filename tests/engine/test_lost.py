@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from archgraph.engine.verdicts import verdicts
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
+from archgraph.language import verdicts
 
 MODEL = """archgraph: 1
 inputs: {image: [1, 8, 8]}

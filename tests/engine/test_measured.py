@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.display.measures import SPENT
-from archgraph.display.plots import COSTS, spread
 from archgraph.engine.attack import malicious
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.federation import Evaluated, LocalOptions, ServerState, World
 from archgraph.language.experiment import EvaluateSpec
+from archgraph.reports.measures import SPENT
+from archgraph.reports.plots import COSTS, spread
 from archgraph.strategies.fedavg import FedAvg
 from archgraph.strategies.standalone import Standalone
 

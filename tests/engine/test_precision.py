@@ -10,13 +10,13 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 
-from archgraph.engine.isolation import isolated
 from archgraph.engine.local import execute
 from archgraph.engine.precision import performed
 from archgraph.engine.testing import answers
 from archgraph.federation import Outcome, Train, Work, seeded
 from archgraph.language.experiment import EngineSpec
 from archgraph.language.local import LocalOptions
+from archgraph.processes.isolation import isolated
 
 HALF = LocalOptions(lr=0.05, batch=16, precision="bf16")
 

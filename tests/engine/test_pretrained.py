@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
-from archgraph.engine.cell import address
 from archgraph.engine.world import prepare
 from archgraph.language import load_experiment
+from archgraph.studies.cell import address
 
 EXPERIMENT = """\
 archgraph: 1

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archgraph.engine.attack import Attack, Shuffled, malicious
-from archgraph.engine.isolation import isolated
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec
+from archgraph.processes.isolation import isolated
 
 
 @pytest.fixture

@@ -16,13 +16,11 @@ import torch
 from torch import nn
 
 from archgraph.capture.trace import trace
-from archgraph.engine.client import KeptByClient
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
+from archgraph.data.partition import local_test_indices
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
-from archgraph.engine.partition import local_test_indices
-from archgraph.engine.progress import Bars, bars, table, troubles
 from archgraph.engine.recalibration import recalibrated
 from archgraph.engine.testing import Answers, answers
 from archgraph.federation import (
@@ -41,6 +39,8 @@ from archgraph.federation.metrics import METRICS, Metric
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
+from archgraph.record.client import KeptByClient
+from archgraph.record.progress import Bars, bars, table, troubles
 from archgraph.strategies.standalone import Standalone
 
 

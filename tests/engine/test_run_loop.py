@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop, sample
-from archgraph.engine.traffic import size
 from archgraph.engine.turn import Clock
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Outcome, Result, ServerState, Train, Work
 from archgraph.language.experiment import EvaluateSpec
+from archgraph.record.traffic import size
 
 
 def bits(tensors: Any) -> dict[str, bytes]:

@@ -17,10 +17,11 @@ import pytest
 from ruamel.yaml import YAML
 
 import archgraph as ag
-from archgraph.engine import prepare, read_metrics
-from archgraph.engine.data import ROOT_VARIABLE
+from archgraph.data import ROOT_VARIABLE
+from archgraph.engine import prepare
 from archgraph.engine.facts import as_resolved
 from archgraph.errors import DataError, RunError, SpecError
+from archgraph.record import read_metrics
 
 MODEL = """
 archgraph: 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.engine.client import KeptByClient
 from archgraph.engine.trained import versions
 from archgraph.federation import Evaluated, Train
+from archgraph.record.client import KeptByClient
 
 KEPT = {1: KeptByClient({"b": torch.ones(1), "elsewhere": torch.ones(1)})}
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
-from archgraph.engine.proof import sealed
 from archgraph.errors import RunError
 from archgraph.federation import Outcome, Train, Work
+from archgraph.record.proof import sealed
 
 # A personal layer and a moment: what a client kept decides how it trains.
 KEPT = frozenset({"1.running_mean", "1.running_var", "5.weight", "5.bias"})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
 from archgraph.engine.world import begun, prepare
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import archgraph as ag
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
 from archgraph.engine.local import execute
 from archgraph.engine.task import OwnLoss
 from archgraph.engine.testing import answers

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
 from archgraph.engine.task import learning_task
 from archgraph.engine.testing import answers
 from archgraph.language.task import TaskSpec

@@ -17,10 +17,10 @@ import archgraph as ag
 from archgraph.cli import app
 from archgraph.engine import prepare
 from archgraph.engine.trained import trained
-from archgraph.engine.verdicts import verdicts
 from archgraph.federation import Strategy, configure
+from archgraph.language import verdicts
 from archgraph.language.consent import needs_consent
-from archgraph.papers.published import figures
+from archgraph.studies.published import figures
 
 MODULE = """\
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_the_example_of_a_step_is_a_model(name: str) -> None:
 
 EXPERIMENT_KEYS = [
     f"{mapping}.{option.name}"
-    for mapping in explained.MAPPINGS["experiment files"]
+    for mapping in explained.mappings()["experiment files"]
     for option in TOPICS[mapping].options
     # Kinds of data and rules of aggregation are topics themselves.
     if f"{mapping}.{option.name}" not in TOPICS and mapping != "aggregate"
@@ -71,7 +71,7 @@ def test_the_example_of_a_key_sets_it(name: str) -> None:
     assert list(plain(topic.example)) == [topic.name]
 
 
-MAPPINGS = [(name, m) for group in explained.MAPPINGS.values() for name, m in group.items()]
+MAPPINGS = [(name, m) for group in explained.mappings().values() for name, m in group.items()]
 
 
 @pytest.mark.parametrize(("name", "model"), MAPPINGS)

@@ -15,13 +15,14 @@ from archgraph.errors import SpecError
 from archgraph.language import flat, schema
 from archgraph.language.data import DOORS
 from archgraph.language.help import topics
-from archgraph.language.json_schema import KINDS
+from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS
 from tests.language.test_errors import EXPERIMENT, FAMILY, GOOD
 from tests.language.test_flat import TINY
 from tests.language.test_lower import REFERENCES, models
 
 SPECS = Path(__file__).parents[2] / "specs"
+KINDS = sorted(file_kinds())
 FOLDERS = {
     "model": "models",
     "family": "families",
@@ -135,7 +136,7 @@ def test_other_kinds_are_unknown() -> None:
     with pytest.raises(SpecError) as error:
         schema(unknown)
     assert str(error.value) == (
-        "is not a kind of file; found 'modle'; expected one of model, family, experiment, "
-        "study, figures; "
+        "is not a kind of file; found 'modle'; expected one of experiment, family, figures, "
+        "model, study; "
         "did you mean 'model'?"
     )

@@ -14,22 +14,16 @@ from archgraph.analysis.structure import structure
 from archgraph.federation import configure, resolve
 from archgraph.graph.ir import ArchGraph, Ref, size_at
 from archgraph.graph.passes import prune
-from archgraph.language import (
-    flat,
-    load,
-    load_experiment,
-    load_family,
-    load_model,
-    load_study,
-)
+from archgraph.language import flat, load, load_experiment, load_family, load_model
 from archgraph.language.model import AuthoredModel
-from archgraph.language.study import cells
 from archgraph.language.yaml import parse_document, read_document
 from archgraph.module.build import build
+from archgraph.studies import load_study
+from archgraph.studies.spec import cells
 from tests.language.test_lower import assert_lawful, assert_traces_to_itself
 
 SPECS = Path(__file__).parents[2] / "specs"
-# Those that are Python callables are captured where their figures are compared (tests/papers).
+# Those that are Python callables are captured where their figures are compared (tests/studies).
 MODELS = [
     file
     for file in sorted((SPECS / "models").glob("*.yaml"))

@@ -11,7 +11,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.engine import load_dataset
+from archgraph.data import load_dataset
 from archgraph.errors import GraphError, SpecError
 from archgraph.onnx.session import distance, session
 from archgraph.onnx.session import run as onnxruntime_result

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.engine.verdicts import verdicts
 from archgraph.federation import Outcome, Train, configure, seeded
+from archgraph.language import verdicts
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ("fedavgm", "fedprox")

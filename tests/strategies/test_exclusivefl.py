@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archgraph as ag
+from archgraph.data import load_dataset
+from archgraph.data.partition import allot, class_histogram
 from archgraph.engine import execute
-from archgraph.engine.data import load_dataset
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.partition import allot, class_histogram
 from archgraph.federation import (
     Client,
     LocalOptions,

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.federation import Result, ServerState, Tier, World, configure, seeded
-from archgraph.language import load_study
-from archgraph.language.study import cells
 from archgraph.rewrite import laws
 from archgraph.states import signature
 from archgraph.strategies.fedadp import FedADP, Mode, copies, fit
 from archgraph.strategies.fedavg import FedAvg
+from archgraph.studies import load_study
+from archgraph.studies.spec import cells
 
 SPECS = Path(__file__).parents[2] / "specs"
 MODES: tuple[Mode, ...] = ("paper", "net2net")

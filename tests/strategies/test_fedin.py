@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.engine.data import Dataset, Split
+from archgraph.data import Dataset, Split
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.loop import Loop

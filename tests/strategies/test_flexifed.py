@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.engine.data import load_dataset
+from archgraph.data import load_dataset
+from archgraph.data.partition import allot
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.partition import allot
 from archgraph.federation import (
     Client,
     LocalOptions,

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.engine import Dataset, Split, world
+from archgraph.data import Dataset, Split
+from archgraph.engine import world
 from archgraph.federation.family import Family
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import STRATEGIES, EvaluateSpec, ExperimentSpec

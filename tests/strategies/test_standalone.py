@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.engine.data import load_dataset
+from archgraph.data import load_dataset
+from archgraph.data.partition import allot, class_histogram
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.loop import Loop
-from archgraph.engine.partition import allot, class_histogram
 from archgraph.engine.testing import answers
 from archgraph.federation import Client, LocalOptions, Result, Tier, World
 from archgraph.language.experiment import EvaluateSpec

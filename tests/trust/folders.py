@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import archgraph as ag
-from archgraph.display.run_tables import tiers
-from archgraph.display.runs import read_run
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
-from archgraph.engine.proof import sealed, sha256
 from archgraph.engine.world import prepare
 from archgraph.language import load_experiment
+from archgraph.record.proof import sealed, sha256
+from archgraph.reports.run_tables import tiers
+from archgraph.reports.runs import read_run
 from tests.language.fuzzing import MUTATIONS, Stage
 
 MODEL = Path(__file__).resolve().parents[2] / "specs" / "models" / "digits_cnn.yaml"

@@ -153,13 +153,13 @@ PLANTED = (
         "FedFA's mean norm by the count of another layer",
     ),
     Planted(
-        "record", "archgraph/engine/checkpoint.py",
+        "record", "archgraph/record/checkpoint.py",
         '(values["experiment"], values["round"]) != (identity, number)',
         '(values["experiment"], number) != (identity, number)',
         "a checkpoint of another round is accepted",
     ),
     Planted(
-        "record", "archgraph/engine/checkpoint.py",
+        "record", "archgraph/record/checkpoint.py",
         "return Checkpoint(number, tensors,", "return Checkpoint(number + 1, tensors,",
         "a checkpoint is taken for that of the next round",
     ),
@@ -206,8 +206,8 @@ EQUIVALENT = {
     "archgraph/federation/private_means.py _delta: counted(one).pull(state.group(one.group), "
     "copy=False) → counted(one).pull(state.group(one.group))": "a copy changes no value",
     "archgraph/states/spill.py Spill.get: 1 → 0": "a scalar is read whole in any case",
-    "archgraph/engine/record.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
-    "archgraph/engine/record.py saved: 1 → 0": "a record that only reads removes nothing",
+    "archgraph/record/folder.py RunRecord.create: 1 → 2 (2)": "the indentation of a JSON file",
+    "archgraph/record/folder.py saved: 1 → 0": "a record that only reads removes nothing",
     "archgraph/federation/contribution.py Contribution.give: add(self.transfer, self.state, "
     "self.weight, scales=self.scal … ip=self.skip, trusted=True) → add(self.transfer, self.state, "
     "self.weight, scales=self.scal … =self.rows, skip=self.skip)": (

@@ -31,7 +31,7 @@ AVERAGING = ("average", "contribution")
 AVERAGED = ("laws", "fedavg", "heterofl", "fedfa", "allsmall", "standalone", "strategy")
 POOLED = ("pool", "robust", "clipping", "spill")
 LIMITED = ("robust_means", "private_means")
-ENGINE = ("record", "checkpoint", "proof")
+RECORD = ("folder", "checkpoint", "proof")
 ROOMS = {
     "states": Room(
         tuple(f"archgraph/states/{name}.py" for name in STATES),
@@ -59,12 +59,12 @@ ROOMS = {
         60,
     ),
     "record": Room(
-        tuple(f"archgraph/engine/{name}.py" for name in ENGINE),
+        tuple(f"archgraph/record/{name}.py" for name in RECORD),
         (
-            *[f"archgraph/engine/{name}.py" for name in ENGINE],
-            "tests/engine/test_run_record.py",
+            *[f"archgraph/record/{name}.py" for name in RECORD],
+            "tests/record/test_run_record.py",
             "tests/engine/test_run_trained.py",
-            "tests/engine/test_validation.py",
+            "tests/data/test_validation.py",
             "tests/engine/test_tampering.py",
         ),
         40,

@@ -13,15 +13,15 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.capture.trace import trace
-from archgraph.engine.changes import append, parameters
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
+from archgraph.record.changes import append, parameters
 from archgraph.rewrite.shorten import shorten
 from archgraph.rewrite.take import take
 from archgraph.states import Rewritten
 from archgraph.viewer import view
-from tests.display.test_watch import CONFIG, line
+from tests.reports.test_watch import CONFIG, line
 
 FLAGS = (
     "--no-sandbox",

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from archgraph.display import read_run
-from archgraph.engine.changes import FILE, RoundChange, parameters, read_changes
+from archgraph.record.changes import FILE, RoundChange, parameters, read_changes
+from archgraph.reports import read_run
 from archgraph.viewer import view
 from archgraph.viewer.document import unpack
 from archgraph.viewer.rounds import STOPS, over_rounds

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import archgraph as ag
-from archgraph.display import report
-from archgraph.display.watch import RunServer
-from archgraph.engine.changes import append, parameters
 from archgraph.graph.ir import ArchGraph
+from archgraph.record.changes import append, parameters
+from archgraph.reports import report
+from archgraph.reports.watch import RunServer
 from archgraph.viewer import view
 from archgraph.viewer.rounds import rounds_of
-from tests.display.test_watch import CONFIG, ask, line
+from tests.reports.test_watch import CONFIG, ask, line
 
 
 def test_the_page_follows_the_run_and_says_when_the_server_ends(browser: Any, tmp_path: Path):

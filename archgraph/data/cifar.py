@@ -1,0 +1,124 @@
+"""CIFAR's pickled batches, read without running anything that is in them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.files import File
+from archgraph.data.images import check_classes, image_dataset
+from archgraph.data.source import Source
+from archgraph.data.values import Dataset
+from archgraph.errors import DataError
+
+
+def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
+    """A data set of batches; those beyond the limit are not read."""
+
+    def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
+        images: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        for name in names:
+            where = str(files[name].path)
+            pixels, labels = read_cifar_batch(files[name].read(), where, source.key)
+            check_classes(labels, len(source.labels), where)
+            images.append(pixels)
+            targets.append(labels)
+            if limit is not None and sum(map(len, targets)) >= limit:
+                break
+        return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets))
+
+    return image_dataset(source, part(source.train), part(source.test), limit)
+
+
+# All that the CIFAR batches need to come back. `_reconstruct` lives under another name in each
+# generation of numpy; an array tells which function it is.
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_SAFE_GLOBALS: Mapping[tuple[str, str], object] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class _Refused(Exception):
+    """A pickle asked for something that no data file needs."""
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    """Rebuilds arrays and plain containers; imports nothing, calls nothing else."""
+
+    def find_class(self, module: str, name: str) -> object:
+        try:
+            return _SAFE_GLOBALS[module, name]
+        except KeyError:
+            raise _Refused(f"{module}.{name}") from None
+
+
+def read_cifar_batch(
+    content: bytes, where: str, classes: str = "labels"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decode one CIFAR batch: a pickled dict with `data` and `labels`.
+
+    Args:
+        content: The decompressed pickle. Nothing in it is executed: names other than numpy's array
+            constructors are refused.
+        where: Name of the file, for errors.
+        classes: What the labels are called.
+
+    Returns:
+        Images, uint8 `[example, channel, height, width]` = `[n, 3, 32, 32]`, and labels, int64
+        `[example]`.
+
+    Raises:
+        DataError: The pickle asks for anything unsafe, is damaged, or holds something else.
+    """
+    try:
+        batch = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except _Refused as refused:
+        raise DataError(
+            "unsafe pickle refused, nothing was executed",
+            where=where,
+            found=str(refused),
+            expected="numpy arrays, lists, strings and numbers only",
+            hint="do not trust this file; fetch the original",
+        ) from refused
+    except Exception as error:  # a damaged pickle may fail with any exception
+        raise DataError(
+            "not a CIFAR batch",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            expected="a pickled dict with data and labels",
+            hint="fetch the file again",
+        ) from error
+    entries = batch if isinstance(batch, dict) else {}
+    data = entries.get(b"data", entries.get("data"))
+    labels = entries.get(classes.encode(), entries.get(classes))
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != 3 * 32 * 32
+    ):
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data)
+        raise DataError(
+            "CIFAR batch without images", where=where, found=found, expected="uint8 (n, 3072) data"
+        )
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(data)
+        or not all(type(label) is int for label in labels)
+    ):
+        raise DataError(
+            "CIFAR batch without labels",
+            where=where,
+            found=f"{len(labels)} labels" if isinstance(labels, list) else type(labels),
+            expected=f"a list of {len(data)} integers",
+        )
+    return data.reshape(-1, 3, 32, 32), np.array(labels, np.int64)

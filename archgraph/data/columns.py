@@ -1,0 +1,350 @@
+"""Columns of values that were read from a file: numbers, categories, classes, clients."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.rows import check_apart, numbered
+from archgraph.errors import DataError
+from archgraph.language.data import ColumnKind, TargetSpec
+
+Cell = str | int | float | bool | Decimal | None
+MOST_CATEGORIES = 1000
+MOST_VALUES = 2**28  # once categories are columns of 0 and 1
+# Beyond so many different integers a target is asked about: it may be a number to be predicted.
+MOST_GUESSED = 100
+# Python's own reader takes more: `1_000`, `nan`, digits of other scripts.
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+# A decimal comma, thousands apart, a percent sign: each value would be a category of its own.
+FOREIGN = re.compile(r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%", re.ASCII)
+INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file.
+
+    Attributes:
+        name: Its name.
+        cells: Its values, as text or as the file types them.
+        place: Where the value of a row is, for errors.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    place: Callable[[int], str]
+
+    @functools.cached_property
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers, NaN where there is none, float64 ``[row]``; and whether a value is missing."""
+        missing = np.fromiter(map(_missing, self.cells), bool, len(self.cells))
+        for row, cell in enumerate(self.cells):
+            if not isinstance(cell, str | int | float | Decimal | None):
+                raise DataError(
+                    "is neither a number nor text",
+                    where=f"{self.place(row)}: {self.name}",
+                    found=type(cell).__name__,
+                    expected="a number, text, or true or false",
+                    hint="turn the column into numbers or text, or leave it out",
+                )
+        pairs = zip(self.cells, missing, strict=True)
+        numbers = [math.nan if gone else _number(cell) for cell, gone in pairs]
+        return np.array(numbers, np.float64), missing
+
+    @property
+    def numeric(self) -> bool:
+        """Whether every value that is there is a number."""
+        numbers, missing = self._read
+        return bool((missing | ~np.isnan(numbers)).all())
+
+    @property
+    def mostly_numeric(self) -> bool:
+        """Whether most values are numbers."""
+        numbers, _ = self._read
+        return bool((~np.isnan(numbers)).sum() * 2 > len(numbers))
+
+    @property
+    def integral(self) -> bool:
+        """Whether every value is an integer."""
+        return all(
+            INTEGER.fullmatch(cell.strip()) if isinstance(cell, str) else type(cell) in (int, bool)
+            for cell in self.cells
+        )
+
+    def check_category(self, otherwise: str) -> None:
+        """Raise if it was taken for a category, and is made of numbers that are written otherwise.
+
+        Args:
+            otherwise: What to write where they are meant to be categories.
+
+        Raises:
+            DataError: If most values are such numbers.
+        """
+        foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
+        if sum(foreign) * 2 > len(foreign):
+            row = foreign.index(True)
+            raise DataError(
+                "is it a number or a category?",
+                where=f"{self.place(row)}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="numbers with a point, and with nothing else: "
+                "1.5 for 1,5 or 1234 for 1,234",
+                hint=otherwise,
+            )
+
+    def texts(self) -> list[str]:
+        """Values as text.
+
+        Raises:
+            DataError: If one is missing.
+        """
+        self._complete()
+        return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
+
+    def numbers(self, otherwise: str | None = None) -> np.ndarray:
+        """Values as float64 ``[row]``.
+
+        Args:
+            otherwise: What to write where they are not meant to be numbers.
+
+        Raises:
+            DataError: If one is missing, is not a number, or does not fit into float32.
+        """
+        self._complete()
+        values, _ = self._read
+        for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
+            alien = np.isnan(values[row])
+            raise DataError(
+                "is not a number" if alien else "is not a finite number",
+                where=f"{self.place(row)}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="a number, such as -1.5 or 2e3"
+                if alien
+                else "a number that fits into 32 bits",
+                hint=otherwise if alien else None,
+            )
+        if (np.abs(values) > 2.0**53).any():
+            before, after = len(set(self.cells)), len(np.unique(values))
+            if after * 2 <= before:
+                raise DataError(
+                    "values become equal when they are rounded to 64 bits",
+                    where=f"{self.place(0)}: {self.name}",
+                    found=f"{after} different ones of {before}",
+                    expected="numbers of up to 15 digits",
+                    hint="leave the column out, or subtract what they have in common",
+                )
+        return values
+
+    def flags(self) -> np.ndarray:
+        """Values 0 and 1 as bool ``[row]``.
+
+        Raises:
+            DataError: If one is something else.
+        """
+        values = self.numbers()
+        other = np.flatnonzero((values != 0) & (values != 1))
+        if len(other):
+            row = int(other[0])
+            raise DataError(
+                "is not 0 or 1",
+                where=f"{self.place(row)}: {self.name}",
+                found=repr(self.cells[row]),
+                expected="0 or 1: whether the label applies",
+            )
+        return values == 1
+
+    def _complete(self) -> None:
+        _, missing = self._read
+        for row in np.flatnonzero(missing)[:1]:
+            cell = self.cells[row]
+            raise DataError(
+                "a value is missing",
+                where=f"{self.place(row)}: {self.name}",
+                found="nothing" if cell in ("", None) else repr(cell),
+                expected="a value in every row",
+                hint=f"{missing.sum()} of {len(missing)} are missing: fill them, remove the rows, "
+                "or leave the column out",
+            )
+
+
+class Features(NamedTuple):
+    """Columns as numbers: float64 ``[row, feature]``, which are measured, and whose each is."""
+
+    values: Tensor
+    measured: Tensor
+    names: tuple[str, ...]
+
+
+def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
+    """Numbers as they are; of a category a column of 0 and 1 for each value, in their order.
+
+    A column that is not said to be either is one of numbers if most of its values are.
+
+    Raises:
+        DataError: If a value is missing or of another kind, or a category has too many values.
+
+    Example:
+        >>> def column(name, *cells):
+        ...     return Column(name, cells, str)
+        >>> made = features(
+        ...     [(column("age", "3", "5"), None), (column("city", "Rom", "Bern"), None)]
+        ... )
+        >>> made.values.tolist(), made.measured.tolist()
+        ([[3.0, 0.0, 1.0], [5.0, 1.0, 0.0]], [True, False, False])
+        >>> made.names
+        ('age', 'city', 'city')
+    """
+    # For each column its numbers; or the places of its categories, and how many there are.
+    found: list[tuple[np.ndarray, int]] = []
+    for column, kind in columns:
+        meant = f"a column of categories is written columns: {{{column.name}: category}}"
+        if kind == "number" or (kind is None and column.mostly_numeric):
+            found.append((column.numbers(meant), 0))
+            continue
+        if kind is None:
+            column.check_category(meant)
+        codes, names = numbered(column.texts())
+        if len(names) > MOST_CATEGORIES:
+            raise DataError(
+                "has too many values for a category",
+                where=f"{column.place(0)}: {column.name}",
+                found=f"{len(names)} different ones",
+                expected=f"at most {MOST_CATEGORIES}",
+                hint="name the columns that models shall see: columns: […]",
+            )
+        found.append((codes.numpy(), len(names)))
+    rows, width = len(found[0][0]), sum(count or 1 for _, count in found)
+    if rows * width > MOST_VALUES:
+        raise DataError(
+            "the table is too large",
+            where=columns[0][0].place(0),
+            found=f"{rows:,} rows of {width:,} values, categories as columns of 0 and 1",
+            expected=f"at most {MOST_VALUES:,} values",
+        )
+    values = torch.zeros(rows, width, dtype=torch.float64)
+    start = 0
+    for part, count in found:
+        if count:
+            values[torch.arange(rows), start + torch.from_numpy(part)] = 1
+        else:
+            values[:, start] = torch.from_numpy(part)
+        start += count or 1
+    measured = [not count for _, count in found for _ in range(count or 1)]
+    pairs = zip(columns, found, strict=True)
+    whose = [column.name for (column, _), (_, count) in pairs for _ in range(count or 1)]
+    return Features(values, torch.tensor(measured), tuple(whose))
+
+
+def target_columns(target: str | TargetSpec) -> tuple[str, ...]:
+    """The columns that a target is read from."""
+    if isinstance(target, str):
+        return (target,)
+    (found,) = (value for _, value in target if value is not None)
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets, and the names of their classes; none where they are numbers.
+
+    Raises:
+        DataError: If a value is missing, or of another kind than the target says.
+
+    Example:
+        >>> column = Column("y", ["b", "a"], str)
+        >>> targets("y", [column])
+        (tensor([1, 0]), ('a', 'b'))
+        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], str)])
+        (tensor([1.0000, 2.5000]), ())
+    """
+    first = columns[0]
+    if isinstance(target, TargetSpec) and target.labels is not None:
+        flags = np.stack([column.flags() for column in columns], 1)
+        return torch.from_numpy(flags), tuple(column.name for column in columns)
+    if isinstance(target, TargetSpec) and target.values is not None:
+        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
+        numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
+        single = isinstance(target.values, str)
+        return _rounded(numbers[:, 0] if single else numbers, columns), ()
+    texts = first.texts()  # all there
+    if isinstance(target, str) and first.numeric and not first.integral:
+        return _rounded(first.numbers(), columns), ()
+    if isinstance(target, str) and first.mostly_numeric and not first.numeric:
+        first.numbers(f"if these are classes: target: {{classes: {first.name}}}")
+    if isinstance(target, str) and len(set(texts)) > MOST_GUESSED:
+        raise DataError(
+            "is it a class or a number?",
+            where=f"{first.place(0)}: {first.name}",
+            found=f"{len(set(texts))} different values",
+            expected=f"target: {{classes: {first.name}}}"
+            + (f", or target: {{values: {first.name}}}" if first.integral else ""),
+        )
+    if not first.integral:
+        if isinstance(target, str):
+            first.check_category(
+                f"a class to be predicted is written target: {{classes: {first.name}}}"
+            )
+        return numbered(texts)
+    _check_written(first, texts)
+    return numbered(texts, _integer)
+
+
+def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
+    """Numbers to be predicted, float32; raises if most become equal."""
+    exact = torch.from_numpy(numbers)
+    names = [column.name for column in columns]
+    check_apart(exact, exact.float(), columns[0].place(0), names)
+    return exact.float()
+
+
+def _check_written(column: Column, texts: Sequence[str]) -> None:
+    """Raise if two classes are one number, written in two ways."""
+    written: dict[int, str] = {}
+    for row, text in enumerate(texts):
+        if (other := written.setdefault(_integer(text), text)) != text:
+            raise DataError(
+                "two classes are the same number",
+                where=f"{column.place(row)}: {column.name}",
+                found=f"{text!r}, beside {other!r} in {column.place(texts.index(other))}",
+                expected="each class written in one way",
+            )
+
+
+def _integer(text: str) -> int:
+    """The integer that a text is; 0 and 1 are ``False`` and ``True``, too.
+
+    >>> _integer("07"), _integer("True")
+    (7, 1)
+    """
+    flags = {"False": 0, "True": 1}
+    return flags[text] if text in flags else int(text)
+
+
+def clients(column: Column) -> tuple[Hashable, ...]:
+    """Whose each row is."""
+    return tuple(column.texts())
+
+
+def _missing(cell: Cell) -> bool:
+    if isinstance(cell, str):
+        return cell.strip().lower() in ("", "nan", "na", "n/a", "null", "none")
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
+def _number(cell: Cell) -> float:
+    """The number that a value is; NaN, if it is none."""
+    if not isinstance(cell, str):
+        return math.nan if cell is None else float(cell)
+    text = cell.strip()
+    if NUMBER.fullmatch(text):
+        return float(text)
+    return math.inf if text.lower().lstrip("+-") in ("inf", "infinity") else math.nan

@@ -1,0 +1,88 @@
+"""Where data comes from: one row for each kind of `data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from archgraph.data import folder, function, huggingface, table, text
+from archgraph.data.imagined import stand_in
+from archgraph.data.load import load_dataset
+from archgraph.data.values import Dataset
+from archgraph.errors import DataError
+from archgraph.language.data import (
+    DOORS,
+    DataSpec,
+    FolderData,
+    HuggingFaceData,
+    NamedData,
+    PythonData,
+    TableData,
+    TextData,
+    as_learned,
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """How a kind of data is read.
+
+    Attributes:
+        read: The data set of what a file says.
+        check: The same, or what stands in for it, for a check before a run.
+    """
+
+    read: Callable[[Any], Dataset]
+    check: Callable[[Any], Dataset]
+
+
+def _named(spec: NamedData, **more: Any) -> dict[str, Any]:
+    names = ("limit", "bptt", "length", "vocabulary", "tokenizer")
+    return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}, **more}
+
+
+def _both(read: Callable[[Any], Dataset]) -> Door:
+    """Own data is read for a check, too: only so is it known whether it is sound."""
+    return Door(read, read)
+
+
+READERS: Mapping[type[DataSpec], Door] = {
+    NamedData: Door(
+        lambda spec: load_dataset(**_named(spec, root=spec.root)),
+        lambda spec: stand_in(**_named(spec)),
+    ),
+    PythonData: _both(function.read),
+    FolderData: _both(folder.read),
+    TableData: _both(table.read),
+    HuggingFaceData: _both(huggingface.read),
+    TextData: _both(text.read),
+}
+
+
+def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
+    """The data that an experiment names.
+
+    Args:
+        spec: What it says; files are found from anywhere.
+        task: What is learned; so a target is read as that where the file does not say what it is.
+        check: Without the files of known data sets: zeros of their form stand in for them.
+
+    Raises:
+        DataError: If it names none, or they are missing, damaged, or not of one form.
+        SpecError: If it names Python code that may not, or cannot, be imported.
+
+    Example:
+        >>> read_data(NamedData(dataset="digits"))
+        Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
+    """
+    door = READERS.get(type(spec))
+    if door is None:
+        raise DataError(
+            "does not say which data",
+            where="data",
+            expected=f"one of {', '.join(DOORS)}",
+            hint="in Python it may be given: ag.run(..., data=...)",
+        )
+    spec = as_learned(spec, task)
+    return door.check(spec) if check else door.read(spec)

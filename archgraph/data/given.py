@@ -1,0 +1,343 @@
+"""Data as Python has it: tensors, arrays, torch datasets, a mapping of clients to these."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from archgraph.data.rows import Records, check_apart, dataset_of_rows
+from archgraph.data.values import Dataset, InputKind
+from archgraph.errors import DataError
+from archgraph.processes.isolation import isolated
+
+FORMS = (
+    "(train, test), each a torch dataset or a pair (inputs, targets) of tensors, "
+    "or train as a mapping of clients to such"
+)
+DRAWN_ANEW = (
+    "{where}: items differ from one read to the next (random crops, noise); they were read once, "
+    "so all rounds see the same values; `local: {{augment: …}}` crops and mirrors images anew"
+)
+READ_AGAIN = 16  # items of a split
+# The only input of a model may be called anything.
+INPUT = "input"
+
+
+def dataset_of(value: object, name: str = "data") -> Dataset:
+    """A data set from what Python code has.
+
+    Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
+    examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
+    are classes counted from 0 (integers), labels (bool ``[example, class]``) or numbers (floating
+    point).
+
+    Args:
+        value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
+            items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or arrays. Several
+            inputs are a mapping by name. ``train`` may be a mapping of clients to such: then it is
+            partitioned already.
+        name: What it is called, and where errors are.
+
+    Raises:
+        DataError: If it is something else, its examples differ in shape or type, or a number is not
+            finite.
+
+    Example:
+        >>> train = torch.rand(6, 3), torch.arange(6) % 2
+        >>> dataset_of((train, train))
+        Dataset(data: tensor (3,), 2 classes, 6 train, 6 test)
+        >>> dataset_of(({"ann": train, "bob": train}, train))
+        Dataset(data: tensor (3,), 2 classes, 12 train of 2 clients, 6 test)
+    """
+    if isinstance(value, Dataset):
+        return value
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise DataError("is not a data set", where=name, found=_what(value), expected=FORMS)
+    train, test = value
+    rows = (
+        _together(
+            [(client, _rows(own, f"{name}: train: {client}")) for client, own in train.items()],
+            f"{name}: train",
+        )
+        if isinstance(train, Mapping)
+        else _rows(train, f"{name}: train")
+    )
+    first = next(iter(rows.inputs.values()))
+    kind: InputKind = "tensor"
+    if first.dtype == torch.uint8 and first.dim() == 4:
+        kind = "image"
+    elif not first.is_floating_point():
+        kind = "text"
+    data = dataset_of_rows(name, kind, rows, _rows(test, f"{name}: test"))
+    # Once all is read: what is read again may draw from generators of its own.
+    splits = {"train": list(train.values())[:4] if isinstance(train, Mapping) else [train]}
+    changing = [
+        split
+        for split, parts in (splits | {"test": [test]}).items()
+        if any(_by_item(part) and _drawn_anew(part) for part in parts)
+    ]
+    notes = (DRAWN_ANEW.format(where=f"{name}: {' and '.join(changing)}"),) if changing else ()
+    return dataclasses.replace(data, notes=notes)
+
+
+def _together(parts: list[tuple[Any, Records]], where: str) -> Records:
+    """The rows of all clients, one client after the other."""
+    if not parts:
+        raise DataError("has no clients", where=where, expected="clients by name, with their data")
+    for client, rows in parts:
+        if not len(rows):
+            where = f"{where}: {client}"
+            raise DataError("a client has no examples", where=where, expected="at least one each")
+    (_, first), *others = parts
+    for client, rows in others:
+        if (found := _form(rows)) != (expected := _form(first)):
+            raise DataError(
+                "differs in form from the first client's data",
+                where=f"{where}: {client}",
+                found=found,
+                expected=expected,
+            )
+    return Records(
+        {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
+        torch.cat([rows.targets for _, rows in parts]),
+        tuple(client for client, rows in parts for _ in range(len(rows))),
+    )
+
+
+def _form(rows: Records) -> str:
+    """Type and shape of a row's inputs and target, in words."""
+    named = {**rows.inputs, "target": rows.targets}
+    return ", ".join(f"{k} {_dtype(v)} {list(v.shape[1:])}" for k, v in named.items())
+
+
+def _rows(value: object, where: str) -> Records:
+    """One split, or one client's part of it."""
+    if isinstance(value, DataLoader):
+        raise DataError(
+            "is a DataLoader",
+            where=where,
+            expected="its dataset: `loader.dataset`",
+            hint="batches and their order follow from the experiment (local.batch, seed)",
+        )
+    if isinstance(value, IterableDataset | Iterator):
+        raise DataError(
+            "is a stream, whose examples have no position",
+            where=where,
+            found=_what(value),
+            expected="a torch dataset with __len__ and __getitem__",
+        )
+    if type(value) is TensorDataset:
+        inputs, targets = _pair(value.tensors, where)
+    elif isinstance(value, tuple) and len(value) == 2:
+        inputs, targets = value
+    elif _by_item(value):
+        inputs, targets = _items(value, where)
+    else:
+        raise DataError(
+            "is not a split of a data set",
+            where=where,
+            found=_what(value),
+            expected="a torch dataset, or a pair (inputs, targets) of tensors",
+        )
+    named = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
+    made = {
+        str(k): _input(v, f"{where}: {k}" if len(named) > 1 else where) for k, v in named.items()
+    }
+    wanted = _target(targets, f"{where}: targets")
+    for key, rows in made.items():
+        if rows.dim() == 0 or wanted.dim() == 0 or len(rows) != len(wanted):
+            raise DataError(
+                "inputs and targets differ in number",
+                where=where,
+                found=f"{key} {list(rows.shape)}, targets {list(wanted.shape)}",
+                expected="[example, ...] each",
+            )
+    return Records(made, wanted)
+
+
+def _pair(item: Any, where: str) -> tuple[Any, Any]:
+    """Input and target of an item, or of all items."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        found = f"{len(item)} values" if isinstance(item, tuple | list) else _what(item)
+        raise DataError(
+            "is not a pair of input and target",
+            where=where,
+            found=found,
+            expected="(input, target)",
+            hint="several inputs are a mapping by the names of the model's inputs: "
+            "({'ids': …, 'mask': …}, target)",
+        )
+    return item[0], item[1]
+
+
+def _items(value: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and targets of a torch dataset, item by item."""
+    inputs: dict[str | None, list[Any]] = collections.defaultdict(list)
+    targets = []
+    for position in range(len(value)):
+        try:
+            item = value[position]
+        except Exception as error:  # whatever the user's dataset raises
+            raise DataError(
+                "an example cannot be read",
+                where=f"{where}[{position}]",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+        one, target = _item(item, f"{where}[{position}]")
+        for key, part in one.items():
+            inputs[key].append(part)
+        targets.append(target)
+    made = {key: _stack(parts, where) for key, parts in inputs.items()}
+    return made[None] if None in made else made, _stack(targets, f"{where}: targets")
+
+
+def _item(item: Any, where: str) -> tuple[dict[str | None, Tensor], Tensor]:
+    """Inputs of an item by name, None where there is one without a name; and its target."""
+    one, target = _pair(item, where)
+    named = one.items() if isinstance(one, Mapping) else ((None, one),)
+    inputs = {key: _array(part, where) for key, part in named}
+    return inputs, _array(target, f"{where}: target")
+
+
+def _drawn_anew(value: Any) -> bool:
+    """Whether items are others when they are read again (random crops, noise).
+
+    Some are read from other random states. These are restored, so that a run keeps its bits.
+    """
+    places = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
+    reads = []
+    for seed in range(3):
+        with isolated(torch.Generator().manual_seed(seed)):
+            try:
+                reads.append([_item(value[place], "") for place in places])
+            except Exception:  # whatever the user's dataset raises: it can be read once
+                return True
+    return any(
+        one.keys() != again.keys()
+        or not torch.equal(target, target_again)
+        or not all(torch.equal(part, again[key]) for key, part in one.items())
+        for first, *others in zip(*reads, strict=True)
+        for one, target in [first]
+        for again, target_again in others
+    )
+
+
+def _stack(parts: list[Tensor], where: str) -> Tensor:
+    if not parts:
+        return torch.zeros(0)
+    for position, part in enumerate(parts):
+        if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
+            raise DataError(
+                "examples differ in shape or type",
+                where=f"{where}[{position}]",
+                found=f"{_dtype(part)} {list(part.shape)}",
+                expected=f"{_dtype(parts[0])} {list(parts[0].shape)}, as the first one",
+            )
+    return torch.stack(parts)
+
+
+def _by_item(value: object) -> bool:
+    """Whether it has examples by position; a ``TensorDataset`` of its own kind may change them."""
+    listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    whole = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
+    return listed and not whole and not _stacked(value)
+
+
+def _stacked(value: object) -> bool:
+    """Whether it holds all examples at once: a tensor, an array, a table of pandas."""
+    return hasattr(value, "__array__")
+
+
+def _array(value: Any, where: str) -> Tensor:
+    """A tensor of what has values: a tensor, an array, a number, an image of Pillow."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    picture = hasattr(value, "getbands")
+    try:
+        array = np.asarray(value)
+        if picture:
+            array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+        return torch.from_numpy(np.array(array))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            "is not a tensor", where=where, found=_what(value), expected="a tensor, or numbers"
+        ) from error
+
+
+def _input(value: Any, where: str) -> Tensor:
+    """Inputs as a model takes them: floating point numbers float32, integers as they are."""
+    rows = _array(value, where)
+    if rows.is_floating_point():
+        return _single(rows, where)
+    if rows.is_complex():
+        raise DataError("are complex numbers", where=where, found=_dtype(rows))
+    return rows.to(torch.uint8) if rows.dtype == torch.bool else rows
+
+
+def _target(value: Any, where: str) -> Tensor:
+    """Targets in one of the three types that they may have."""
+    rows = _array(value, where)
+    if rows.dtype == torch.bool and rows.dim() in (0, 2):
+        return rows
+    if rows.dtype == torch.bool:
+        raise DataError(
+            "are true or false, without an axis of labels",
+            where=where,
+            found=f"{_dtype(rows)} {list(rows.shape)}",
+            expected="classes, or labels [example, label]",
+            hint="for two classes, with a logit each: targets.long(); for one label, with one "
+            "logit: targets[:, None]",
+        )
+    if not rows.is_floating_point():
+        return rows.to(torch.int64)
+    if rows.dim() == 2 and rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all()):
+        raise DataError(
+            "are 0 and 1 as floating point numbers",
+            where=where,
+            found=f"{_dtype(rows)} {list(rows.shape)}",
+            expected="classes, labels, or numbers to be predicted",
+            hint="for one class each: targets.argmax(1); for several labels: targets.bool()",
+        )
+    return _single(rows, where)
+
+
+def _single(rows: Tensor, where: str) -> Tensor:
+    """Finite numbers as float32, which most of them survive."""
+    single = _finite(rows.to(torch.float32), where)
+    if rows.dtype == torch.float64 and rows.dim():
+        check_apart(rows, single, where)
+    return single
+
+
+def _finite(rows: Tensor, where: str) -> Tensor:
+    good = rows.isfinite()
+    good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
+    if not bool(good.all()):
+        position = int((~good).nonzero()[0])
+        raise DataError(
+            "is not finite",
+            where=f"{where}[{position}]",
+            found="NaN or infinite",
+            expected="numbers",
+            hint=f"{int((~good).sum())} of {len(good)} examples have such numbers",
+        )
+    return rows
+
+
+def _dtype(rows: Tensor) -> str:
+    return str(rows.dtype).removeprefix("torch.")
+
+
+def _what(value: object) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{type(value).__name__} {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return "nothing" if value is None else type(value).__name__

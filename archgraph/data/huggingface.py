@@ -1,0 +1,310 @@
+"""A set that Hugging Face's `datasets` saved on disk, as `data: {huggingface: …}` names it.
+
+Its columns are read as Arrow keeps them: nothing is decoded by code that the set chooses, no file
+or address is followed that it names, nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from archgraph.data.columns import MOST_VALUES, Column, clients, target_columns, targets
+from archgraph.data.extras import extra
+from archgraph.data.files import MOST_BYTES
+from archgraph.data.folder import COLOUR, FORMATS, UNREADABLE, check_head, decoded
+from archgraph.data.rows import SHARE, Records, check_apart, dataset_of_rows, parted
+from archgraph.data.values import Dataset, InputKind
+from archgraph.errors import DataError
+from archgraph.hints import unknown
+from archgraph.language.data import HuggingFaceData
+
+WHERE = "data.huggingface"
+TRAIN, TEST = "train", "test"
+# Of a split, or of a file beside the one that names it.
+BARE = re.compile(r"\w[\w.-]*")
+
+
+def read(spec: HuggingFaceData) -> Dataset:
+    """The rows of its splits, in their order.
+
+    Raises:
+        DataError: If it is not such a set, a column is not there, or examples differ in shape.
+    """
+    path = Path(spec.huggingface)
+    splits = _splits(path)
+    inputs = {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs)
+    asked = target_columns(spec.target)
+    _check_columns(splits, inputs, asked, spec.client)
+    _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
+    if TEST in splits and spec.test is not None:
+        raise DataError(
+            "has a split `test` already",
+            where="data.test",
+            found=f"{spec.test:g}, beside a split of {len(splits[TEST])} rows",
+            expected="one of them",
+        )
+    tables = [split.with_format("arrow")[:] for split in splits.values()]
+    made = {name: _input(path, column, tables) for name, column in inputs.items()}
+    wanted, labels = _targets(spec.target, asked, splits[TRAIN].features, path, tables)
+    owned = None
+    if spec.client is not None:
+        owned = clients(_column(path, spec.client, tables))
+    rows = Records(made, wanted, owned)
+    if TEST in splits:
+        whole, count = np.arange(len(rows)), len(splits[TRAIN])
+        train, test = rows.at(whole[:count]), rows.at(whole[count:])
+    else:
+        train, test = parted(rows, spec.test or SHARE, "data.test")
+    return dataset_of_rows(path.name, _kind(made), train, test, labels=labels)
+
+
+def _splits(path: Path) -> Mapping[str, Any]:
+    """The splits by name: `train`, then `test` where there is one."""
+    size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
+    if size > MOST_BYTES:
+        raise DataError(
+            "the set is too large",
+            where=str(path),
+            found=f"{size:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+    datasets = extra("datasets", "data", WHERE)
+    _check_files(path)
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            "is not a set that was saved on disk",
+            where=WHERE,
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            expected="the folder that `dataset.save_to_disk(folder)` wrote",
+        ) from error
+    splits = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
+    if TRAIN not in splits:
+        raise DataError(
+            "has no split to train on", where=WHERE, found=", ".join(splits), expected=TRAIN
+        )
+    used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
+    values = sum(len(split) * len(split.column_names) for split in used.values())
+    if values > MOST_VALUES:
+        raise DataError(
+            "the set is too large",
+            where=str(path),
+            found=f"{values:,} values",
+            expected=f"at most {MOST_VALUES:,} values",
+        )
+    return used
+
+
+def _check_files(path: Path) -> None:
+    """Raise if the set names a file or folder outside of itself."""
+    splits = _named(path / "dataset_dict.json", ("splits",))
+    for folder in (path, *(path / split for split in splits)):
+        _named(folder / "state.json", ("_data_files", "_indices_files"))
+
+
+def _named(file: Path, keys: Sequence[str]) -> list[str]:
+    """Names that a file of the set holds; none, if it is not there or not such a file."""
+    try:
+        content = json.loads(file.read_bytes())
+        found = [name for key in keys for name in content.get(key) or ()]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return []  # the package says what is wrong
+    names: list[str] = []
+    for entry in found:
+        name = entry.get("filename") if isinstance(entry, Mapping) else entry
+        if not (isinstance(name, str) and BARE.fullmatch(name)):
+            raise DataError(
+                "the set names a file outside of itself",
+                where=str(file),
+                found=repr(name),
+                expected="the name of a file beside it",
+                hint="files that a set names are not followed; save it again",
+            )
+        names.append(name)
+    return names
+
+
+def _check_columns(
+    splits: Mapping[str, Any], inputs: Mapping[str, str], asked: Sequence[str], client: str | None
+) -> None:
+    """Raise unless the columns are there, and none of them is both seen and predicted."""
+    wanted = [*(("inputs", name) for name in inputs.values()), *(("target", n) for n in asked)]
+    for split in splits.values():
+        columns = split.column_names
+        for key, name in [*wanted, *([("client", client)] if client is not None else [])]:
+            if name not in columns:
+                where = f"data.{key}"
+                raise DataError("the set has no such column", where=where, **unknown(name, columns))
+    both = [name for name in inputs.values() if name in (*asked, client)]
+    if both or not inputs:
+        raise DataError(
+            "is both seen by models and predicted, or the client" if both else "names no column",
+            where="data.inputs",
+            found=both[0] if both else "none",
+        )
+
+
+def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:
+    """Raise if splits number their classes differently."""
+    pairs = [(key, name) for key, names in columns.items() for name in names]
+    for key, name in pairs:
+        first, *others = (_class_names(split.features[name]) for split in splits.values())
+        for other in others:
+            if other != first:
+                raise DataError(
+                    "splits have other names of classes, or another order",
+                    where=f"data.{key}",
+                    found=f"{name}: {TEST}: {_shown(other)}",
+                    expected=f"{_shown(first)}, as {TRAIN} has it",
+                    hint=f"dataset.cast_column({name!r}, …) gives both the same names",
+                )
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """Names of the classes that a feature, or each of its items, is; none, if it is a number."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return tuple(getattr(feature, "names", None) or ())
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") or "none"
+
+
+def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
+    cells = [cell for table in tables for cell in table.column(name).to_pylist()]
+    return Column(name, cells, lambda row: f"{path}: row {row + 1}")
+
+
+def _targets(
+    target: Any, asked: Sequence[str], known: Mapping[str, Any], path: Path, tables: Sequence[Any]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets and names of classes: those of the set, where it names them."""
+    columns = [_column(path, name, tables) for name in asked]
+    first = columns[0].cells[0] if columns[0].cells else None
+    if isinstance(first, list):  # a class for each token or pixel
+        return _stacked(columns[0]), ()
+    names = getattr(known[asked[0]], "names", None)
+    if names is not None and (isinstance(target, str) or target.classes is not None):
+        return torch.from_numpy(columns[0].numbers().astype(np.int64)), tuple(names)
+    return targets(target, columns)
+
+
+def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
+    """A column as models take it: images, or numbers of any shape ``[row, ...]``."""
+    column = _column(path, name, tables)
+    if column.cells and isinstance(column.cells[0], Mapping):
+        return _images(column)
+    return _stacked(column)
+
+
+def _stacked(column: Column) -> Tensor:
+    """Numbers of equal shape: integers int64, others float32."""
+    parts = []
+    for row, cell in enumerate(column.cells):
+        try:
+            parts.append(np.asarray(cell))
+        except ValueError:
+            parts.append(np.empty(0, object))
+        part, first = parts[-1], parts[0]
+        if part.dtype.kind not in "biuf":
+            raise DataError(
+                "is not made of numbers",
+                where=f"{column.place(row)}: {column.name}",
+                found="text" if part.dtype.kind in "US" else type(cell).__name__,
+                expected="images, or numbers of one shape",
+                hint="encode texts first, and save the tokens" if part.dtype.kind == "U" else None,
+            )
+        if part.shape != first.shape:
+            raise DataError(
+                "examples differ in shape",
+                where=f"{column.place(row)}: {column.name}",
+                found=list(part.shape),
+                expected=f"{list(first.shape)}, as the first row has it",
+                hint="pad or cut them to one length",
+            )
+    stacked = np.stack(parts)
+    if stacked.dtype.kind != "f":
+        return torch.from_numpy(stacked.astype(np.int64))
+    finite = np.isfinite(stacked).reshape(len(parts), -1).all(1)
+    if not finite.all():
+        where = f"{column.place(int(np.flatnonzero(~finite)[0]))}: {column.name}"
+        raise DataError("is not finite", where=where, expected="numbers")
+    exact = torch.from_numpy(stacked)
+    if exact.dtype == torch.float64:
+        check_apart(exact, exact.float(), f"{column.place(0)}: {column.name}")
+    return exact.float()
+
+
+def _images(column: Column) -> Tensor:
+    """Images whose files are inside the set, uint8 ``[row, channel, height, width]``."""
+    places = [f"{column.place(row)}: {column.name}" for row in range(len(column.cells))]
+    opened = [_opened(cell, place) for place, cell in zip(places, column.cells, strict=True)]
+    colour = any(image.mode in COLOUR for image in opened)
+    total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
+    if total > MOST_BYTES:
+        raise DataError(
+            "images are too many or too large",
+            where=WHERE,
+            found=f"{total:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+    pictures: list[Tensor] = []
+    for place, image in zip(places, opened, strict=True):
+        try:
+            pictures.append(decoded(image, None, colour))
+        except UNREADABLE as error:
+            raise DataError("image cannot be read", where=place, found=str(error)) from error
+        if pictures[-1].shape != pictures[0].shape:
+            raise DataError(
+                "images differ in size",
+                where=place,
+                found=" × ".join(map(str, pictures[-1].shape[1:])),
+                expected=f"{' × '.join(map(str, pictures[0].shape[1:]))}, as the first row has it",
+                hint="scale them before they are saved",
+            )
+    return torch.stack(pictures)
+
+
+def _opened(cell: Any, where: str) -> Image.Image:
+    """An image whose pixels are not read yet."""
+    content = cell.get("bytes") if isinstance(cell, Mapping) else None
+    if not isinstance(content, bytes):
+        raise DataError(
+            "the image is not in the set",
+            where=where,
+            found="the name of a file"
+            if isinstance(cell, Mapping) and cell.get("path")
+            else "nothing",
+            expected="the image's bytes",
+            hint="files that a set names are not followed; save it with its images embedded",
+        )
+    try:
+        image = Image.open(io.BytesIO(content), formats=list(set(FORMATS.values())))
+    except UNREADABLE as error:
+        raise DataError(
+            "image cannot be read",
+            where=where,
+            found=f"{len(content)} bytes of another kind",
+            expected=", ".join(sorted(set(FORMATS.values()))),
+        ) from error
+    check_head(image, where)
+    return image
+
+
+def _kind(inputs: Mapping[str, Tensor]) -> InputKind:
+    first = next(iter(inputs.values()))
+    if first.dtype == torch.uint8:
+        return "image"
+    return "tensor" if first.is_floating_point() else "text"

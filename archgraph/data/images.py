@@ -1,0 +1,104 @@
+"""Images and their classes: what all such sets have in common, and the IDX files of MNIST."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.files import File
+from archgraph.data.source import Source
+from archgraph.data.values import Dataset, Split, channel_statistics
+from archgraph.errors import DataError
+
+
+def image_dataset(
+    source: Source, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], limit: int | None
+) -> Dataset:
+    """A data set from the images and classes of both splits, at most `limit` of each."""
+    images, _ = train = train[0][:limit], train[1][:limit]
+    mean, std = channel_statistics(images)
+    return Dataset(
+        source.name,
+        "image",
+        len(source.labels),
+        tuple(images.shape[1:]),
+        Split(*train, mean, std),
+        Split(test[0][:limit], test[1][:limit], mean, std),
+        source.labels,
+    )
+
+
+def check_classes(targets: np.ndarray, classes: int, where: str) -> None:
+    """Raise unless there are targets and each is one of the classes."""
+    if len(targets) == 0 or targets.min() < 0 or targets.max() >= classes:
+        raise DataError(
+            "label out of range",
+            where=where,
+            found=f"{targets.min()}…{targets.max()}" if len(targets) else "no examples",
+            expected=f"classes 0…{classes - 1}",
+        )
+
+
+def read(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
+    """A data set of which each split is a file of images and a file of their classes."""
+
+    def part(names: Collection[str]) -> tuple[Tensor, Tensor]:
+        pictures, classes = (files[name] for name in names)
+        images = read_idx(pictures.read(), 3, str(pictures.path))
+        targets = read_idx(classes.read(), 1, str(classes.path)).astype(np.int64)
+        if len(images) != len(targets):
+            raise DataError(
+                "images and labels differ in number",
+                where=str(classes.path),
+                found=f"{len(targets)} labels",
+                expected=f"{len(images)}, as in {pictures.path.name}",
+            )
+        check_classes(targets, len(source.labels), str(classes.path))
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets)
+
+    return image_dataset(source, part(source.train), part(source.test), limit)
+
+
+def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
+    """Decode an IDX file of unsigned bytes.
+
+    Args:
+        content: The decompressed file: magic `0 0 8 rank`, `rank` big-endian sizes, then the bytes.
+        rank: Expected number of dimensions: 3 for images, 1 for labels.
+        where: Name of the file, for errors.
+
+    Returns:
+        uint8 array with `rank` dimensions.
+
+    Raises:
+        DataError: The magic number is another, or the length does not fit the sizes.
+
+    Example:
+        >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), rank=1, where="labels")
+        array([7, 9], dtype=uint8)
+    """
+    header = 4 * (1 + rank)
+    magic = int.from_bytes(content[:4], "big")
+    if len(content) < header or magic != 0x800 + rank:
+        raise DataError(
+            "not an IDX file of this kind",
+            where=where,
+            found=f"magic {magic}" if len(content) >= 4 else f"{len(content)} bytes",
+            expected=f"magic {0x800 + rank} and {rank} sizes",
+            hint="check that images and labels are not exchanged",
+        )
+    shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4], "big") for i in range(1, rank + 1))
+    size = header + math.prod(shape)
+    if len(content) != size:
+        raise DataError(
+            "data file truncated" if len(content) < size else "data file too long",
+            where=where,
+            found=f"{len(content)} bytes",
+            expected=f"{size} bytes for shape {shape}",
+            hint="fetch the file again",
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

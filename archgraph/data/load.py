@@ -1,0 +1,113 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from archgraph.data import archive, cifar, images, matlab, pairs, words
+from archgraph.data.files import located
+from archgraph.data.sentences import LENGTH, VOCABULARY, encoder, learned, pretrained
+from archgraph.data.source import DATASETS, Source, source
+from archgraph.data.values import Dataset
+from archgraph.errors import DataError
+
+IMAGES = {"idx": images.read, "cifar": cifar.read, "mat": matlab.read, "tar": archive.read}
+BPTT = 64
+"""Length of a window of running text, in tokens, where nothing is said."""
+PAIRS = {"pairs": pairs.halves, "sick": pairs.sick, "multinli": pairs.multinli}
+FORMATS = (*IMAGES, "words", *PAIRS)
+"""Formats that a data set may be in; see :class:`archgraph.data.source.Source`."""
+
+
+def load_dataset(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    limit: int | None = None,
+    bptt: int = BPTT,
+    length: int | None = None,
+    vocabulary: int | None = None,
+    tokenizer: str | Path | None = None,
+    verify: bool = True,
+) -> Dataset:
+    """Load a data set by name from local files.
+
+    Args:
+        name: One of `DATASETS`.
+        root: Folder below which the files are looked for; by default what the environment variable
+            `ARCHGRAPH_DATA` names. `digits` needs none.
+        limit: Keep at most the first so many examples of each split; the normalisation is that of
+            the kept train examples.
+        bptt: Length of a window of running text, in tokens.
+        length: Tokens of a pair of sentences, its three marks and padding among them; None: 128.
+        vocabulary: Most tokens of the vocabulary that is learned from the train pairs; None: 8192.
+        tokenizer: Folder of a pretrained model's tokenizer, whose vocabulary is used instead.
+        verify: Compare sizes and MD5 checksums with the published files. False reads your own files
+            in the same format; everything else is still checked.
+
+    Returns:
+        The data set, its two splits normalised by the statistics of its train split.
+
+    Raises:
+        DataError: The name is unknown, a file is missing, damaged or not the published one, or an
+            option is not one of this data set.
+
+    Example:
+        >>> load_dataset("digits")
+        Dataset(digits: image (1, 8, 8), 10 classes, 1437 train, 360 test)
+    """
+    if limit is not None and limit < 1:
+        raise DataError("limit too small", where="data.limit", found=limit, expected="at least 1")
+    if bptt < 1:
+        raise DataError("window too short", where="data.bptt", found=bptt, expected="at least 1")
+    chosen = source(name)
+    check_encoding(chosen, bptt=bptt, length=length, vocabulary=vocabulary, tokenizer=tokenizer)
+    files = located(chosen, root, verify=verify)
+    if chosen.format in IMAGES:
+        return IMAGES[chosen.format](chosen, files, limit)
+    if chosen.format == "words":
+        return words.read(chosen, files, limit, bptt)
+    train, test = PAIRS[chosen.format](chosen, files)
+    if not (train and test):
+        raise DataError(
+            "too few pairs of sentences",
+            where=name,
+            found=f"{len(train)} to train on, {len(test)} to test on",
+            expected="at least one each",
+        )
+    length = LENGTH if length is None else length
+    encode = (
+        encoder(learned(train, VOCABULARY if vocabulary is None else vocabulary), length)
+        if tokenizer is None
+        else pretrained(tokenizer, length)
+    )
+    return pairs.pair_dataset(chosen, (train, test), limit, length, encode)
+
+
+def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
+    """Raise if options of text are for another data set, or name two vocabularies."""
+    if bptt != BPTT and chosen.format != "words":
+        texts = [name for name in DATASETS if source(name).format == "words"]
+        raise DataError(
+            f"is not an option of {chosen.name}",
+            where="data.bptt",
+            found=bptt,
+            expected="it with running text: " + ", ".join(texts),
+        )
+    for option, value in options.items():
+        if value is not None and chosen.format not in PAIRS:
+            paired = [name for name in DATASETS if source(name).format in PAIRS]
+            raise DataError(
+                f"is not an option of {chosen.name}",
+                where=f"data.{option}",
+                found=value,
+                expected="it with pairs of sentences: " + ", ".join(paired),
+            )
+    if options["tokenizer"] is not None and options["vocabulary"] is not None:
+        raise DataError(
+            "names a second vocabulary",
+            where="data.vocabulary",
+            found=f"a learned one of {options['vocabulary']} tokens "
+            f"and that of {options['tokenizer']}",
+            expected="one of them",
+        )

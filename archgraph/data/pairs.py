@@ -1,0 +1,187 @@
+"""Labelled pairs of sentences (natural language inference) from their original files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from archgraph.data.files import MOST_BYTES, File, decoded
+from archgraph.data.sentences import INPUTS, Encode, SentencePair
+from archgraph.data.source import Source
+from archgraph.data.values import Dataset, Split
+from archgraph.errors import DataError
+
+LABELS = ("entailment", "neutral", "contradiction")
+"""Classes of a pair, in the order of GLUE."""
+
+MULTINLI = ("multinli_1.0/multinli_1.0_train.jsonl", "multinli_1.0/multinli_1.0_dev_matched.jsonl")
+"""The files of its archive to train on and to test on."""
+
+PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
+
+
+def halves(source: Source, files: Mapping[str, File]) -> PairsBySplit:
+    """A published *development* set of MNLI or SNLI, cut in two: neither is the published split.
+
+    The training pairs of MNLI are read from its archive, as `multinli`. About four in
+    five pairs are for training, the others for testing; which, the premise alone decides (its
+    SHA-256), so that no premise is in both: three hypotheses share each. Accuracies are therefore
+    not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
+    """
+    (file,) = files.values()
+    parts: PairsBySplit = ([], [])
+    for pair in read_pairs(file.read(), str(file.path)):
+        digest = hashlib.sha256(pair.premise.encode()).digest()
+        parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
+    return parts
+
+
+def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
+    """SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
+    (file,) = files.values()
+    parts = read_sick(file.read(), str(file.path))
+    return parts["TRAIN"], parts["TEST"]
+
+
+def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
+    """MultiNLI's training pairs and its matched development set, from the published archive.
+
+    Pairs without a label that most annotators agree on (`-`) are left out, as everywhere.
+
+    Raises:
+        DataError: The archive is damaged, or does not hold what it should.
+    """
+    (file,) = files.values()
+    where = str(file.path)
+    with file.opened() as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                train, test = (_member(archive, name, where) for name in MULTINLI)
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+            raise DataError(
+                "archive cannot be read",
+                where=where,
+                found=str(error) or type(error).__name__,
+                expected="a complete zip archive",
+                hint="fetch the file again",
+            ) from error
+    return train, test
+
+
+def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePair]:
+    """The labelled pairs of one file of MultiNLI's archive, line by line."""
+    if name not in archive.namelist():
+        raise DataError("archive holds no such file", where=where, expected=name)
+    size = archive.getinfo(name).file_size
+    if size > MOST_BYTES:
+        raise DataError(
+            "file too long",
+            where=f"{where}: {name}",
+            found=f"{size:,} bytes",
+            expected=f"at most {MOST_BYTES:,} bytes",
+        )
+    keys = ("sentence1", "sentence2", "gold_label")
+    with archive.open(name) as lines:
+        return _read_lines(lines, f"{where}: {name}", keys, unlabelled="-")
+
+
+def pair_dataset(
+    source: Source, parts: PairsBySplit, limit: int | None, length: int, encode: Encode
+) -> Dataset:
+    """A data set of encoded pairs, at most `limit` of each part."""
+
+    def split(pairs: Sequence[SentencePair]) -> Split:
+        arrays = encode(pairs)
+        first = next(iter(arrays))
+        targets = torch.tensor([pair.target for pair in pairs], dtype=torch.int64)
+        return Split(arrays.pop(first), targets, beside=arrays)
+
+    train, test = (split(pairs[:limit]) for pairs in parts)
+    return Dataset(source.name, "text", len(LABELS), (length,), train, test, LABELS, INPUTS)
+
+
+def read_pairs(content: bytes, where: str) -> list[SentencePair]:
+    """Decode pairs of sentences: a JSON object a line, `premise`, `hypothesis`, `label`.
+
+    Raises:
+        DataError: A line is something else; names it.
+
+    Example:
+        >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
+        [SentencePair(premise='a', hypothesis='b', target=1)]
+    """
+    return _read_lines(_lines(content, where), where, ("premise", "hypothesis", "label"))
+
+
+def _read_lines(
+    lines: Iterable[str | bytes], where: str, keys: Sequence[str], unlabelled: str = ""
+) -> list[SentencePair]:
+    """The pairs of JSON objects, one a line, with these keys; those without a label left out."""
+    pairs = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            premise, hypothesis, label = (found[key] for key in keys)
+            if not (unlabelled and label == unlabelled):
+                pairs.append(_pair(premise, hypothesis, label))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                "not a pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected=f"{', '.join(keys[:2])} and a {keys[2]} of " + ", ".join(LABELS),
+            ) from error
+    return pairs
+
+
+def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
+    """Decode SICK, columns between tabs, as pairs by part: TRAIN, TRIAL, TEST.
+
+    Raises:
+        DataError: A column is missing, or a line is something else; names it.
+    """
+    columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
+    lines = _lines(content, where)
+    header = [name.strip() for name in lines[0].split("\t")] if lines else []
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise DataError(
+            "columns missing", where=f"{where}:1", found=", ".join(header[:4]), expected=missing[0]
+        )
+    places = [header.index(name) for name in columns]
+    parts: dict[str, list[SentencePair]] = {"TRAIN": [], "TRIAL": [], "TEST": []}
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            fields = line.split("\t")
+            premise, hypothesis, label, part = (fields[place].strip() for place in places)
+            parts[part].append(_pair(premise, hypothesis, label.lower()))
+        except (ValueError, KeyError, IndexError) as error:
+            raise DataError(
+                "not a pair of sentences",
+                where=f"{where}:{number}",
+                found=f"{type(error).__name__}: {error}",
+                expected=f"{', '.join(columns)}",
+            ) from error
+    return parts
+
+
+def _lines(content: bytes, where: str) -> list[str]:
+    """Lines of a UTF-8 text."""
+    text = decoded(content, where)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _pair(premise: object, hypothesis: object, label: object) -> SentencePair:
+    if not (isinstance(premise, str) and isinstance(hypothesis, str)):
+        raise TypeError("a sentence is not a text")
+    if label not in LABELS:
+        raise ValueError(f"label {label!r}")
+    # Half of a surrogate pair is a string in JSON, but not a text; UnicodeEncodeError is a
+    # ValueError.
+    (premise + hypothesis).encode()
+    return SentencePair(premise, hypothesis, LABELS.index(str(label)))

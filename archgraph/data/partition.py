@@ -1,0 +1,263 @@
+"""Who owns which examples: partitions of a train split among clients."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from archgraph.data.schemes import SCHEMES
+from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
+from archgraph.hints import nearest
+
+WHERE = "data.partition"
+# Schemes that do not ask for the class of an example.
+CLASSLESS = ("iid", "whole")
+
+
+def allot(
+    targets: torch.Tensor | np.ndarray,
+    *,
+    tiers: Sequence[str],
+    shares: Mapping[str, float] | None = None,
+    scheme: str = "iid",
+    seed: int = 0,
+    **params: Any,
+) -> tuple[np.ndarray, ...]:
+    """Split examples among clients: nonempty, the same for the same seed, disjoint but for `whole`.
+
+    A kind of client may own a fixed share of all examples (RecipFL, §5.1). It is cut out before
+    anything else, each class in proportion, and divided equally among the clients of its kind. The
+    other clients share the rest by one of the schemes of :mod:`archgraph.data.schemes`. Text,
+    whose windows follow one another, is cut into runs; it and targets that are not one class per
+    example are shared out by `iid` or `whole` only.
+
+    Args:
+        targets: Class of each example, int `[example]`; text targets, int `[window, position]`; or
+            any others, `[example, ...]`.
+        tiers: Kind of each client.
+        shares: Kind → its share of all examples, exact up to rounding.
+        scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet`,
+            `classes` or `whole`.
+        seed: Of everything random.
+        **params: Of the scheme, and `min_size`, the least number of examples of a client (10 for
+            `dirichlet`, else 1).
+
+    Returns:
+        For each client the positions of its examples, int64, ascending.
+
+    Raises:
+        DataError: Scheme or parameter is unknown; a share is of an unknown kind, is not in (0, 1],
+            leaves nothing to the others or something without an owner; or there is no such split.
+
+    Example:
+        >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
+        >>> parts = allot(labels, tiers=kinds, shares={"strong": 0.5})
+        >>> [len(part) for part in parts], class_histogram(labels[parts[0]], 3)
+        ([30, 10, 10, 10], array([10, 10, 10]))
+        >>> parts = allot(labels, tiers=["all"] * 3, scheme="classes", per_client=1)
+        >>> [sorted(set(labels[part].tolist())) for part in parts]
+        [[0], [1], [2]]
+    """
+    labels, tiers, shares = _labels(np.asarray(targets), scheme), list(tiers), dict(shares or {})
+    _check_shares(shares, tiers)
+    order = spread(labels, seed) if shares else np.arange(0)
+    owned: dict[int, np.ndarray] = {}
+    total, start = 0.0, 0
+    for name, share in shares.items():
+        total += share
+        # Ends are rounded, not sizes: they add up, and shares of 1 leave nothing.
+        stop = round(total * len(labels))
+        members = [client for client, tier in enumerate(tiers) if tier == name]
+        if stop - start < len(members):
+            raise DataError(
+                "too few examples",
+                where=f"{WHERE}.shares.{name}",
+                found=stop - start,
+                expected=f"at least one for each of its {len(members)} clients",
+            )
+        parts = np.array_split(order[start:stop], len(members))
+        owned |= zip(members, map(np.sort, parts), strict=True)
+        start = stop
+    others = [client for client in range(len(tiers)) if client not in owned]
+    if others or not owned:
+        rest = np.sort(order[start:]) if shares else np.arange(len(labels))
+        cut = _cut(labels[rest], others, scheme, seed, params)
+        owned |= {client: rest[part] for client, part in zip(others, cut, strict=True)}
+    return tuple(owned[client] for client in range(len(tiers)))
+
+
+def _check_shares(shares: Mapping[str, float], tiers: Collection[str]) -> None:
+    """Raise unless every share has an owner, and so has every example."""
+    for name, share in shares.items():
+        where = f"{WHERE}.shares.{name}"
+        if name not in tiers:
+            raise DataError(
+                "share of an unknown kind of client",
+                where=where,
+                found=repr(name),
+                expected=_list(dict.fromkeys(tiers)),
+                hint=nearest(name, tiers),
+            )
+        if not 0 < share <= 1:
+            raise DataError("share out of range", where=where, found=share, expected="in (0, 1]")
+    total, all_shared = sum(shares.values()), set(tiers) <= set(shares)
+    whole = math.isclose(total, 1)
+    if shares and ((total > 1 and not whole) or all_shared != whole):
+        raise DataError(
+            "shares do not add up",
+            where=f"{WHERE}.shares",
+            found=f"{total:g}",
+            expected="1, since every kind of client has one"
+            if all_shared
+            else "less than 1, since others share the rest",
+        )
+
+
+def _labels(targets: np.ndarray, scheme: str) -> np.ndarray:
+    """What schemes see: one class per example, windows of text, or rows that are all alike."""
+    integral = targets.dtype.kind in "iu"
+    if targets.ndim == 1 and integral:
+        return targets
+    if targets.ndim == 0:
+        raise DataError(
+            "targets of unknown shape", where=WHERE, found=targets.shape, expected="[example, ...]"
+        )
+    if scheme in SCHEMES and scheme not in CLASSLESS:
+        raise DataError(
+            "the targets are not one class per example, by which examples could be divided",
+            where=f"{WHERE}.scheme",
+            found=scheme,
+            expected=" or ".join(CLASSLESS),
+        )
+    return targets if targets.ndim == 2 and integral else np.zeros(len(targets), np.int64)
+
+
+def spread(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Positions in an order of which every stretch has the classes of the whole; text as it is.
+
+    >>> spread(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
+    array([False, False,  True, False, False,  True])
+    """
+    if labels.ndim != 1:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    places = np.empty(len(labels))
+    for value in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == value))
+        # At equal distances from a random start, so that no class always comes first.
+        places[members] = (np.arange(len(members)) + random.random()) / len(members)
+    return np.argsort(places, kind="stable")
+
+
+def _cut(
+    labels: np.ndarray, clients: Sequence[int], scheme: str, seed: int, params: Mapping[str, Any]
+) -> tuple[np.ndarray, ...]:
+    """The parts of some clients, who are called by their ids where one goes wrong."""
+    count = len(clients)
+    if scheme not in SCHEMES:
+        raise DataError(
+            "unknown scheme", where=f"{WHERE}.scheme", found=repr(scheme), expected=_list(SCHEMES)
+        )
+    assign = SCHEMES[scheme]
+    options = dict(list(inspect.signature(assign).parameters.items())[3:])
+    for key in params:
+        if key not in {"min_size", *options}:
+            raise DataError(
+                "unknown parameter",
+                where=f"{WHERE}.{key}",
+                found=key,
+                expected=f"{_list(['min_size', *options])} ({scheme})",
+            )
+    least = params.get("min_size", options["min_size"].default if "min_size" in options else 1)
+    if least < 1:
+        raise DataError("clients need examples", where=f"{WHERE}.min_size", found=least)
+    if count < 1 or count * least > len(labels):
+        raise DataError(
+            "impossible number of clients",
+            where=WHERE,
+            found=count,
+            expected=f"1…{len(labels) // least} clients of at least {least} of the "
+            f"{len(labels)} examples",
+        )
+    own_options = {key: value for key, value in params.items() if key in options}
+    try:
+        parts = assign(labels, count, seed, **own_options)
+    except ValueError as error:
+        raise DataError(
+            "no such partition",
+            where=WHERE,
+            found=f"{scheme} among {count} clients, {dict(params)}: {error}",
+            hint="choose fewer clients, a larger alpha or a smaller min_size",
+        ) from error
+    for client, part in zip(clients, parts, strict=True):
+        if len(part) < least:
+            raise DataError(
+                "too few examples",
+                where=f"client {client}",
+                found=len(part),
+                expected=f"at least {least} ({WHERE}.min_size)",
+                hint="choose fewer clients, a larger alpha or another seed",
+            )
+    return parts
+
+
+def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> np.ndarray:
+    """Number of targets of each class, int64 `[class]`; empty where targets are not classes.
+
+    Example:
+        >>> class_histogram(np.array([2, 0, 2, -100]), classes=4)
+        array([1, 0, 2, 0])
+        >>> class_histogram(np.array([[True, False], [True, True]]), classes=2)
+        array([2, 1])
+    """
+    values = np.asarray(targets)
+    if classes is None:
+        return np.zeros(0, np.int64)
+    if values.dtype == np.bool_:
+        return values.sum(0)
+    return np.bincount(values[values >= 0], minlength=classes)
+
+
+def local_test_indices(
+    test_targets: torch.Tensor | np.ndarray, class_histogram: torch.Tensor | np.ndarray
+) -> np.ndarray:
+    """Positions of the test examples whose class the client owns (FedFA's local test sets).
+
+    Args:
+        test_targets: Class of each test example, `[example]`; those of -100 are left out.
+        class_histogram: Number of train examples of the client in each class, `[class]`.
+
+    Raises:
+        DataError: The targets are not classes of the histogram.
+
+    Example:
+        >>> local_test_indices(np.array([0, 1, 2, 0]), np.array([5, 0, 1]))
+        array([0, 2, 3])
+    """
+    labels, owned = np.asarray(test_targets), np.asarray(class_histogram) > 0
+    if labels.ndim != 1 or owned.ndim != 1:
+        raise DataError(
+            "local test sets need one class per example",
+            found=f"targets {labels.shape}, histogram {owned.shape}",
+            expected="[example] and [class]",
+        )
+    counted = np.flatnonzero(labels != IGNORED)
+    labels = labels[counted]
+    if len(labels) and (labels.min() < 0 or labels.max() >= len(owned)):
+        raise DataError(
+            "test class outside the histogram",
+            found=f"{labels.min()}…{labels.max()}",
+            expected=f"0…{len(owned) - 1}",
+        )
+    return counted[owned[labels]]
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return f"one of {', '.join(names)}" if names else "none"

@@ -1,0 +1,249 @@
+"""Rows of the user's own, from wherever they come: what becomes of them is the same for all.
+
+Some are set aside for tests, classes get numbers, images and columns their statistics, and rows
+that belong to clients stay theirs. So the same rows give the same data set, whether they come from
+tensors, a table, a folder or a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data.partition import spread
+from archgraph.data.values import Dataset, InputKind, Split, channel_statistics
+from archgraph.errors import DataError
+from archgraph.federation.metrics import IGNORED
+
+SHARE = 0.2
+"""Share of rows that is set aside for tests where nothing is said."""
+MOST_CLASSES = 2**20
+MOST_COMPARED = 2**22  # values, of the first rows
+NOISE = 1e-12  # of a column's values: rounding errors that may vanish
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Rows with their targets.
+
+    Attributes:
+        inputs: Inputs of a model by name, in order, ``[row, ...]`` each; one alone may be called
+            anything.
+        targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
+        clients: The client that each row belongs to; None: no client is recorded.
+    """
+
+    inputs: Mapping[str, Tensor]
+    targets: Tensor
+    clients: tuple[Hashable, ...] | None = None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.targets)
+
+    def at(self, positions: np.ndarray) -> Records:
+        """Some of the rows, in this order."""
+        chosen = torch.from_numpy(positions)
+        clients = self.clients and tuple(self.clients[i] for i in positions)
+        inputs = {name: rows[chosen] for name, rows in self.inputs.items()}
+        return Records(inputs, self.targets[chosen], clients)
+
+
+def parted(rows: Records, share: float, where: str) -> tuple[Records, Records]:
+    """Rows to train and to test on: the share of every client's rows, classes in proportion.
+
+    The draw does not depend on the seed of a run, so that all runs are tested on the same rows.
+    Every client keeps at least one row to train on.
+
+    Raises:
+        DataError: If there is no row left to train or to test on.
+
+    Example:
+        >>> rows = Records({"x": torch.arange(10.0)}, torch.arange(10) % 2)
+        >>> train, test = parted(rows, 0.2, "data")
+        >>> len(train), sorted(test.targets.tolist())
+        (8, [0, 1])
+    """
+    labels = rows.targets.numpy()
+    classed = labels.ndim == 1 and labels.dtype == np.int64
+    labels = labels if classed else np.zeros(len(rows), np.int64)
+    chosen = []
+    for own in owners(rows, len(rows)).values():
+        count = min(round(share * len(own)), len(own) - 1)
+        chosen.append(own[spread(labels[own], 0)[: max(count, 0)]])
+    test = np.sort(np.concatenate(chosen))
+    train = np.setdiff1d(np.arange(len(rows)), test)
+    if not (len(train) and len(test)):
+        raise DataError(
+            "too few rows",
+            where=where,
+            found=f"{len(train)} to train on, {len(test)} to test on",
+            expected="at least one each",
+            hint="enlarge the share for tests" if len(train) else None,
+        )
+    return rows.at(train), rows.at(test)
+
+
+def check_apart(
+    exact: Tensor,
+    rounded: Tensor,
+    where: str,
+    names: Sequence[str] = (),
+    hint: str = "subtract what they have in common, or use their logarithms",
+) -> None:
+    """Refuse numbers of 64 bits of which 32 bits cannot tell most apart.
+
+    Args:
+        exact: The numbers, float64 ``[row, ...]``.
+        rounded: What becomes of them.
+        where: What they are, for errors.
+        names: Of each column, if they have names.
+        hint: What to do.
+
+    Raises:
+        DataError: If most values of a column become equal.
+
+    Example:
+        >>> seconds = torch.arange(9, dtype=torch.float64) + 1.7e9
+        >>> check_apart(seconds - 1.7e9, (seconds - 1.7e9).float(), "time")
+        >>> rounding = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64)
+        >>> check_apart(rounding, rounding.float(), "a constant")
+        >>> check_apart(seconds, seconds.float(), "time")
+        Traceback (most recent call last):
+        archgraph.errors.DataError: time: values become equal when they are rounded to 32 bits; \
+found 1 different ones of 9; expected values that 32 bits tell apart; subtract what they have in \
+common, or use their logarithms
+    """
+    if not exact.numel():
+        return
+    some = max(MOST_COMPARED // max(exact[:1].numel(), 1), 64)
+    before, after = (x[:some].flatten(1).sort(0).values for x in (exact[:, None], rounded[:, None]))
+    least, most = before[:1].amin(0), before[-1:].amax(0)
+    told, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
+    spread = most - least > NOISE * torch.maximum(least.abs(), most.abs())
+    for place in torch.nonzero((left * 2 <= told) & spread)[:1, 0].tolist():
+        raise DataError(
+            "values become equal when they are rounded to 32 bits",
+            where=f"{where}: {names[place]}" if names else where,
+            found=f"{left[place]} different ones of {told[place]}",
+            expected="values that 32 bits tell apart",
+            hint=hint,
+        )
+
+
+def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
+    """Positions of each client's rows, clients in the order of their first; all, if none is said.
+
+    >>> rows = Records({}, torch.zeros(3), ("b", "a", "b"))
+    >>> {client: own.tolist() for client, own in owners(rows, 3).items()}
+    {'b': [0, 2], 'a': [1]}
+    """
+    if rows.clients is None:
+        return {None: np.arange(count)}
+    found: dict[Hashable, list[int]] = {}
+    for position, client in enumerate(rows.clients):
+        found.setdefault(client, []).append(position)
+    return {client: np.array(own, np.int64) for client, own in found.items()}
+
+
+def numbered(
+    names: Sequence[str], order: Callable[[str], str | int] = str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Numbers of classes in the order of their names, or of what these mean; and the names.
+
+    Example:
+        >>> numbered(["b", "a", "b"])
+        (tensor([1, 0, 1]), ('a', 'b'))
+        >>> numbered(["10", "9"], int)[1]
+        ('9', '10')
+    """
+    known = sorted(set(names), key=order)
+    number = {name: i for i, name in enumerate(known)}
+    return torch.tensor([number[name] for name in names]), tuple(known)
+
+
+def dataset_of_rows(
+    name: str,
+    kind: InputKind,
+    train: Records,
+    test: Records,
+    *,
+    labels: tuple[str, ...] = (),
+    statistics: tuple[Tensor, Tensor] | None = None,
+) -> Dataset:
+    """A data set of rows; images are normalised by their train split, as those of known sets are.
+
+    Args:
+        name: What it is called.
+        kind: What one input is.
+        train: Rows to train on; their clients own them.
+        test: Rows to test on.
+        labels: Names of the classes; none: they are their numbers.
+        statistics: Mean and deviation of each column.
+
+    Raises:
+        DataError: If a split is empty, there is one class only, or the splits differ in form.
+    """
+    for part, rows in (("train", train), ("test", test)):
+        if len(rows) == 0:
+            raise DataError("has no examples", where=f"{name}: {part}", expected="at least one")
+    if list(test.inputs) != list(train.inputs):
+        raise DataError(
+            "inputs have other names than those to train on",
+            where=f"{name}: test",
+            found=", ".join(test.inputs),
+            expected=", ".join(train.inputs),
+        )
+    first, *others = train.inputs
+    if kind == "image":
+        statistics = channel_statistics(train.inputs[first])
+
+    def split(rows: Records) -> Split:
+        beside = {key: rows.inputs[key] for key in others}
+        mean, std = statistics or (None, None)
+        return Split(rows.inputs[first], rows.targets, mean, std, beside)
+
+    found = _classes(name, train.targets, test.targets)
+    classes = len(labels) or found
+    own = {} if train.clients is None else owners(train, len(train))
+    return Dataset(
+        name,
+        kind,
+        classes,
+        tuple(train.inputs[first].shape[1:]),
+        split(train),
+        split(test),
+        labels or tuple(map(str, range(classes or 0))),
+        tuple(train.inputs) if others else (),
+        {str(client): positions for client, positions in own.items()},
+    )
+
+
+def _classes(where: str, train: Tensor, test: Tensor) -> int | None:
+    """Number of classes that targets speak of; None: they are numbers."""
+    if train.is_floating_point():
+        return None
+    if train.dtype == torch.bool:
+        return train.shape[1]
+    real = train[train != IGNORED]
+    if not len(real) or bool((real == real[0]).all()):
+        raise DataError(
+            "there is one class only",
+            where=f"{where}: train",
+            found=f"class {int(real[0])}" if len(real) else "none",
+            expected="two or more",
+        )
+    classes = int(max(train.max(), test.max())) + 1
+    if classes > MOST_CLASSES:
+        raise DataError(
+            "too many classes",
+            where=where,
+            found=f"class {classes - 1}",
+            expected=f"at most {MOST_CLASSES} classes, counted from 0",
+            hint="numbers to be predicted are floating point numbers",
+        )
+    return classes

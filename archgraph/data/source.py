@@ -1,0 +1,110 @@
+"""What is known of each data set: a file in `sets/` with its classes, files and checksums.
+
+A new data set in a known format is one such file. Its keys are those of :class:`Source`::
+
+    about: MNIST, handwritten digits (LeCun et al., 1998).
+    format: idx
+    folders: [mnist, MNIST/raw]
+    labels: ["0", "1", ...]
+    train:
+      train-images-idx3-ubyte: {bytes: 47040016, md5: 6bbc9ace898e44ae57da46a324031adb}
+      ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pydantic
+from ruamel.yaml import YAML
+
+from archgraph.errors import DataError
+from archgraph.hints import unknown
+
+SETS = Path(__file__).parent / "sets"
+
+_STRICT = pydantic.ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published file contains.
+
+    Attributes:
+        bytes: Its size once decompressed, so that it does not matter how it is stored.
+        md5: Checksum of the decompressed content.
+        gz: The checksum is of the `.gz` file as published, which then has to be stored as such.
+        archive: Size and checksum are of the file as it is stored, which is an archive.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    bytes: int
+    md5: str
+    gz: bool = False
+    archive: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is and how it is read.
+
+    Attributes:
+        name: Its name: that of the file.
+        about: What it is, and whose.
+        format: How it is read: a key of `archgraph.data.load.FORMATS`.
+        folders: Places below the root, in the order of search; the root itself comes last.
+        train: Its files of training examples, in the order that the format asks for.
+        test: Its files of test examples; none where a format takes them from the others.
+        labels: Name of each class of images.
+        shape: Shape of one image.
+        examples: Number of train and of test examples; of tokens for running text.
+        words: Number of different words of the train text, with the marks of pairs; 0: not known.
+        key: What a CIFAR batch calls its labels.
+        shipped: Its files are beside this one.
+        published: Where its authors offer the files; empty: not there any more.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    about: str
+    format: str
+    folders: tuple[str, ...]
+    train: Mapping[str, Published]
+    test: Mapping[str, Published] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    examples: tuple[int, int] = (0, 0)
+    words: int = 0
+    key: str = "labels"
+    shipped: bool = False
+    published: str = ""
+
+    @property
+    def files(self) -> Mapping[str, Published]:
+        """All files by name."""
+        return {**self.train, **self.test}
+
+
+DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml")))
+"""Names that `load_dataset` knows."""
+
+
+@functools.cache
+def source(name: str) -> Source:
+    """What is known of a data set.
+
+    Raises:
+        DataError: If there is none of that name.
+
+    >>> source("digits").labels[:3]
+    ('0', '1', '2')
+    """
+    if name not in DATASETS:
+        raise DataError("unknown data set", where="data.dataset", **unknown(name, DATASETS))
+    values = YAML(typ="safe").load((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return pydantic.TypeAdapter(Source).validate_python({"name": name, **values})

@@ -1,0 +1,165 @@
+"""Examples that are held out of training, and which round they select."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from archgraph.data import Dataset, Split
+from archgraph.data.schemes import ShardIndices
+from archgraph.errors import DataError, RunError, SpecError
+from archgraph.federation import LearningTask
+from archgraph.hints import unknown
+from archgraph.language.validation import ValidationSpec
+from archgraph.plain import Json
+from archgraph.tables import plural
+
+
+def hold_out(
+    shares: ShardIndices, spec: ValidationSpec | None, seed: int, *, ordered: bool = False
+) -> tuple[ShardIndices, np.ndarray]:
+    """Take examples out of the shares of clients: what they train on, and what is held out.
+
+    Args:
+        shares: Positions of each client's examples.
+        spec: How many; None: none.
+        seed: Of the choice.
+        ordered: Whether examples follow one another (windows of a text): then the last ones of
+            clients are taken, by the server too, not random ones between others.
+
+    Raises:
+        DataError: If a client would have nothing to train on, or nothing to hold out.
+
+    Example:
+        >>> fifth = ValidationSpec(clients=0.2)
+        >>> train, held = hold_out((np.arange(10), np.arange(10, 20)), fifth, seed=0)
+        >>> [len(share) for share in train], len(held)
+        ([8, 8], 4)
+    """
+    if spec is None:
+        return shares, np.arange(0)
+    random = np.random.default_rng([seed, len(shares)])
+    everything = np.sort(np.concatenate(shares))
+    taken = np.arange(0)
+    if spec.server is not None:
+        count = _count(spec.server, len(everything))
+        taken = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
+    held, rest = [taken], []
+    for client, share in enumerate(shares):
+        left = np.setdiff1d(share, taken)
+        if spec.clients is not None:
+            count = _count(spec.clients, len(share))
+            order = left[::-1] if ordered else random.permutation(left)
+            held.append(order[:count])
+            left = np.sort(order[count:])
+        if not len(left):
+            raise DataError(
+                "has nothing to train on beside what is held out",
+                where=f"validation: client {client}",
+                found=plural(len(share), "example"),
+                expected="two or more, and a smaller share",
+            )
+        rest.append(left)
+    return tuple(rest), np.sort(np.concatenate(held))
+
+
+def _from_the_end(shares: ShardIndices) -> np.ndarray:
+    """All positions, those at the ends of shares first: as much of every share at any point."""
+    left = [np.arange(len(share))[::-1] / len(share) for share in shares]
+    return np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
+
+
+def _count(share: float, examples: int) -> int:
+    return max(round(share * examples), 1)
+
+
+def part_of(split: Split, at: np.ndarray) -> Split:
+    """Some examples of a split."""
+    chosen = torch.from_numpy(at)
+    beside = {name: more[chosen] for name, more in split.beside.items()}
+    return dataclasses.replace(
+        split, inputs=split.inputs[chosen], targets=split.targets[chosen], beside=beside
+    )
+
+
+def held_out(data: Dataset, at: np.ndarray) -> Dataset:
+    """The data with the held-out examples in the place of those to test on."""
+    return dataclasses.replace(data, test=part_of(data.train, at))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which round is best by its figures on held-out examples.
+
+    Attributes:
+        spec: What the experiment says.
+        metric: The figure.
+        more: Whether more of it is better.
+    """
+
+    spec: ValidationSpec
+    metric: str
+    more: bool
+
+    @classmethod
+    def of(cls, spec: ValidationSpec, learning: LearningTask) -> Selection:
+        """The selection of an experiment.
+
+        Raises:
+            SpecError: If its metric is not measured.
+        """
+        metric = spec.metric or learning.judge
+        more = learning.better.get(metric)
+        if more is None:
+            known = [name for name, better in learning.better.items() if better is not None]
+            where = "validation.metric"
+            raise SpecError("is not measured", where=where, **unknown(metric, known))
+        return cls(spec, metric, more)
+
+    def figure(self, line: Mapping[str, Json]) -> float | None:
+        """The figure of a round; None: it was not measured, or is not finite.
+
+        Raises:
+            RunError: If the models do not have it.
+        """
+        if "validation" not in line:
+            return None
+        figures = line["validation"].get(self.spec.of, {})
+        if self.metric not in figures:
+            raise RunError(
+                "the models do not have this figure",
+                where="validation.of",
+                found=f"{self.metric} of {self.spec.of}",
+                expected="of: global, or worst",
+                hint="figures of clients need one class for each example, or models of their own",
+            )
+        value = figures[self.metric]
+        return None if value is None else float(value)
+
+    def best(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
+        """The best round, the first of equals; None: none was measured."""
+        found = {line["round"]: self.figure(line) for line in lines}
+        known = {number: value for number, value in found.items() if value is not None}
+        if not known:
+            return None
+        return (max if self.more else min)(known, key=lambda number: known[number])
+
+    def chosen(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
+        """The best round, where the run ends with it."""
+        return self.best(lines) if self.spec.keep == "best" else None
+
+    def exhausted(self, lines: Sequence[Mapping[str, Json]]) -> str:
+        """Why the run ends here; empty where it goes on."""
+        best, patience = self.best(lines), self.spec.patience
+        if patience is None:
+            return ""
+        tested = [line["round"] for line in lines if "validation" in line]
+        since = [number for number in tested if best is None or number > best]
+        if len(since) < patience:
+            return ""
+        after = "at all" if best is None else f"after round {best}"
+        return f"no better {self.metric} on validation examples {after} in {len(since)} tests"

@@ -1,0 +1,97 @@
+"""Running text as windows of consecutive words, for predicting the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from archgraph.data.files import File, decoded
+from archgraph.data.source import Source
+from archgraph.data.values import Dataset, Split
+from archgraph.errors import DataError
+
+UNKNOWN = "<unk>"
+"""Stands for words outside the vocabulary."""
+
+
+def read(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
+    """A data set of one file per split; the vocabulary is that of the train text."""
+    train, test = (read_tokens(files[name].read(), str(files[name].path)) for name in source.files)
+    vocabulary = tuple(dict.fromkeys(train))
+    places = [str(files[name].path) for name in source.files]
+    return token_windows(source.name, vocabulary, (train, test), places, bptt, limit)
+
+
+def token_windows(
+    name: str,
+    vocabulary: Sequence[str],
+    streams: tuple[Sequence[str], Sequence[str]],
+    places: Sequence[str],
+    bptt: int,
+    limit: int | None = None,
+) -> Dataset:
+    """Tokens to train and to test on as windows of consecutive ones, each with the next ones.
+
+    Args:
+        name: What the data set is called.
+        vocabulary: Every token by its number.
+        streams: The tokens to train and to test on.
+        places: Where they are from, for errors.
+        bptt: Length of a window.
+        limit: At most so many windows of each.
+
+    Raises:
+        DataError: If a token is not in the vocabulary, which has no `<unk>`, or there is no window.
+    """
+    number = {token: i for i, token in enumerate(vocabulary)}
+    unknown = number.get(UNKNOWN)
+
+    def windows(words: Sequence[str], where: str) -> Split:
+        tokens = [number.get(word, unknown) for word in words]
+        if None in tokens:
+            raise DataError(
+                "word outside the vocabulary",
+                where=where,
+                found=repr(words[tokens.index(None)]),
+                expected="words of the train text, which holds no <unk>",
+            )
+        stream = torch.tensor(tokens, dtype=torch.int64)
+        count = (len(stream) - 1) // bptt
+        if count < 1:
+            raise DataError(
+                "text shorter than one window",
+                where=where,
+                found=f"{len(stream)} tokens",
+                expected=f"at least {bptt + 1}",
+                hint="choose a smaller bptt",
+            )
+        count = count if limit is None else min(count, limit)
+        # Two views of one stream: a token is stored once though it is input and target.
+        return Split(
+            stream[: count * bptt].view(count, bptt),
+            stream[1 : count * bptt + 1].view(count, bptt),
+        )
+
+    train, test = map(windows, streams, places)
+    return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
+
+
+def read_tokens(content: bytes, where: str) -> list[str]:
+    r"""Split text into words at blanks, with `<eos>` at the end of every line.
+
+    Raises:
+        DataError: The text is not UTF-8.
+
+    Example:
+        >>> read_tokens(b"a b\n\n", "example")
+        ['a', 'b', '<eos>', '<eos>']
+    """
+    return words_of(decoded(content, where))
+
+
+def words_of(text: str) -> list[str]:
+    """Words between blanks, with `<eos>` at the end of every line."""
+    # Only "\n" ends a line and only blanks part words: str.splitlines() and str.split() know more.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [word for line in lines for word in (*filter(None, line.split(" ")), "<eos>")]

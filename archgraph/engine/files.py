@@ -1,0 +1,160 @@
+"""Experiment files: how they are described, explained and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import ArchGraphError
+from archgraph.federation.files import checked_family
+from archgraph.language.checking import Verdict
+from archgraph.language.consent import allowed, needs_consent
+from archgraph.language.kinds import NOT_IMPORTED, FileKind
+from archgraph.language.yaml import read_document
+from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    import pydantic
+
+    from archgraph.federation import State
+    from archgraph.federation.family import Family
+    from archgraph.graph.ir import ArchGraph
+    from archgraph.language import ExperimentSpec
+
+
+def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Verdict:
+    """Check an experiment that was read from a file, and perhaps changed.
+
+    Args:
+        spec: The experiment.
+        path: Its file.
+        python: Consent to run the Python code that it names.
+    """
+    try:
+        with allowed(python):
+            return Verdict(path, "experiment", note=checked_experiment(spec, path.resolve(), {}))
+    except ArchGraphError as error:
+        return Verdict(path, "experiment", error)
+
+
+def checked_experiment(
+    spec: ExperimentSpec, place: Path, cache: dict[str, Any], *, begins: bool = False
+) -> str:
+    """Return what an experiment holds, in words; refuse what a run would before its first round.
+
+    Args:
+        spec: The experiment.
+        place: Where its family stands.
+        cache: What one check of many files shares: its family is resolved once.
+        begins: Whether one that starts alike is known to begin: then it needs no weights.
+
+    Raises:
+        ArchGraphError: If it cannot run.
+    """
+    import torch
+
+    from archgraph.data import Dataset
+    from archgraph.data.doors import read_data
+    from archgraph.federation import Strategy, configure
+    from archgraph.language.data import PythonData
+    from archgraph.record.trackers import tracker
+
+    objective = spec.task.function if spec.task is not None else None
+    closed = []  # Python code that is not imported
+    if "python" in spec.strategy and needs_consent(spec.strategy_name, Strategy):
+        closed.append(spec.strategy_name)
+    else:
+        with spec.locating("strategy"):
+            configure(spec.strategy_name, spec.strategy_options)
+    with spec.locating("trackers"):
+        for choice in spec.trackers:
+            tracker(choice)
+    data = None
+    if isinstance(spec.data, PythonData) and needs_consent(spec.data.python, Dataset):
+        closed.append(spec.data.python)
+    else:
+        with spec.locating("data"):
+            kind = None if spec.task is None else spec.task.kind
+            data = read_data(spec.data, kind, check=True)
+    text, family = checked_family(spec.family, place, cache)  # type: ignore[arg-type]  # was read
+    if objective is not None and needs_consent(objective, torch.nn.Module):
+        closed.append(objective)
+    if not closed and data is not None and family is not None:
+        from archgraph.engine.world import begun, prepare
+
+        prepared = prepare(spec, imagined=data, family=_shapes(family) if begins else family)
+        if not begins:
+            begun(prepared)
+    text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
+    notes = () if data is None else data.notes
+    return "; ".join((text, *notes, *(f"{name} {NOT_IMPORTED}" for name in closed)))
+
+
+def _shapes(family: Family) -> Family:
+    """A family whose first weights are shapes without numbers."""
+    import torch
+
+    def state(graph: ArchGraph) -> State:
+        leaves = (p for p in graph.params if p.role != "constant")
+        return {p.name: torch.empty(p.shape, device="meta") for p in leaves}
+
+    if family.has_global:
+        return dataclasses.replace(family, state=state(family.graph))
+    members = (
+        member if member.own else dataclasses.replace(member, source=state(member.graph), own=True)
+        for member in family.clients
+    )
+    return dataclasses.replace(family, clients=tuple(members))
+
+
+def _check(path: Path, cache: dict[str, Any]) -> str:
+    from archgraph import load_experiment
+
+    family = read_document(path).data["family"]
+    place = path.parent / family if isinstance(family, str) else path
+    return checked_experiment(load_experiment(path), place.resolve(), cache)
+
+
+def _schema() -> dict[str, Any]:
+    from archgraph.language.experiment import ExperimentSpec
+
+    return ExperimentSpec.model_json_schema()
+
+
+def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
+    from archgraph.language import data, experiment
+    from archgraph.language.aggregate import AggregateSpec
+    from archgraph.language.local import AugmentOptions, LocalOptions
+    from archgraph.language.privacy import PrivacySpec
+    from archgraph.language.task import TaskSpec
+    from archgraph.language.validation import ValidationSpec
+    from archgraph.language.weights import WeightsSpec
+
+    return {
+        "experiment": experiment.ExperimentSpec,
+        "data": data.DataSpec,
+        **{f"data.{key}": kind for key, kind in data.DOORS.items()},
+        "target": data.TargetSpec,
+        "iid": data.IidSpec,
+        "dirichlet": data.DirichletSpec,
+        "equal_dirichlet": data.EqualDirichletSpec,
+        "classes": data.ClassesSpec,
+        "whole": data.WholeSpec,
+        "task": TaskSpec,
+        "validation": ValidationSpec,
+        "weights": WeightsSpec,
+        "local": LocalOptions,
+        "augment": AugmentOptions,
+        "aggregate": AggregateSpec,
+        "privacy": PrivacySpec,
+        "attack": experiment.AttackSpec,
+        "evaluate": experiment.EvaluateSpec,
+        "engine": experiment.EngineSpec,
+    }
+
+
+EXPERIMENT = FileKind(
+    "experiment", 2, frozenset({"family", "strategy", "rounds"}), _schema, _mappings, _check
+)

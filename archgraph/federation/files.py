@@ -1,0 +1,82 @@
+"""Family files: how they are described, explained and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import ArchGraphError
+from archgraph.language.kinds import NOT_IMPORTED, FileKind, without_consent
+from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    import pydantic
+
+    from archgraph.federation.family import Family
+    from archgraph.language import FamilySpec
+
+
+def checked_family(
+    spec: FamilySpec, place: Path, cache: dict[str, Any]
+) -> tuple[str, Family | None]:
+    """Resolve a family, once for all files that use it.
+
+    Args:
+        spec: The family.
+        place: Where it stands: its file, or the file that holds it.
+        cache: What one check of many files shares; ``families`` is ours.
+
+    Returns:
+        What it is, in words, and the family; None where its models were not imported.
+
+    Raises:
+        ArchGraphError: If it cannot be resolved; again for every file that uses it.
+    """
+    families: dict[Path, tuple[str, Family | None] | ArchGraphError]
+    families = cache.setdefault("families", {})
+    if place not in families:
+        clients = plural(sum(member.number for member in spec.clients), "client")
+        text = f"{clients} on {plural(len(spec.clients), 'architecture')}"
+        try:
+            families[place] = _resolved(spec, text)
+        except ArchGraphError as error:
+            families[place] = error
+    result = families[place]
+    if isinstance(result, ArchGraphError):
+        raise result
+    return result
+
+
+def _resolved(spec: FamilySpec, text: str) -> tuple[str, Family | None]:
+    from archgraph import resolve
+
+    if family_without_consent(spec):
+        return f"{text}; Python model {NOT_IMPORTED}", None
+    return text, resolve(spec)
+
+
+def family_without_consent(spec: FamilySpec) -> bool:
+    """Return whether a model of a family may not be imported; the form of each is checked."""
+    return True in {without_consent(source) for source in spec.sources()}
+
+
+def _check(path: Path, cache: dict[str, Any]) -> str:
+    from archgraph import load_family
+
+    return checked_family(load_family(path), path.resolve(), cache)[0]
+
+
+def _schema() -> dict[str, Any]:
+    from archgraph.language.family import FamilySpec
+
+    return FamilySpec.model_json_schema()
+
+
+def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
+    from archgraph.language.family import FamilySpec, MemberSpec
+
+    return {"family": FamilySpec, "clients": MemberSpec}
+
+
+FAMILY = FileKind("family", 4, frozenset({"clients"}), _schema, _mappings, _check)

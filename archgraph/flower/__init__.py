@@ -1,0 +1,52 @@
+"""Running strategies on Flower: the server's loop as a ServerApp, a client as a ClientApp.
+
+The modules in it import ``flwr`` (extra ``flower``); nothing else of archgraph does, and it is not
+imported before an experiment asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from archgraph.errors import RunError
+
+# Flower and Ray report their use to their makers unless they are told not to, and Ray's processes
+# give way to all others: on a busy machine they would never be ready.
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
+def simulate(experiment: Any, *, data: object = None, **options: Any) -> Any:
+    """Run an experiment in Flower's simulation; see :func:`..simulation.simulate`.
+
+    Raises:
+        RunError: If the extra ``flower`` is not installed, or Flower cannot run the experiment.
+    """
+    if data is not None or experiment.engine.memory is not None:
+        raise RunError(
+            "cannot run on Flower",
+            where="engine: flower",
+            found="data in memory" if data is not None else "engine.memory",
+            expected="data that the experiment names, and no bound on a client's memory",
+        )
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        for package in ("flwr", "ray"):
+            importlib.import_module(package)
+    except ImportError as error:
+        raise RunError(
+            "needs the packages flwr and ray",
+            where="engine: flower",
+            found=str(error),
+            hint="pip install 'archgraph[flower]'",
+        ) from error
+    from archgraph.flower import simulation
+
+    return simulation.simulate(experiment, **options)

@@ -1,0 +1,102 @@
+"""Flower's deployment: a server and its nodes, each on a machine of its own.
+
+Both read the experiment from the app that Flower brings to them (:mod:`.starter` writes it). The
+server's run configuration and a node's own configuration say what differs between machines.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.local import execute
+from archgraph.engine.world import prepare
+from archgraph.errors import RunError
+from archgraph.flower.client import PARTITION, client_app
+from archgraph.flower.server import JOIN, Nodes
+from archgraph.language import load_experiment
+from archgraph.plain import finite
+from archgraph.record.folder import resumable
+
+
+def deployed_server(file: Path) -> ServerApp:
+    """The ServerApp of an experiment as it is resolved.
+
+    The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
+    ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
+    for nodes at the start), ``data`` (folder of the data), ``device`` (instead of the experiment's)
+    and ``python`` (consent to run the code that the experiment names).
+
+    Args:
+        file: The experiment, beside the module of the app.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, file, context.run_config)
+
+    return app
+
+
+def serve(grid: Grid, file: Path, asked: Mapping[str, Any]) -> None:
+    """Run the experiment of a file on the nodes of a grid.
+
+    Raises:
+        ArchGraphError: As :func:`archgraph.engine.run`.
+    """
+    private = asked.get("private", "node")
+    if private not in ("node", "server"):
+        raise RunError("unknown holder", where="private", found=private, expected="node or server")
+    experiment, out = _prepared(file, asked), Path(str(asked["out"]))
+    nodes = Nodes.of(grid, experiment)
+    nodes.private, nodes.join = private, float(asked.get("join", JOIN))
+    resume = bool(asked.get("resume", False)) and resumable(out)
+    execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)
+
+
+def deployed_client(file: Path) -> ClientApp:
+    """The ClientApp of an experiment as it is resolved.
+
+    A node's configuration says ``partition-id`` (which client it is), and may say ``data``,
+    ``device`` and ``python`` as the server's does, and ``keep``: the folder in which it holds what
+    the client keeps. Without one, that is lost with the node's process, and where a run is resumed.
+
+    Args:
+        file: The experiment, beside the module of the app.
+    """
+    return client_app(lambda context: _prepared(file, context.node_config), _kept)
+
+
+def _kept(context: Context, experiment: Experiment) -> Path | None:
+    """Where a node holds what its client keeps: a file for each client of each experiment."""
+    asked = context.node_config
+    if not asked.get("keep"):
+        return None
+    facts = {name: value for name, value in experiment.facts.items() if name != "rounds"}
+    digest = hashlib.sha256(json.dumps(finite(facts), sort_keys=True).encode()).hexdigest()
+    return Path(str(asked["keep"])) / f"{digest[:16]}-{asked[PARTITION]}.safetensors"
+
+
+def _prepared(file: Path, asked: Mapping[str, Any]) -> Experiment:
+    own = {name: str(asked.get(name, "")) for name in ("data", "device")}
+    return _read(file, **own, python=bool(asked.get("python", False)))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(file: Path, *, data: str, device: str, python: bool) -> Experiment:
+    spec = load_experiment(file)
+    here = {"kind": "flower", **({"device": device} if device else {})}
+    engine = spec.engine.model_copy(update=here)
+    return prepare(
+        spec.model_copy(update={"engine": engine}), data_root=data or None, python=python
+    )

@@ -1,0 +1,187 @@
+"""The server on Flower: tasks go out as messages, replies come back in the order of the clients.
+
+The round loop, its strategy, checks, tests and run folder are those of the local engine. Which node
+is which client is asked once of every node; a node that comes later is asked when it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from archgraph.engine.clientwork import check_form
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.returned import outcome_of
+from archgraph.engine.turn import Working
+from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
+from archgraph.federation import Outcome, Task
+from archgraph.flower.records import FORMAT, read_outcome, task_record
+from archgraph.processes.reasons import LONGEST
+from archgraph.record.client import CONFIRMED, KeptByClient
+
+# Seconds between two looks for a reply: at first, and at most.
+SOON, LATE = 0.005, 0.25
+# Seconds within which nodes must say who they are, and in which they may still join at the start.
+ASKED, JOIN = 600.0, 120.0
+
+
+class NodeError(ArchGraphError):
+    """A node failed, or did not answer."""
+
+
+@dataclass(eq=False)
+class Nodes:
+    """The clients of an experiment on the nodes of a grid.
+
+    Attributes:
+        grid: Where the nodes are.
+        clients: Number of clients of the experiment.
+        private: Who holds what clients keep.
+        deadline: Seconds after which a client of a round is left out; None: any.
+        join: Seconds that a run waits for its nodes at the start.
+    """
+
+    grid: Grid
+    clients: int
+    private: Literal["server", "node"] = "server"
+    deadline: float | None = None
+    join: float = JOIN
+    _node: dict[int, int] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
+    _trouble: str = ""
+
+    @classmethod
+    def of(cls, grid: Grid, experiment: Experiment) -> Self:
+        """The nodes that an experiment asks for."""
+        clients, deadline = len(experiment.world.clients), experiment.engine.deadline
+        return cls(grid, clients, deadline=deadline)
+
+    def __call__(
+        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+    ) -> Iterator[Working]:
+        """Send all tasks, then wait for each in turn."""
+        self._meet()
+        sent = [(task, self._send(task, round, kept), time.monotonic()) for task in tasks]
+        for task, message, since in sent:
+            yield task, functools.partial(self._outcome, task, message, since, round)
+
+    def _send(
+        self, task: Task, round: int, kept: Mapping[int, KeptByClient]
+    ) -> Message | NodeError:
+        """The message that was sent, or why none was."""
+        node = self._node.get(task.client)
+        if node is None:
+            return NodeError("no node is this client", expected=f"partition-id={task.client}")
+        own = kept.get(task.client, KeptByClient())
+        confirmed = int(own.keep[CONFIRMED]) if CONFIRMED in own.keep else -1
+        private = own if self.private == "server" else None
+        content = task_record(task, round, private, confirmed)
+        message = Message(content, node, MessageType.TRAIN, ttl=self.deadline, group_id=str(round))
+        return message if [*self.grid.push_messages([message])] else _unreachable(node)
+
+    def _outcome(
+        self, task: Task, message: Message | NodeError, since: float, round: int
+    ) -> Outcome:
+        """What came back for a task.
+
+        Raises:
+            NodeError: If the node failed, or there is no reply in time.
+            RejectedUpdate: If the reply is not one to this task.
+        """
+        if isinstance(message, NodeError):
+            raise message
+        content = self._reply(message, since)
+        try:
+            said: Mapping[str, Any] = content["result"]
+            if said["client"] != task.client:
+                raise RejectedUpdate(
+                    "the reply of another client", found=said["client"], expected=task.client
+                )
+            if said["reason"]:
+                lost = str(said["reason"])[:LONGEST]
+                raise RejectedUpdate(lost) if said["refused"] else NodeError(lost)
+            outcome = outcome_of(self, read_outcome(content))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RejectedUpdate(
+                "not a reply to a task", found=f"{type(error).__name__}: {error}"
+            ) from error
+        if self.private == "node":
+            own = {name: t for name, t in outcome.state.items() if name not in task.kept}
+            note = {CONFIRMED: torch.tensor(round)}
+            outcome = dataclasses.replace(outcome, state=own, keep=note)
+        check_form(task, outcome, private=False)
+        return outcome
+
+    def _reply(self, message: Message, since: float) -> RecordDict:
+        """The content of the reply to a message, once it is there."""
+        identity, pause = message.metadata.message_id, SOON
+        while True:
+            for reply in self.grid.pull_messages([identity]):
+                if reply.has_error():
+                    raise NodeError("the node failed", found=reply.error.reason)
+                return reply.content
+            if self.deadline is not None and time.monotonic() - since > self.deadline:
+                raise NodeError("no reply in time", expected=f"one within {self.deadline:g} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, LATE)
+
+    def _meet(self) -> None:
+        """Ask new nodes which client they are; at the start, wait until all clients are there."""
+        first, until = not self._asked, time.monotonic() + self.join
+        while True:
+            new = sorted(set(self.grid.get_node_ids()) - self._asked)
+            self._ask(new)
+            if not first or len(self._node) == self.clients or time.monotonic() > until:
+                break
+            time.sleep(LATE)
+        if not self._node:
+            raise RunError(
+                "no node is a client of this experiment",
+                where="engine: flower",
+                found=self._trouble or f"{len(self._asked)} nodes",
+                expected=f"nodes with partition-id 0...{self.clients - 1}",
+                hint="start nodes with --node-config 'partition-id=0'",
+            )
+
+    def _ask(self, nodes: Iterable[int]) -> None:
+        asked = {}
+        for node in nodes:
+            self._asked.add(node)
+            content = RecordDict({"who": ConfigRecord({"format": FORMAT})})
+            message = Message(content, node, MessageType.QUERY, ttl=ASKED, group_id="who")
+            if [*self.grid.push_messages([message])]:
+                asked[message.metadata.message_id] = node
+        until, pause = time.monotonic() + ASKED, SOON
+        while asked and time.monotonic() < until:
+            for reply in self.grid.pull_messages(list(asked)):
+                node = asked.pop(reply.metadata.reply_to_message_id)
+                self._introduce(node, reply)
+            time.sleep(pause if asked else 0)
+            pause = min(pause * 1.5, LATE)
+
+    def _introduce(self, node: int, reply: Message) -> None:
+        """Note which client a node is; of two nodes that say the same, the later one is it."""
+        if reply.has_error():
+            self._trouble = reply.error.reason
+            self._asked.discard(node)  # it may be able to say so later
+            return
+        said: Any = reply.content["who"]
+        client = said.get("client")
+        if (
+            said.get("format") == FORMAT
+            and isinstance(client, int)
+            and client in range(self.clients)
+        ):
+            self._node[client] = node
+
+
+def _unreachable(node: int) -> NodeError:
+    return NodeError("the message was not taken", where=f"node {node}")

@@ -1,0 +1,118 @@
+"""Flower's simulation: the clients in Ray's processes, on this machine or on a cluster.
+
+Every process prepares the experiment itself, once, from its text; the server is a thread here.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from ruamel.yaml import YAML
+
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.local import Run, execute
+from archgraph.engine.turn import Working
+from archgraph.engine.world import prepare
+from archgraph.errors import ArchGraphError, RunError
+from archgraph.federation import Task
+from archgraph.flower.client import client_app
+from archgraph.flower.server import ASKED, Nodes
+from archgraph.language import load_experiment
+from archgraph.language.experiment import EngineSpec
+from archgraph.record.client import KeptByClient
+
+
+def simulate(experiment: Experiment, *, python: bool = False, **options: Any) -> Run:
+    """Run an experiment in Flower's simulation.
+
+    Args:
+        experiment: What is run; its clients read it anew, each process once.
+        python: Consent to run the Python code that it names.
+        options: As for :func:`archgraph.engine.execute`.
+
+    Raises:
+        ArchGraphError: As :func:`archgraph.engine.run`.
+    """
+    runs: list[Run] = []
+    ended = threading.Event()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        nodes = _Stoppable.of(grid, experiment)
+        nodes.ended, nodes.join = ended, ASKED  # all of them come, however slow the machine is
+        runs.append(execute(experiment, elsewhere=nodes, **options))
+
+    try:
+        run_simulation(
+            server,
+            of_text(experiment.text, python=python),
+            len(experiment.world.clients),
+            backend_config=_resources(experiment.engine),
+        )
+    except RuntimeError as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ArchGraphError):
+            raise cause from error
+        raise RunError(
+            "Flower's simulation ended before the run did",
+            found=f"{type(cause).__name__}: {cause}".split("\n")[0],
+            hint="`--resume` goes on after the last checkpoint; `engine: local` needs no Ray",
+        ) from error
+    finally:
+        ended.set()
+    return runs[0]
+
+
+def _resources(engine: EngineSpec) -> Any:
+    """A processor for each client, and on devices its share of one; of all there are, or so many.
+
+    Ray shows a client's process only the device that is its own.
+    """
+    on_device = engine.kind_of_device != "cpu"
+    devices, workers = len(engine.devices), engine.workers
+    if workers is None and devices > 1:
+        workers = devices
+    share = min(devices / (workers or devices), 1.0) if on_device else 0.0
+    asked: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
+    if workers is None:
+        return asked
+    more = {"num_gpus": devices} if on_device else {}
+    return {**asked, "init_args": {"num_cpus": workers, **more}}
+
+
+class _Stoppable(Nodes):
+    """Nodes whose server is a thread, which an interrupt of the main one must end."""
+
+    ended: threading.Event
+
+    def __call__(
+        self, round: int, tasks: Iterable[Task], kept: Mapping[int, KeptByClient]
+    ) -> Iterator[Working]:
+        for working in super().__call__(round, tasks, kept):
+            if self.ended.is_set():
+                raise KeyboardInterrupt
+            yield working
+
+
+def of_text(text: str, *, python: bool = False) -> ClientApp:
+    """The ClientApp of an experiment as it is resolved (``run.yaml``)."""
+    return client_app(functools.partial(_here, text, python))
+
+
+def _here(text: str, python: bool, context: Context) -> Experiment:
+    return _prepared(text, python)
+
+
+@functools.lru_cache(maxsize=2)
+def _prepared(text: str, python: bool) -> Experiment:
+    spec = load_experiment(YAML(typ="safe", pure=True).load(text))
+    engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
+    return prepare(spec.model_copy(update={"engine": engine}), python=python)

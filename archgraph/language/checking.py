@@ -1,0 +1,100 @@
+"""Check files: which of them can be used, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.language.consent import allowed
+from archgraph.language.kinds import NOT_IMPORTED, file_kinds, kind_of
+from archgraph.language.yaml import read_document
+
+ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check of one file found.
+
+    Attributes:
+        path: The file.
+        kind: Its kind (:mod:`archgraph.language.kinds`), or ``file`` where it cannot be read.
+        error: What is wrong. Default: nothing.
+        note: What it holds.
+    """
+
+    path: Path
+    kind: str
+    error: ArchGraphError | None = None
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the file can be used."""
+        return self.error is None
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it names Python code that was not imported: only its form is known."""
+        return self.note.endswith(NOT_IMPORTED)
+
+
+def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
+    r"""Check files of every kind, one verdict each, in order.
+
+    Graphs are made and checked, families resolved with all their clients, strategies configured.
+    What a run would refuse before its first round is refused here, too. Data of your own is read.
+    The files of known data sets are not touched: zeros of their form stand in for them. A study is
+    good if its published figures agree, too.
+
+    Args:
+        paths: Files, or folders whose YAML files are checked, folders below included.
+        python: Consent to run the Python code that files name. Without it no code but archgraph's
+            runs, and such models are only checked for their form.
+
+    Raises:
+        SpecError: If a path does not exist, or a folder holds no such file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "a.yaml").write_text("archgraph: 1\n")
+        ...     [verdict.good for verdict in verdicts([folder])]
+        [False]
+    """
+    cache: dict[str, Any] = {}
+    for path in list(yaml_files(paths)):
+        kind = "file"
+        try:
+            kind = kind_of(read_document(path).data) or "model"
+            with allowed(python):
+                verdict = Verdict(path, kind, note=file_kinds()[kind].check(path, cache))
+        except ArchGraphError as error:
+            verdict = Verdict(path, kind, error)
+        yield verdict  # outside: consent ends with the check, before the caller goes on
+
+
+def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """Yield the files, and the YAML files in the folders, each once.
+
+    Raises:
+        SpecError: If a path does not exist, or a folder holds no such file.
+    """
+    met: set[Path] = set()
+    for path in map(Path, paths):
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
+            if not files:
+                raise SpecError("holds no YAML file", where=str(path))
+        elif path.exists():
+            files = [path]
+        else:
+            raise SpecError("is not there", where=str(path), expected="a file or a folder")
+        for file in files:
+            if file.resolve() not in met:
+                met.add(file.resolve())
+                yield file

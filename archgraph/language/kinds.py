@@ -1,0 +1,149 @@
+"""Kinds of files: how each is recognised, described, explained and checked.
+
+A package adds one by an entry point of the group ``archgraph.files`` whose value is a
+:class:`FileKind`. What a kind needs is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import SpecError
+from archgraph.hints import unknown
+from archgraph.language.consent import named, needs_consent
+from archgraph.language.yaml import read_document
+from archgraph.tables import count, plural
+
+if TYPE_CHECKING:
+    import pydantic
+
+    from archgraph.language.document import Document
+
+GROUP = "archgraph.files"
+NOT_IMPORTED = "not imported"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """A kind of file.
+
+    Attributes:
+        name: What it is called.
+        rank: Kinds of a lower rank are recognised first.
+        keys: Top-level keys that tell it from kinds of a higher rank.
+        schema: Returns its JSON schema.
+        mappings: Returns the pydantic models of its mappings by topic, for ``archgraph help``.
+        check: Called with a path and a cache that one check of many files shares; returns what
+            the file holds, in words, or raises what is wrong with it. The words end in
+            :data:`NOT_IMPORTED` where Python code was not run and only the form is known.
+    """
+
+    name: str
+    rank: int
+    keys: frozenset[str]
+    schema: Callable[[], dict[str, Any]]
+    mappings: Callable[[], Mapping[str, type[pydantic.BaseModel]]]
+    check: Callable[[Path, dict[str, Any]], str]
+
+
+@functools.cache
+def file_kinds() -> Mapping[str, FileKind]:
+    """Return the installed kinds of files by name, by rank.
+
+    Example:
+        >>> list(file_kinds())
+        ['study', 'experiment', 'figures', 'family', 'model']
+    """
+    entries = importlib.metadata.entry_points(group=GROUP)
+    kinds: list[FileKind] = [entry.load() for entry in entries]
+    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.rank)}
+
+
+def kind_of(data: object) -> str:
+    """Return the kind of a file with this content, by its keys; empty if no kind has them.
+
+    Example:
+        >>> kind_of({"clients": []}), kind_of({"rounds": 3}), kind_of({"sections": []}), kind_of([])
+        ('family', 'experiment', 'model', '')
+    """
+    keys = set(data) if isinstance(data, dict) else set()
+    return next((kind.name for kind in file_kinds().values() if keys & kind.keys), "")
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """Return the JSON schema of a kind of file, for editors.
+
+    Args:
+        kind: ``model``, ``family``, ``experiment``, ``study`` or ``figures``, or an installed one.
+
+    Raises:
+        SpecError: If there is no such kind.
+
+    Example:
+        >>> sorted(schema("experiment")["required"])
+        ['family', 'name', 'rounds', 'strategy']
+    """
+    kinds = file_kinds()
+    if kind not in kinds:
+        raise SpecError("is not a kind of file", **unknown(str(kind), sorted(kinds)))
+    return {"$schema": DIALECT, "title": f"archgraph {kind}", **kinds[kind].schema()}
+
+
+def without_consent(source: Document) -> bool:
+    """Return whether a model names Python code that may not be imported without consent.
+
+    Raises:
+        SpecError: If it does, and the rest of it has not the form of such a model.
+    """
+    if "python" not in source.data:
+        return False
+    import torch
+
+    from archgraph.language.model import PythonModel
+
+    source.validate(PythonModel)
+    return any(needs_consent(name, torch.nn.Module) for name in named(source.data))
+
+
+def _schema() -> dict[str, Any]:
+    from archgraph.language.json_schema import model_schema
+
+    return model_schema()
+
+
+def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
+    from archgraph.language import model
+    from archgraph.language.lowering import BlockOptions
+
+    return {
+        "model": model.AuthoredModel,
+        "inputs": model.InputSpec,
+        "blocks": model.BlockSpec,
+        "sections": model.SectionSpec,
+        "shortcut": model.ShortcutSpec,
+        "block": BlockOptions,
+        "python": model.PythonModel,
+    }
+
+
+def _check(path: Path, cache: dict[str, Any]) -> str:
+    from archgraph.language import load_graph
+
+    document = read_document(path)
+    if without_consent(document):
+        return f"{document.data['python']} {NOT_IMPORTED}"
+    graph = load_graph(path)
+    size = sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")
+    return f"{plural(len(graph.nodes), 'operator')}, {count(size)} parameters"
+
+
+MODEL = FileKind(
+    "model", 5, frozenset({"sections", "nodes", "python", "inputs"}), _schema, _mappings, _check
+)

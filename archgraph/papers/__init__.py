@@ -1,1 +1,0 @@
-"""What the analyses of the papers need and a run does not: similarity, scales, figures."""

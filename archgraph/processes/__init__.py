@@ -1,0 +1,1 @@
+"""Worker processes: calls side by side, with deadlines and limits of memory."""

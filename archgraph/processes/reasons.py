@@ -1,0 +1,32 @@
+"""Why a call failed, as a line of a record."""
+
+from __future__ import annotations
+
+from archgraph.errors import RejectedUpdate
+
+# Characters of a reason in the record.
+LONGEST = 1000
+
+
+def reason(error: BaseException) -> str:
+    """Why a client's work was lost, as a line of a record: the client can have written the error.
+
+    Example:
+        >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))
+        ('ValueError: no data', 'w: too large')
+    """
+    try:
+        text = str(error)[:LONGEST]
+    except Exception as mute:
+        text = f"it cannot say what is wrong ({type(mute).__name__})"
+    text = printable(text)
+    return text if isinstance(error, RejectedUpdate) else f"{type(error).__name__}: {text}"
+
+
+def printable(text: str) -> str:
+    """A text that a client can have written, as a record holds it: short, and without controls.
+
+    >>> len(printable("a" * 2000)), printable("a" + chr(27)).isprintable()
+    (1000, True)
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:LONGEST])

@@ -1,0 +1,5 @@
+"""Run folders: what was asked, measured and kept; checkpoints, metrics, trackers."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,331 @@
+"""A checkpoint as a folder of tensors: complete or absent, and as large as what changed.
+
+::
+
+    round-000007/server.json                 round, plain values, groups, digests of the files below
+    round-000007/groups/000000.safetensors   the server's tensors, a file per group
+    round-000007/clients/000012.safetensors  what a client keeps
+
+A group holds the tensors whose names agree before the first slash. What did not change since the
+checkpoint before is a link to it. How a folder shows that it is as it was written:
+:mod:`archgraph.record.proof`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from pydantic import BaseModel
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from archgraph.errors import RunError
+from archgraph.files import sync, write
+from archgraph.plain import Json
+from archgraph.record.proof import prove, sealed, sha256, unsealed
+from archgraph.states.state import State
+
+T = TypeVar("T")
+
+# What a file of tensors says beside them: their names in order, since the format sorts them.
+ORDER = "order"
+FORMAT = 4
+# Files that are brought to the disk, or removed from it, together.
+AT_ONCE = 4
+
+# Of a file: its place in the checkpoint, its SHA-256, and its tensors without keeping them alive:
+# which objects, and what shows whether each was changed in place.
+Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
+
+
+class _Lines(BaseModel, strict=True):
+    """Of the first lines of ``metrics.jsonl``: their length and their SHA-256."""
+
+    bytes: int
+    sha256: str
+
+
+class _Server(BaseModel, strict=True):
+    """What ``server.json`` holds beside its version and its own digest."""
+
+    experiment: str
+    round: int
+    groups: list[str]
+    values: dict[str, Json]
+    files: dict[str, str]
+    metrics: _Lines
+    environments: list[dict[str, Json]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after a round.
+
+    Attributes:
+        round: Rounds that are done.
+        tensors: The server's tensors.
+        values: The server's plain values.
+        kept: What each client kept, by client.
+    """
+
+    round: int
+    tensors: State
+    values: Mapping[str, Json]
+    kept: Mapping[int, State]
+
+    def copy(self) -> Checkpoint:
+        """The same with tensors and values of its own: later changes in place do not reach it."""
+        kept = {client: _cloned(own) for client, own in self.kept.items()}
+        return Checkpoint(self.round, _cloned(self.tensors), copy.deepcopy(dict(self.values)), kept)
+
+
+def _cloned(tensors: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@dataclass
+class Writer:
+    """Writes checkpoints one after the other; what did not change becomes a link.
+
+    Attributes:
+        identity: Digest of the experiment; a checkpoint of another one is refused.
+    """
+
+    identity: str
+    # Files of the last checkpoint, by group or client.
+    _saved: dict[str | int, Saved] = field(default_factory=dict)
+
+    def after(self, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+        """Note what the last checkpoint holds, as it was loaded or written, and its files' SHA-256.
+
+        A file that is linked later keeps its digest without being read again.
+        """
+        self._saved = {
+            key: (name, digests[name], {k: (weakref.ref(v), _mark(key, v)) for k, v in own.items()})
+            for key, (name, own) in _files(checkpoint).items()
+        }
+
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        place: Path,
+        previous: Path | None,
+        beside: Mapping[str, Json],
+    ) -> None:
+        """Write a checkpoint beside its place, bring it to the disk and rename it.
+
+        Args:
+            checkpoint: What to write. Files whose tensors are the same objects as at the last call,
+                unchanged, are linked.
+            place: Folder that will hold it.
+            previous: Folder of the last checkpoint, if there is one.
+            beside: What else ``server.json`` is to say.
+        """
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+        folders = [draft / "groups", draft / "clients"]
+        try:
+            for folder in folders:
+                folder.mkdir()
+            digests: dict[str, str] = {}
+            written: list[str] = []
+            for key, (name, tensors) in _files(checkpoint).items():
+                past, known, seen = self._saved.get(key, ("", "", {}))
+                same = previous is not None and past and _same_tensors(key, tensors, seen)
+                source = previous / past if previous is not None and same else None
+                digests[name] = known
+                if not _link(draft / name, source):
+                    _save(draft / name, tensors)
+                    written.append(name)
+            digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
+            values = {
+                "format": FORMAT,
+                "experiment": self.identity,
+                "round": checkpoint.round,
+                "groups": list(_groups(checkpoint.tensors)),
+                "values": checkpoint.values,
+                "files": digests,
+                **beside,
+            }
+            write(draft / "server.json", sealed(values))
+            for folder in (*folders, draft):
+                sync(folder)
+            draft.chmod(0o755)
+            draft.replace(place)
+            sync(place.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self.after(checkpoint, digests)
+
+
+def load(place: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
+    """Read a checkpoint, and all that its ``server.json`` says.
+
+    Raises:
+        RunError: If a file is not as it was written, or the checkpoint is of another version,
+            experiment or round.
+    """
+    number = int(place.name.removeprefix("round-"))
+    server = place / "server.json"
+    with reading(server):
+        values = dict(json.loads(server.read_bytes()))
+        version = values["format"]
+    if version != FORMAT:
+        raise RunError(
+            "checkpoint of another version",
+            where=str(server),
+            found=version,
+            expected=FORMAT,
+            hint="go on with the version of archgraph that wrote it",
+        )
+    with reading(server):
+        values = unsealed(values, server)
+        _Server.model_validate(values)
+    if (values["experiment"], values["round"]) != (identity, number):
+        raise RunError(
+            "checkpoint of another experiment or round",
+            where=str(server),
+            found=f"round {values['round']} of {values['experiment'][:12]}",
+            expected=f"round {number} of {identity[:12]}",
+        )
+    with reading(place):
+        prove(place, values["files"])
+        tensors: dict[str, torch.Tensor] = {}
+        for at in range(len(values["groups"])):
+            tensors |= _load(place / _file("groups", at))
+        clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
+        kept = {int(name.stem): _load(place / name) for name in clients}
+    return Checkpoint(number, tensors, values["values"], kept), values
+
+
+@contextlib.contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """Turn what goes wrong with the files of a checkpoint into an error that names it."""
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
+        raise RunError(
+            "damaged checkpoint", where=str(place), found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _file(part: str, number: int) -> str:
+    """Place of a file in a checkpoint; a number is a safe name, whatever it stands for."""
+    return f"{part}/{number:06d}.safetensors"
+
+
+def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
+    """Place and tensors of each file, by the group or client whose they are."""
+    groups = _groups(checkpoint.tensors)
+    return {
+        **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
+        **{client: (_file("clients", client), kept) for client, kept in checkpoint.kept.items()},
+    }
+
+
+def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
+    """State by the part of their names before the first slash, under their whole names.
+
+    >>> {name: list(group) for name, group in _groups({"a/x": 0, "b": 1, "a/y/z": 2}).items()}
+    {'a': ['a/x', 'a/y/z'], 'b': ['b']}
+    """
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(name.partition("/")[0], {})[name] = tensor
+    return groups
+
+
+def _same_tensors(
+    key: str | int, tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
+) -> bool:
+    """Whether a file's tensors are the very ones that were seen, and unchanged since."""
+    return list(tensors) == list(seen) and all(
+        seen[name][0]() is tensor and seen[name][1] == _mark(key, tensor)
+        for name, tensor in tensors.items()
+    )
+
+
+def _mark(key: str | int, tensor: torch.Tensor) -> int:
+    """What shows whether a tensor was changed in place: of a group the CRC-32 of its values.
+
+    A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). What
+    clients keep leaves the engine in copies only: there torch's count is enough.
+    """
+    if isinstance(key, int):
+        return tensor._version
+    return zlib.crc32(_plain(tensor).flatten().view(torch.uint8).numpy().data)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is written: computed, in order, in the memory of the processor."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _save(path: Path, tensors: State) -> None:
+    """Write tensors as safetensors."""
+    owned: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = _plain(tensor)
+        # The format refuses tensors that share their memory: each is written on its own.
+        if flat.untyped_storage().data_ptr() in storages:
+            flat = flat.clone()
+        storages.add(flat.untyped_storage().data_ptr())
+        owned[name] = flat
+    save_file(owned, path, metadata={ORDER: json.dumps(list(owned))})
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, in the order in which they were written: a sum depends on it."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
+        order = json.loads((file.metadata() or {}).get(ORDER, "null"))
+    if order is None:  # of an earlier version
+        return tensors
+    if sorted(order) != sorted(tensors):
+        raise ValueError(f"{path.name}: the order of its tensors names others")
+    return {name: tensors[name] for name in order}
+
+
+def _link(target: Path, source: Path | None) -> bool:
+    """Link a file that holds the tensors already, if there is one and the file system can."""
+    if source is None or not source.is_file():
+        return False
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _settle(path: Path) -> str:
+    """SHA-256 of a file that was just written, once it is on the disk."""
+    found = sha256(path)  # read from memory: the system still has what was written
+    sync(path)
+    return found
+
+
+def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
+    """Do something with every file, several at a time: a disk does a thousand as fast as a few."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(action, paths))

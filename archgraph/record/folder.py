@@ -1,0 +1,537 @@
+"""The run folder: what was asked, what was measured, and where to go on after a crash.
+
+::
+
+    run.yaml                  the experiment as resolved, every default written out
+    facts.json                what decides its numbers, by content
+    clients.json              who takes part, with how many examples of which classes
+    models/weak.yaml          each architecture
+    metrics.jsonl             one line per round, on disk before the next round begins
+    changes.jsonl             what each round changed; see :mod:`archgraph.record.changes`
+    checkpoints/round-000007/ server.json, groups/000000.safetensors, clients/000012.safetensors
+
+A checkpoint is complete or absent; see :mod:`archgraph.record.checkpoint`. The line of a round is
+written before its checkpoint, so a run that died between the two repeats that round, to the same
+bits. A run that died before its folder was complete is begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from safetensors import SafetensorError
+
+from archgraph.errors import RunError
+from archgraph.files import write
+from archgraph.plain import Json, differences, digest
+from archgraph.record import changes
+from archgraph.record.checkpoint import Checkpoint, Writer, each, load, reading
+from archgraph.record.lines import parsed
+from archgraph.record.proof import environment, expect, notes
+
+DRAFT = ".draft-"
+# Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
+BEGINNING = f"{DRAFT}run"
+# Locks of this process; one that a worker held, too, would outlive this process with it.
+_LOCKS: set[int] = set()
+BestRound = Callable[[Sequence[Mapping[str, Json]]], int | None]
+
+
+def _let_go() -> None:
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass
+class RunRecord:
+    """An open run folder; a context manager that holds the folder's lock.
+
+    Create one with :meth:`create` or :meth:`resume`.
+
+    Attributes:
+        folder: The run folder.
+        identity: Digest of the experiment's facts but for its rounds, of which there may be more.
+        keep: So many checkpoints stay, the latest ones.
+        environments: Where the run was computed, one after the other.
+        pinned: A round whose checkpoint stays, too.
+    """
+
+    folder: Path
+    identity: str
+    keep: int
+    environments: list[dict[str, Json]] = field(default_factory=list)
+    pinned: int | None = None
+    _lock: int | None = None
+    _metrics: IO[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self._writer = Writer(self.identity)
+        # Of the lines so far.
+        self._bytes, self._digest = 0, hashlib.sha256()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why the bits of the run may differ from those of an uninterrupted one."""
+        return tuple(notes(self.environments))
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        text: str,
+        facts: Mapping[str, Json],
+        *,
+        files: Mapping[str, str] | None = None,
+        keep: int = 2,
+        device: str = "cpu",
+    ) -> RunRecord:
+        """Begin a run in an empty or new folder, or in place of the run that is there.
+
+        A checkpoint of other facts is refused later; so many checkpoints stay, the latest ones.
+
+        Raises:
+            RunError: If another process is writing the run, or the folder cannot be written.
+        """
+        here = {"since": 1, "rounds": _rounds(facts), **environment(device)}
+        record = cls(folder, _identity(facts), keep, [here])
+        record._acquire()
+        try:
+            with _writing(folder):
+                write(folder / BEGINNING, "")
+                for past in _written(folder):  # a run that is overwritten, or died while it began
+                    if past.name != BEGINNING:
+                        _remove(past)
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                for name, content in (files or {}).items():
+                    write(folder / name, content)
+                write(folder / "facts.json", json.dumps(facts, indent=1))
+                # The last: a folder with it is a run.
+                write(folder / "run.yaml", text)
+                record._metrics = (folder / "metrics.jsonl").open("ab")
+                _remove(folder / BEGINNING)
+        except BaseException:
+            record.close()
+            raise
+        return record
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path,
+        text: str,
+        facts: Mapping[str, Json],
+        *,
+        after: int | None = None,
+        keep: int = 2,
+        device: str = "cpu",
+    ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
+        """Open a run folder to go on: the record, its last checkpoint and the lines until then.
+
+        The lines of rounds after the checkpoint are dropped, complete or cut off.
+
+        Args:
+            folder: The run folder.
+            text: The experiment as resolved.
+            facts: Those of the experiment that began the run; it may have more rounds by now.
+            after: Go on after this round; its checkpoint is used and later ones are removed.
+            keep: So many checkpoints stay, the latest ones.
+            device: Where the run goes on.
+
+        Raises:
+            RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
+                file is not as it was when the checkpoint was written.
+        """
+        record = cls(folder, _identity(facts), keep)
+        record._acquire()
+        try:
+            prolonged = record._prolonged(facts)
+            for leftover in _leftovers(folder):
+                _remove(leftover)
+            rounds = record._rounds()
+            chosen = max(rounds, default=None) if after is None else after
+            checkpoint, lines = None, b""
+            if chosen is not None:
+                checkpoint, stored, lines = record._proved(chosen)
+                record._writer.after(checkpoint, stored["files"])
+                record.environments = stored["environments"]
+            since = (chosen or 0) + 1
+            here = {"since": since, "rounds": _rounds(facts), **environment(device)}
+            if not record.environments or list(notes([record.environments[-1], here])):
+                record.environments = [*record.environments, here]
+            with _writing(folder):
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                if prolonged:
+                    write(folder / "run.yaml", text)
+                    write(folder / "facts.json", json.dumps(facts, indent=1))
+                # The latest first: whenever this is cut short, the last one left is whole.
+                for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
+                    _remove(record._path(later))
+                write(folder / "metrics.jsonl", lines)
+                changes.keep_until(folder, chosen or 0)
+                record._metrics = (folder / "metrics.jsonl").open("ab")
+                record._count(lines)
+        except BaseException:
+            record.close()
+            raise
+        return record, checkpoint, parsed(lines, folder / "metrics.jsonl")
+
+    @classmethod
+    def last(
+        cls, folder: Path, facts: Mapping[str, Json], best: BestRound | None = None
+    ) -> Checkpoint:
+        """The last checkpoint of a run, which may still be going on.
+
+        Args:
+            folder: The run folder.
+            facts: Those of the experiment that began the run.
+            best: The round to take instead, from the lines until the last one; None: the last one.
+
+        Raises:
+            RunError: If there is none, or it is damaged or of another experiment.
+        """
+        record = cls(folder, _identity(facts), keep=1)
+        rounds = record._rounds()
+        if not rounds:
+            raise RunError(
+                "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
+            )
+        checkpoint, _, lines = record._proved(rounds[-1])
+        number = best(parsed(lines, folder / "metrics.jsonl")) if best is not None else None
+        return checkpoint if number in (None, rounds[-1]) else record.at(number or 0)
+
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of a round.
+
+        Raises:
+            RunError: If there is none, or it is damaged.
+        """
+        return self._proved(number)[0]
+
+    def line(self, values: Mapping[str, Json], change: Mapping[str, Json] | None = None) -> None:
+        """Append the line of one round to ``metrics.jsonl`` and flush it.
+
+        Args:
+            values: The line.
+            change: What the round changed, for ``changes.jsonl``; None: it is not known.
+        """
+        assert self._metrics is not None
+        line = json.dumps(values).encode() + b"\n"
+        with _writing(self.folder):
+            if change is not None:
+                changes.append(self.folder, change)
+            self._metrics.write(line)
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+        self._count(line)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint: complete or not at all; then forget all but the last few.
+
+        Files whose tensors are the same objects as at the last call are links to those of the
+        previous checkpoint.
+        """
+        beside = {
+            "metrics": {"bytes": self._bytes, "sha256": self._digest.hexdigest()},
+            "environments": self.environments,
+        }
+        with _writing(self.folder):
+            last = max(self._rounds(), default=None)
+            place, previous = (
+                self._path(checkpoint.round),
+                None if last is None else self._path(last),
+            )
+            self._writer.save(checkpoint, place, previous, beside)
+            for past in sorted(self._rounds())[: -self.keep]:
+                if past != self.pinned:
+                    _remove(self._path(past))
+        return place
+
+    def close(self) -> None:
+        """Close the files and release the lock."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._lock is not None:
+            _LOCKS.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunRecord:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _acquire(self) -> None:
+        """Lock the folder itself, so that no lock file is left behind and none outlives a crash."""
+        with _writing(self.folder):
+            lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise RunError("another process is writing this run", where=str(self.folder)) from error
+        self._lock = lock
+        _LOCKS.add(lock)
+
+    def _count(self, lines: bytes) -> None:
+        """Note lines that `metrics.jsonl` holds, for the next checkpoint."""
+        self._bytes += len(lines)
+        self._digest.update(lines)
+
+    def _proved(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
+        """A checkpoint, what its `server.json` says and the lines until then, all as written.
+
+        Raises:
+            RunError: If something is not; names the file, and the last checkpoint before that is
+                whole.
+        """
+        rounds = self._rounds()
+        if number not in rounds:
+            raise RunError(
+                "no checkpoint of this round",
+                where=str(self.folder),
+                found=", ".join(map(str, rounds)) or "none",
+                expected=number,
+            )
+        try:
+            return self._read(number)
+        except RunError as error:
+            if error.hint:
+                raise
+            raise error.within("", hint=self._earlier(rounds, number)) from error
+
+    def _read(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
+        checkpoint, stored = load(self._path(number), self.identity)
+        metrics = self.folder / "metrics.jsonl"
+        with reading(metrics):
+            content = metrics.read_bytes() if metrics.is_file() else b""
+        lines = content[: stored["metrics"]["bytes"]]
+        expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
+        return checkpoint, stored, lines
+
+    def _earlier(self, rounds: list[int], number: int) -> str:
+        """What to do where the checkpoint of a round is refused."""
+        for earlier in reversed([n for n in rounds if n < number]):
+            with contextlib.suppress(RunError):
+                self._read(earlier)
+                return f"go on from the checkpoint before it (--resume-from {earlier})"
+        return "no checkpoint before it is whole: restore the file, or begin anew (--overwrite)"
+
+    def _path(self, number: int) -> Path:
+        return self.folder / "checkpoints" / f"round-{number:06d}"
+
+    def _rounds(self) -> list[int]:
+        """Rounds that have a checkpoint, in order."""
+        names = [p.name for p in (self.folder / "checkpoints").glob("round-*") if p.is_dir()]
+        numbers = [name.removeprefix("round-") for name in names]
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def _prolonged(self, facts: Mapping[str, Json]) -> bool:
+        """Whether the folder's experiment is this one, but for fewer rounds."""
+        try:
+            recorded = json.loads((self.folder / "facts.json").read_bytes())
+            same, before = _identity(recorded) == self.identity, recorded.get("rounds")
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+            raise RunError(
+                "cannot tell what this run is",
+                where=str(self.folder / "facts.json"),
+                found=error,
+                hint="restore the file, or choose another folder (--out)",
+            ) from error
+        if not same or not isinstance(before, int):
+            changed = list(differences(recorded, facts))
+            raise RunError(
+                "the folder holds another experiment",
+                where=str(self.folder / "facts.json"),
+                found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
+                hint="resume with the experiment that began it, or choose a new folder",
+            )
+        if before > _rounds(facts):
+            raise RunError(
+                "the run was begun for more rounds",
+                where="rounds",
+                found=_rounds(facts),
+                expected=f"{before} or more",
+                hint="resume with as many, or choose a new folder",
+            )
+        return before < _rounds(facts)
+
+
+def _identity(facts: Mapping[str, Json]) -> str:
+    """What stays the same if a run is prolonged."""
+    return digest({name: value for name, value in facts.items() if name != "rounds"})
+
+
+def _rounds(facts: Mapping[str, Json]) -> int:
+    return int(facts["rounds"])
+
+
+def read_metrics(folder: Path) -> list[dict[str, Json]]:
+    """Complete lines of ``metrics.jsonl``; a last line that was cut off is dropped.
+
+    Raises:
+        RunError: If any other line is not that of a round.
+    """
+    path = folder / "metrics.jsonl"
+    return parsed(path.read_bytes(), path) if path.is_file() else []
+
+
+def last_saved(folder: Path) -> int | None:
+    """The round after which a run would go on; None: it would begin."""
+    return max(saved(folder), default=None)
+
+
+def saved(folder: Path) -> list[int]:
+    """Rounds of a run that have a checkpoint, in order."""
+    return RunRecord(folder, "", keep=1)._rounds()
+
+
+def checkpoint_of(folder: Path, round: int) -> Checkpoint:
+    """The checkpoint of a round of a run, whatever its experiment is.
+
+    Raises:
+        RunError: If there is none, or it or `facts.json` is damaged.
+    """
+    facts = folder / "facts.json"
+    with reading(facts):
+        identity = _identity(json.loads(facts.read_bytes()))
+    return RunRecord(folder, identity, keep=1).at(round)
+
+
+def resumable(folder: Path) -> bool:
+    """Whether the run in a folder can be gone on with; False: it died before it had begun.
+
+    Raises:
+        RunError: If there is no run.
+    """
+    if folder.is_dir() and _unbegun(folder):
+        return False
+    if not (folder / "run.yaml").is_file():
+        raise RunError(
+            "no run to resume",
+            where=str(folder),
+            found="no run.yaml",
+            hint="start it without resume",
+        )
+    return True
+
+
+def _unbegun(folder: Path) -> bool:
+    """Whether a folder is empty but for drafts, or a run died in it before it had begun."""
+    names = {path.name for path in folder.iterdir()}
+    return BEGINNING in names or all(name.startswith(DRAFT) for name in names)
+
+
+@contextlib.contextmanager
+def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
+    """Make sure that a run can be written to a folder, before any work; remove it if that fails.
+
+    Raises:
+        RunError: If the folder is not empty, is not a folder, or cannot be written.
+    """
+    made: list[Path] = []
+    with _writing(folder):
+        if folder.is_dir():
+            past = all((folder / name).is_file() for name in ("run.yaml", "facts.json"))
+            if not _unbegun(folder) and not (past and overwrite):
+                raise RunError(
+                    "the run folder is not empty",
+                    where=str(folder),
+                    found="a run" if past else "files, but not a run",
+                    hint="go on with it (--resume), replace it (--overwrite), or choose another "
+                    "folder (--out)"
+                    if past
+                    else "choose another folder (--out)",
+                )
+        else:
+            missing = [p for p in (folder, *folder.parents) if not p.exists()]
+            for path in reversed(missing):
+                path.mkdir()
+                made.append(path)
+        tempfile.TemporaryFile(dir=folder).close()
+    try:
+        yield
+    except BaseException:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):  # not empty: the run has begun
+                path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn what the file system says into an error that names the run folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            "cannot write the run folder",
+            where=str(folder),
+            found=getattr(error, "strerror", None) or str(error),
+            hint="choose a folder that can be written, on a disk with space",
+        ) from error
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether a process writes the run now."""
+    with reading(folder):
+        lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    """What a run has written to its folder."""
+    yield from _leftovers(folder)
+    yield from (folder / "checkpoints").glob("round-*")
+    yield from (folder / "models").glob("*.yaml")
+    names = (
+        "run.yaml",
+        "facts.json",
+        "clients.json",
+        "metrics.jsonl",
+        changes.FILE,
+        "metrics.csv",
+        "tensorboard",
+    )
+    yield from (folder / name for name in names if (folder / name).exists())
+
+
+def _leftovers(folder: Path) -> Iterator[Path]:
+    """Drafts that a crash left behind."""
+    for place in (folder, folder / "models", folder / "checkpoints"):
+        yield from place.glob(f"{DRAFT}*")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder in one step as seen from outside."""
+    if path.is_dir():
+        if not path.name.startswith(DRAFT):
+            path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
+        try:
+            each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
+            shutil.rmtree(path)
+        except KeyboardInterrupt:  # nor does a stop leave half of it
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+    else:
+        path.unlink()

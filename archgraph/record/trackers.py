@@ -1,0 +1,344 @@
+"""Where the figures of every round go beside `metrics.jsonl`: files, the console, services."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from archgraph.errors import ArchGraphError, RunError
+from archgraph.files import write
+from archgraph.hints import unknown
+from archgraph.plain import Json
+from archgraph.record.points import Point, points
+from archgraph.record.progress import judge_of, measured
+from archgraph.tables import plural
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a tracker receives before the first round that is computed.
+
+    Attributes:
+        name: Of the experiment.
+        rounds: How many there will be.
+        settings: What decides the run's numbers, as plain values.
+        folder: The run folder; None: there is none.
+        lines: The lines of rounds that were computed before: the run goes on after them.
+    """
+
+    name: str
+    rounds: int
+    settings: Mapping[str, Json]
+    folder: Path | None
+    lines: Sequence[Mapping[str, Json]] = ()
+
+
+class Tracker(Protocol):
+    """Receives every line of `metrics.jsonl`; if it raises, that is noted and the run goes on."""
+
+    def begin(self, run: Beginning) -> None:
+        """A run begins, or goes on."""
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """A round is done; its line as in `metrics.jsonl`."""
+
+    def end(self) -> None:
+        """The run is over, or was interrupted."""
+
+
+@dataclass
+class CsvTracker:
+    """A CSV file with a row for each figure: round, part, group, metric, value.
+
+    Attributes:
+        path: The file; None: ``metrics.csv`` in the run folder.
+    """
+
+    path: str | None = None
+    _file: Path = field(default=Path(), init=False)
+
+    def begin(self, run: Beginning) -> None:
+        """Write the header, and the rounds that were computed before."""
+        if self.path is None and run.folder is None:
+            raise RunError(
+                "has no file to write to",
+                where="trackers: csv",
+                found="a run without a folder",
+                expected="a run folder (out), or {csv: {path: metrics.csv}}",
+            )
+        self._file = Path(self.path) if self.path is not None else Path(f"{run.folder}/metrics.csv")
+        write(self._file, _csv([Point._fields, *(p for line in run.lines for p in points(line))]))
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Append the figures of a round."""
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(_csv(points(line)))
+
+    def end(self) -> None:
+        """Nothing: the file is complete after every round."""
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(
+        ["" if value != value else value for value in row] for row in rows
+    )
+    return stream.getvalue()
+
+
+@dataclass
+class ConsoleTracker:
+    """A line per round on standard error."""
+
+    stream: TextIO | None = None
+    _rounds: int = field(default=0, init=False)
+
+    def begin(self, run: Beginning) -> None:
+        """Remember how many rounds there are, and say where a run goes on."""
+        self._rounds = run.rounds
+        if run.lines:
+            done = run.lines[-1]["round"]
+            self._say(
+                "all rounds are done" if done >= run.rounds else f"goes on after round {done}"
+            )
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Say it."""
+        parts = [plural(len(line.get("clients", ())), "client")]
+        for key, word in (("rejected", "refused"), ("failed", "failed")):
+            if line.get(key):
+                parts.append(f"{len(line[key])} {word}")
+        for key, where in (("evaluation", ""), ("validation", "validation ")):
+            block = line.get(key) or {}
+            judge = judge_of(block)
+            if "global" in block:
+                parts.append(f"{where}{judge} {measured(judge, block['global'].get(judge))}")
+        seconds = line.get("seconds", {}).get("total", 0.0)
+        parts += [f"{seconds:.1f} s", *filter(None, [line.get("stopped")])]
+        self._say(f"round {line['round']} of {self._rounds}: {', '.join(parts)}")
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def _say(self, text: str) -> None:
+        stream = self.stream or sys.stderr
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
+@dataclass
+class TensorBoardTracker:
+    """Event files of TensorBoard.
+
+    Attributes:
+        path: Their folder; None: ``tensorboard`` in the run folder.
+    """
+
+    path: str | None = None
+    _writer: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Find the package."""
+        _package("tensorboard", "pip install 'archgraph[tensorboard]'")
+
+    def begin(self, run: Beginning) -> None:
+        """Open the files; what they have of later rounds is dropped."""
+        if self.path is None and run.folder is None:
+            raise RunError(
+                "has no folder to write to",
+                where="trackers: tensorboard",
+                found="a run without a folder",
+                expected="a run folder (out), or {tensorboard: {path: events}}",
+            )
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.path or str(Path(f"{run.folder}/tensorboard"))
+        self._writer = SummaryWriter(folder, purge_step=len(run.lines) + 1)
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Write the figures of a round as scalars."""
+        for tag, value in _scalars(line).items():
+            self._writer.add_scalar(tag, value, line["round"])
+        self._writer.flush()
+
+    def end(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+@dataclass
+class WandbTracker:
+    """A run of Weights & Biases.
+
+    Attributes:
+        project: Its project.
+        options: Further arguments of ``wandb.init``.
+    """
+
+    project: str = "archgraph"
+    options: Mapping[str, Json] = field(default_factory=dict)
+    _run: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Find the package."""
+        self._wandb = _package("wandb", "pip install wandb")
+
+    def begin(self, run: Beginning) -> None:
+        """Begin a run there, with the settings, and with the rounds that are done already."""
+        folder = None if run.folder is None else str(run.folder)
+        facts = {"name": run.name, "config": dict(run.settings), "dir": folder}
+        self._run = self._wandb.init(project=self.project, **{**facts, **self.options})
+        for line in run.lines:
+            self.round(line)
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Log the figures of a round."""
+        self._run.log(_scalars(line), step=line["round"])
+
+    def end(self) -> None:
+        """Finish the run there."""
+        if self._run is not None:
+            self._run.finish()
+
+
+@dataclass
+class MlflowTracker:
+    """A run of MLflow.
+
+    Attributes:
+        experiment: Its experiment.
+        uri: The tracking server; None: MLflow's own choice.
+    """
+
+    experiment: str = "archgraph"
+    uri: str | None = None
+    _begun: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Find the package."""
+        self._mlflow = _package("mlflow", "pip install mlflow")
+
+    def begin(self, run: Beginning) -> None:
+        """Begin a run there: settings that are single values as parameters, the rounds so far."""
+        if self.uri is not None:
+            self._mlflow.set_tracking_uri(self.uri)
+        self._mlflow.set_experiment(self.experiment)
+        self._mlflow.start_run(run_name=run.name)
+        self._begun = True
+        single = {k: v for k, v in run.settings.items() if isinstance(v, str | int | float)}
+        self._mlflow.log_params(single)
+        for line in run.lines:
+            self.round(line)
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Log the figures of a round."""
+        self._mlflow.log_metrics(_scalars(line), step=line["round"])
+
+    def end(self) -> None:
+        """End the run there."""
+        if self._begun:
+            self._mlflow.end_run()
+
+
+TRACKERS: Mapping[str, Callable[..., Tracker]] = {
+    "console": ConsoleTracker,
+    "csv": CsvTracker,
+    "mlflow": MlflowTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+}
+"""The trackers by name."""
+
+
+def tracker(choice: object, where: str = "trackers") -> Tracker:
+    """A tracker by name, by name with options, or one of the caller's own.
+
+    Raises:
+        RunError: If there is none of that name, it does not take the options, or its package is
+            not installed.
+
+    Example:
+        >>> tracker({"csv": {"path": "figures.csv"}}).path
+        'figures.csv'
+    """
+    if isinstance(choice, Mapping):
+        name, options = next(iter(choice.items()))
+    elif isinstance(choice, str):
+        name, options = choice, None
+    elif all(callable(getattr(choice, method, None)) for method in ("begin", "round", "end")):
+        return choice  # type: ignore[return-value]  # it has the methods
+    else:
+        raise RunError(
+            "is not a tracker",
+            where=where,
+            found=type(choice).__name__,
+            expected="a name, or an object with begin, round and end",
+        )
+    if name not in TRACKERS:
+        raise RunError("unknown tracker", where=where, **unknown(str(name), TRACKERS))
+    try:
+        return TRACKERS[name](**(options or {}))
+    except TypeError as error:
+        raise RunError("has other options", where=where, found=f"{name}: {error}") from error
+
+
+class Trackers:
+    """The trackers of a run; one that fails is noted and not called again.
+
+    Attributes:
+        notes: What failed, and in which round.
+    """
+
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = list(trackers)
+        self.notes: list[str] = []
+
+    def begin(self, run: Beginning) -> None:
+        """Begin the run in each of them.
+
+        Raises:
+            ArchGraphError: If one cannot do what it is asked for.
+        """
+        self._call("before the first round", lambda one: one.begin(run), strict=True)
+
+    def round(self, line: Mapping[str, Json]) -> None:
+        """Pass a round on to them."""
+        self._call(f"in round {line['round']}", lambda one: one.round(line))
+
+    def end(self) -> None:
+        """End the run in each of them."""
+        self._call("at the end", lambda one: one.end())
+        self._trackers = []
+
+    def _call(self, when: str, say: Callable[[Tracker], None], *, strict: bool = False) -> None:
+        for one in list(self._trackers):
+            try:
+                say(one)
+            except Exception as error:  # whatever a service dies of, the run goes on
+                if strict and isinstance(error, ArchGraphError):
+                    raise
+                self._trackers.remove(one)
+                name = type(one).__name__
+                self.notes.append(f"{name} failed {when}: {type(error).__name__}: {error}")
+
+
+def _scalars(line: Mapping[str, Json]) -> dict[str, float]:
+    """The finite figures of a round by one name each."""
+    return {p.tag: p.value for p in points(line) if math.isfinite(p.value)}
+
+
+def _package(name: str, hint: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RunError(
+            f"needs the package {name}", where=name, found=str(error), hint=hint
+        ) from error

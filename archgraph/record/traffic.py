@@ -1,0 +1,48 @@
+"""Bytes that travel: what a task brings to a client, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from archgraph.federation import Result, State, Task
+from archgraph.record.client import KeptByClient
+
+DOWN, UP = "bytes_down", "bytes_up"
+"""The keys of both in a client's row."""
+
+
+def size(*states: State) -> int:
+    """Bytes of all tensors, each at the width of its type.
+
+    >>> import torch
+    >>> size({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})
+    32
+    """
+    return sum(t.numel() * t.element_size() for state in states for t in state.values())
+
+
+def sent(task: Task, kept: KeptByClient) -> int:
+    """Bytes that a task brings: all of its tensors but those that the client has kept itself.
+
+    Plain values, and the architecture as text, are not counted.
+    """
+    own = kept.over(task.state, task.kept)
+    brought = {name: t for name, t in task.state.items() if own[name] is t}
+    return size(brought, task.extras, *(model.state for model in task.others.values()))
+
+
+def back(result: Result) -> int:
+    """Bytes of what came back: all tensors but those that stay with the client."""
+    return size(result.state, result.extras, *result.others.values())
+
+
+def traffic(line: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of a round, those of lost updates among them; empty where they were not recorded.
+
+    >>> traffic({"clients": [{"bytes_down": 3, "bytes_up": 2}], "failed": [{"bytes_down": 3}]})
+    {'bytes_down': 6, 'bytes_up': 2}
+    """
+    rows = [row for kind in ("clients", "rejected", "failed") for row in line.get(kind) or ()]
+    known = any(DOWN in row for row in rows)
+    return {way: sum(row.get(way, 0) for row in rows) for way in (DOWN, UP)} if known else {}

@@ -1,0 +1,187 @@
+"""The pictures of a run's page: one panel each, narrow enough for a telephone."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from archgraph.display import colours
+from archgraph.fields import GLOBAL
+from archgraph.record.traffic import traffic
+from archgraph.reports.plots import BESIDE, draw_line, fit, panels, scale, tiers_panel, time_panel
+from archgraph.reports.runs import (
+    Log,
+    RoundLine,
+    better,
+    evaluation,
+    judge,
+    models,
+    seconds,
+    series,
+)
+from archgraph.reports.sheets import in_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from archgraph.engine.clients import ClientFacts
+
+# Inches of a panel: as wide as a telephone shows unscaled.
+WIDTH, HEIGHT = 4.6, 3.3
+# Clients whose names fit beside their rows.
+NAMED = 40
+
+
+def charts(log: Log) -> Iterator[tuple[str, Figure]]:
+    """Over the rounds: figures on all data and on clients' own, over bytes; time by purpose."""
+    rounds = log.rounds
+    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    tiers_panel(panel, rounds)
+    legend(figure, panel)
+    yield f"{judge(rounds)} over the rounds", figure
+    yield from _own(rounds)
+    yield from _over_bytes(rounds)
+    if seconds(rounds):
+        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        time_panel(panel, {log.name: rounds})
+        yield "seconds per round", figure
+
+
+def _own(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
+    """Each tier on its clients' own test data, and the mean over all clients."""
+    what, others = judge(rounds), [name for name in models(rounds) if name != GLOBAL]
+    lines = [(name, series(rounds, "models", name, "local", what)) for name in others]
+    everyone = series(rounds, "local", what)
+    if not any(points[0] for _, points in lines):
+        return
+    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    for number, (name, points) in enumerate(lines):
+        draw_line(panel, points, name, number)
+    draw_line(panel, everyone, "all clients", 0, bold=True)
+    more = None if what == "accuracy" else better(rounds, what)
+    scale(panel, what, f"{what} on clients' own classes", more)
+    legend(figure, panel)
+    yield f"{what} on clients' own classes over the rounds", figure
+
+
+def _over_bytes(rounds: Sequence[RoundLine]) -> Iterator[tuple[str, Figure]]:
+    """What the run reached by the bytes that had travelled until then, both ways together."""
+    what, total = judge(rounds), 0
+    places: list[float] = []
+    values: list[float] = []
+    worst: list[float] = []
+    for line in rounds:
+        total += sum(traffic(line).values())
+        tested = evaluation(line)
+        value, least = ((tested.get(k) or {}).get(what) for k in ("global", "worst"))
+        if total and value is not None and least is not None:
+            places.append(total)
+            values.append(value)
+            worst.append(least)
+    if len(places) < 2:
+        return
+    figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+    name = GLOBAL if GLOBAL in models(rounds) else "mean of all models"
+    draw_line(panel, (places, values), name, 0, bold=True)
+    if worst != values:
+        draw_line(panel, (places, worst), "worst tier", 0)
+    panel.set_title(f"{what} by bytes sent", loc="left", fontsize=10, color=colours.INK)
+    panel.xaxis.set_major_formatter(lambda value, _: in_bytes(round(value)))
+    panel.set_xlabel("bytes down and up so far", fontsize=9, color=colours.INK)
+    fit(panel, what)
+    legend(figure, panel)
+    yield f"{what} by bytes sent", figure
+
+
+def legend(figure: Figure, panel: Axes) -> None:
+    """Names of the lines below the panel, where they hide nothing."""
+    lines, names = panel.get_legend_handles_labels()
+    if inside := panel.get_legend():
+        inside.remove()
+    if names:
+        figure.legend(
+            lines,
+            ["\n".join(textwrap.wrap(name, BESIDE)) for name in names],
+            loc="outside lower left",
+            ncols=_columns(names),
+            frameon=False,
+            fontsize=9,
+            labelcolor=colours.INK,
+        )
+
+
+def _columns(names: Sequence[str]) -> int:
+    """How many names of a legend stand side by side without leaving the figure."""
+    if max(map(len, names)) > BESIDE // 2:
+        return 1
+    return 3 if sum(map(len, names)) <= BESIDE or len(names) > 6 else 2
+
+
+def data_chart(clients: Sequence[ClientFacts]) -> Figure | None:
+    """Examples of each client, and their share of each class; None without clients.
+
+    Shares, because a client with few examples may be as one-sided as one with many.
+
+    Example:
+        >>> from archgraph.engine.clients import ClientFacts
+        >>> one = ClientFacts(client=0, tier="small", examples=3, classes=[1, 2])
+        >>> [axes.get_title(loc="left") for axes in data_chart([one]).axes]
+        ['training examples', 'share of each class']
+    """
+    if not clients:
+        return None
+    classes = max(len(client.classes) for client in clients)
+    each = 0.24 if len(clients) <= NAMED else 0.05
+    height = min(0.9 + each * len(clients), 11.0)
+    figure, axes = panels(
+        WIDTH, 2 if classes else 1, ratios=(1.0, 1.4) if classes else None, height=height
+    )
+    rows = range(len(clients))
+    fills = [colours.SERIES[1 if client.malicious else 0] for client in clients]
+    axes[0].barh(rows, [client.examples for client in clients], color=fills, height=0.75)
+    axes[0].set_title("training examples", loc="left", fontsize=10, color=colours.INK)
+    axes[0].set_ylim(len(clients) - 0.4, -0.6)
+    if len(clients) <= NAMED:
+        axes[0].set_yticks(rows, [_name(client) for client in clients])
+        axes[0].set_ylabel("")
+    else:
+        axes[0].set_ylabel("client", fontsize=9, color=colours.INK)
+    axes[0].tick_params(axis="y", length=0)
+    if classes:
+        _by_class(axes[1], clients, classes)
+    return figure
+
+
+def _by_class(panel: Axes, clients: Sequence[ClientFacts], classes: int) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.ticker import MaxNLocator
+
+    shares = [
+        [many / max(sum(c.classes), 1) for many in (*c.classes, *[0] * (classes - len(c.classes)))]
+        for c in clients
+    ]
+    # From transparent on: it stands on a light page as well as on a dark one.
+    hue = colours.SERIES[0]
+    shades = LinearSegmentedColormap.from_list("examples", [f"{hue}00", f"{hue}ff"])
+    # Squares, not an image: they stay sharp at any size.
+    panel.pcolormesh(
+        [i - 0.5 for i in range(classes + 1)],
+        [i - 0.5 for i in range(len(clients) + 1)],
+        shares,
+        cmap=shades,
+        vmin=0,
+        edgecolor=colours.BLOCK,
+        linewidth=0.3 if len(clients) <= NAMED else 0,
+    )
+    panel.set_ylim(len(clients) - 0.4, -0.6)
+    panel.set_yticks([])
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    panel.set_title("share of each class", loc="left", fontsize=10, color=colours.INK)
+
+
+def _name(client: ClientFacts) -> str:
+    text = f"{client.name or client.client} · {client.tier}"
+    text = text if len(text) <= 22 else f"{text[:21]}…"
+    return f"{text} (malicious)" if client.malicious else text

@@ -1,0 +1,443 @@
+"""Several runs side by side: seeds of one experiment as one row, and what the rows differ in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from archgraph.errors import RunError
+from archgraph.reports.measures import (
+    SPENT,
+    Measure,
+    Test,
+    by_tier,
+    figures_of,
+    tested,
+    tier_measure,
+)
+from archgraph.reports.runs import Log, RoundLine, read_run
+from archgraph.tables import Table, plural
+
+# What stands in no file of facts, or decides no figure.
+UNTOLD = frozenset({"archgraph", "seed"})
+# Signs of a value in the table of differences.
+BRIEF = 48
+# Settings in a label.
+TOLD = 2
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of runs that differ in the seed only.
+
+    Attributes:
+        values: One per run.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the runs."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the sample (n - 1); None: one run has none."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in the seed only.
+
+    Attributes:
+        label: Unlike that of any other group of the comparison.
+        settings: What decides the figures, as plain values, without the seed.
+        runs: In the order of their seeds.
+        seeds: Of the runs.
+        tests: The rounds after which tests count.
+        figures: By the key of the measure; what not every run measured is missing.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    runs: tuple[Log, ...]
+    seeds: tuple[int, ...]
+    tests: tuple[int, ...]
+    figures: Mapping[str, Figure]
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return _strategy(self.settings)
+
+    @property
+    def at(self) -> int:
+        """The last round after which all of them were tested."""
+        return self.tests[-1]
+
+    @property
+    def planned(self) -> int:
+        """Rounds that were asked for."""
+        return int(self.settings["rounds"])
+
+    def counted(self, log: Log) -> list[Test]:
+        """The tests of a run that count."""
+        return [line["evaluation"] for line in _tested(log) if line["round"] in self.tests]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, in the order in which they were named.
+
+    Attributes:
+        groups: The rows.
+        measures: The columns, as far as a row has them.
+        last: Of which part of the rounds tests are averaged; None: the last test counts alone.
+        mixed: Whether tiers were tested on each client's own mixture of classes; else on test
+            examples of its classes; None: tiers are not columns.
+    """
+
+    groups: tuple[RunGroup, ...]
+    measures: tuple[Measure, ...]
+    last: float | None = None
+    mixed: bool | None = None
+
+    @property
+    def differences(self) -> dict[str, tuple[str, ...]]:
+        """Settings that are not the same in all groups: a text for each group."""
+        return _differences([group.settings for group in self.groups])
+
+    def tables(self) -> tuple[Table, ...]:
+        """A row per group; below, what the groups differ in."""
+        measures = self._measures()
+        rows = tuple(
+            (
+                group.label,
+                group.strategy,
+                str(len(group.seeds)),
+                str(group.at) if group.at == group.planned else f"{group.at} of {group.planned}",
+                *([] if self.last is None else [str(len(group.tests))]),
+                *(_spread(group.figures.get(m.key), m.show) for m in measures),
+            )
+            for group in self.groups
+        )
+        heads = ("experiment", "strategy", "seeds", "rounds", *self._tests())
+        titles = (*heads, *(m.title for m in measures))
+        first = Table(
+            title="Runs",
+            columns=titles,
+            rows=rows,
+            right=frozenset(range(2, len(titles))),
+            note=self._note(),
+        )
+        labels = tuple(group.label for group in self.groups)
+        differences = tuple((key, *texts) for key, texts in self.differences.items())
+        second = Table("What they differ in", ("setting", *labels), differences)
+        return (first, second) if differences else (first,)
+
+    def plain(self) -> dict[str, Any]:
+        """The comparison as values that JSON can write."""
+        return {
+            "groups": [
+                {
+                    "label": group.label,
+                    "strategy": group.strategy,
+                    "runs": [str(log.folder) for log in group.runs],
+                    "seeds": list(group.seeds),
+                    "round": group.at,
+                    "tests": list(group.tests),
+                    "rounds": group.planned,
+                    "figures": {
+                        key: {"mean": f.mean, "std": f.std, "values": list(f.values)}
+                        for key, f in group.figures.items()
+                    },
+                }
+                for group in self.groups
+            ],
+            "differences": {key: list(texts) for key, texts in self.differences.items()},
+        }
+
+    def csv(self) -> str:
+        """A line per group: mean and standard deviation of every figure."""
+        keys = [m.key for m in self._measures()]
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        heads = [name for key in keys for name in (key, f"{key}_std")]
+        writer.writerow(["experiment", "strategy", "seeds", "round", *self._tests(), *heads])
+        for group in self.groups:
+            cells: list[float | None] = []
+            for key in keys:
+                figure = group.figures.get(key)
+                cells += [figure.mean, figure.std] if figure else [None, None]
+            tests = [] if self.last is None else [len(group.tests)]
+            writer.writerow(
+                [group.label, group.strategy, len(group.seeds), group.at, *tests, *cells]
+            )
+        return stream.getvalue()
+
+    def markdown(self) -> str:
+        """The tables as Markdown."""
+        return "\n\n".join(table.markdown() for table in self.tables()) + "\n"
+
+    def _measures(self) -> tuple[Measure, ...]:
+        """What at least one group measured."""
+        return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
+
+    def _tests(self) -> list[str]:
+        """The column with the number of averaged tests, if any are averaged."""
+        return [] if self.last is None else ["tests"]
+
+    def _note(self) -> str:
+        note = "mean ± standard deviation over the seeds"
+        if self.last is None:
+            note += ", last test"
+        else:
+            share = f"{100 * self.last:g} % of the rounds"
+            part = share if self.last < 1 else plural(int(self.last), "round")
+            note += f", each averaged over the tests of the last {part}"
+        if self.mixed is not None:
+            share = "its own mixture of classes" if self.mixed else "its own classes"
+            note += f"; tiers: mean over their clients, each on test data of {share}"
+        return note
+
+
+def comparison(
+    places: Iterable[str | os.PathLike[str]],
+    *,
+    unfinished: bool = False,
+    tiers: bool = False,
+    last: float | None = None,
+) -> Comparison:
+    """Read runs and put those that differ only in the seed together.
+
+    Args:
+        places: Run folders, or folders that hold some.
+        unfinished: Take runs that are not done, too, as far as they are.
+        tiers: Measure every tier that has clients, too: the mean over them of the accuracy on test
+            data of each client's own mixture of classes (``matched``). Where a run does not have
+            it, of all runs that on test examples of each client's own classes.
+        last: Average over the tests of the last rounds instead of taking the last one: a fraction
+            (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
+
+    Raises:
+        RunError: If there are no runs, or a run is unfinished, untested or named twice.
+    """
+    if last is not None and not last > 0:
+        raise RunError(
+            "no part of the rounds",
+            where="last",
+            found=last,
+            expected="a fraction of all rounds (below 1), or a number of rounds",
+        )
+    by_settings: dict[str, list[tuple[int, Log, dict[str, Any]]]] = {}
+    for folder in run_folders(places):
+        log = read_run(folder)
+        settings = _settings(log)
+        done, planned = (log.rounds[-1]["round"] if log.rounds else 0), settings["rounds"]
+        stopped = bool(log.rounds and log.rounds[-1].get("stopped"))
+        if done < planned and not stopped and not unfinished:
+            raise RunError(
+                "the run is not finished",
+                where=str(folder),
+                found=f"{done} of {plural(planned, 'round')}",
+                hint="go on with it, or take it as it is (--unfinished)",
+            )
+        seed = settings.pop("seed")
+        key = json.dumps(settings, sort_keys=True)
+        by_settings.setdefault(key, []).append((seed, log, settings))
+    labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
+    groups = [_group(*row, last) for row in zip(labels, by_settings.values(), strict=True)]
+    tests = [test for of in groups for log in of.runs for test in of.counted(log)]
+    of_tiers = [by_tier(test) for test in tests]
+    mixed = all("matched" in row for test in of_tiers for row in test.values())
+    names = dict.fromkeys(name for test in of_tiers for name in test)
+    figures = figures_of(tests)
+    columns = [tier_measure(name, "matched" if mixed else next(iter(figures))) for name in names]
+    measures = (*tested(figures), *(columns if tiers else ()), *SPENT)
+    measured = tuple(replace(group, figures=_figures(group, measures)) for group in groups)
+    return Comparison(measured, measures, last, mixed if tiers and columns else None)
+
+
+def run_folders(places: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Run folders, each once, in the order in which they were named."""
+    folders: dict[Path, Path] = {}
+    for place in map(Path, places):
+        # A folder that holds none is left for reading to refuse.
+        inside = [] if (place / "run.yaml").is_file() else sorted(place.rglob("run.yaml"))
+        for folder in [path.parent for path in inside] or [place]:
+            folders.setdefault(folder.resolve(), folder)
+    if not folders:
+        raise RunError("no runs to compare", expected="at least one run folder")
+    return tuple(folders.values())
+
+
+def _settings(log: Log) -> dict[str, Any]:
+    """All that decides the figures of a run: its facts, and how it was tested."""
+    path = log.folder / "facts.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        # Facts tell how a run came about, not how it was tested.
+        return {**facts, "evaluate": _evaluate(log.config), "seed": int(facts["seed"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError("cannot tell what this run is", where=str(path), found=error) from error
+
+
+def _evaluate(config: str) -> Any:
+    from ruamel.yaml import YAML
+
+    # Of the whole file only these lines: a family may be long.
+    part = re.search(r"^evaluate:.*\n(?:[ \t].*\n)*", config, re.MULTILINE)
+    return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
+
+
+def _group(
+    label: str, runs: Sequence[tuple[int, Log, dict[str, Any]]], last: float | None
+) -> RunGroup:
+    """Runs of equal settings and which of their tests count, without figures."""
+    runs = sorted(runs, key=lambda run: run[0])
+    for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
+        if seed == other:
+            raise RunError(
+                "the same run twice",
+                where=str(twin.folder),
+                found=f"seed {seed} of the same experiment, as in {log.folder}",
+                expected="another seed",
+            )
+    tested = [{line["round"] for line in _tested(log)} for _, log, _ in runs]
+    common = sorted(set.intersection(*tested))
+    if not common:
+        folders = ", ".join(str(log.folder) for _, log, _ in runs)
+        raise RunError("no round after which all of them were tested", where=folders)
+    settings = runs[0][2]
+    many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
+    # 0.29 of 100 rounds are 29, not 28.999….
+    tests = tuple(n for n in common if n > round(common[-1] - many, 9))
+    return RunGroup(
+        label,
+        settings,
+        runs=tuple(log for _, log, _ in runs),
+        seeds=tuple(seed for seed, _, _ in runs),
+        tests=tests or tuple(common[-1:]),
+        figures={},
+    )
+
+
+def _figures(group: RunGroup, measures: Iterable[Measure]) -> dict[str, Figure]:
+    """What every run of a group measured; where only some did, the value that stands for none."""
+    figures = {}
+    for measure in measures:
+        values = []
+        for log in group.runs:
+            rounds = [line for line in log.rounds if line["round"] <= group.at]
+            values.append(measure.read(rounds, group.counted(log)))
+        if any(value is not None for value in values):
+            values = [measure.absent if value is None else value for value in values]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            figures[measure.key] = Figure(tuple(known))
+    return figures
+
+
+def _tested(log: Log) -> Iterator[RoundLine]:
+    return (line for line in log.rounds if (line.get("evaluation") or {}).get("models"))
+
+
+def _labels(named: Sequence[tuple[Log, Mapping[str, Any]]]) -> list[str]:
+    """The experiments' names; where several bear one, with what sets them apart."""
+    labels = [log.name for log, _ in named]
+    for name in _repeated(labels):
+        alike = [i for i, label in enumerate(labels) if label == name]
+        apart = list(_differences([named[i][1] for i in alike]).items())[:TOLD]
+        for place, i in enumerate(alike):
+            details = (
+                of[place] if key == "strategy" else f"{key.split('.')[-1]}={of[place]}"
+                for key, of in apart
+                if of[place] != NOTHING
+            )
+            labels[i] = f"{name} ({', '.join(details)})"
+    again = _repeated(labels)
+    return [
+        f"{label}: {log.folder}" if label in again else label
+        for label, (log, _) in zip(labels, named, strict=True)
+    ]
+
+
+def _repeated(labels: Sequence[str]) -> set[str]:
+    return {label for label in labels if labels.count(label) > 1}
+
+
+def _differences(many: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Where plain values differ: a text for each, by the path of its keys.
+
+    Options of a strategy are compared where it is used: those of another mean something else.
+    """
+    flat = [dict(_flat(value)) for value in many]
+    names = [_strategy(value) for value in many]
+    found = {}
+    for key in dict.fromkeys(key for values in flat for key in values):
+        rows = tuple(values.get(key, NOTHING) for values in flat)
+        owner = key.split(".")[0]
+        pairs = zip(rows, names, strict=True)
+        compared = {text for text, name in pairs if name == owner or owner not in names}
+        if len(compared) > 1:
+            found[key] = rows
+    return found
+
+
+def _strategy(settings: Mapping[str, Any]) -> str:
+    return str(next(iter(settings["strategy"])))
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings as texts by path; a setting identified by its content is one short text."""
+    yield "strategy", _strategy(settings)
+    for key, value in settings.items():
+        if key in UNTOLD:
+            continue
+        if key == "family":
+            kinds = ", ".join(f"{row['count']} {name}" for name, row in value.items())
+            yield key, f"{kinds} [{_digest(value)}]"
+        elif key in ("graph", "state", "examples"):
+            yield key, NOTHING if value is None else _digest(value)
+        elif key == "strategy":
+            for name, options in value.items():
+                yield from _leaves(options, name)
+        else:
+            yield from _leaves(value, key)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield path, text if len(text) <= BRIEF else text[: BRIEF - 1] + "…"
+
+
+def _digest(value: Any) -> str:
+    """Eight signs that tell contents apart."""
+    import hashlib
+
+    if isinstance(value, str):
+        return value[:8]
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
+    if figure is None:
+        return NOTHING
+    std = figure.std
+    return show(figure.mean) if std is None else f"{show(figure.mean)} ± {show(std)}"

@@ -1,0 +1,164 @@
+"""The tables of several runs: their clients' data, what travelled, attacks, settings in common."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from archgraph.engine.clients import ClientFacts
+from archgraph.record.traffic import DOWN, UP
+from archgraph.reports.comparison import Comparison, RunGroup
+from archgraph.reports.run_tables import client_sheet, setting_sheet, traffic_sheet
+from archgraph.reports.runs import Log
+from archgraph.reports.settings import said
+from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes, quantity
+
+
+def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
+    """Every run with its group and its seed."""
+    for group in compared.groups:
+        for seed, log in zip(group.seeds, group.runs, strict=True):
+            yield group, seed, log
+
+
+def data_sheet(compared: Comparison) -> Sheet:
+    """A row per group and tier: how many clients there are, and how much data one of them has."""
+    rows = []
+    for group in compared.groups:
+        everyone = [one for log in group.runs for one in participants(log)]
+        for tier in dict.fromkeys(one.tier for one in everyone):
+            clients = [one for one in everyone if one.tier == tier]
+            examples = [one.examples for one in clients]
+            present = [sum(many > 0 for many in one.classes) for one in clients if one.classes]
+            rows.append(
+                (
+                    group.label,
+                    tier,
+                    len(clients) / len(group.runs),
+                    sum(one.malicious for one in clients) / len(group.runs) or None,
+                    statistics.fmean(examples),
+                    min(examples),
+                    max(examples),
+                    statistics.fmean(present) if present else None,
+                )
+            )
+    columns = (
+        SheetColumn("experiment", "experiment"),
+        SheetColumn("tier", "tier"),
+        SheetColumn("clients", "clients", _short, right=True),
+        SheetColumn("malicious", "malicious", _short, right=True),
+        SheetColumn("examples", "examples of one", _short, right=True),
+        SheetColumn("least", "least", right=True),
+        SheetColumn("most", "most", right=True),
+        SheetColumn("classes", "classes of one", _short, right=True),
+    )
+    note = "Means over the clients of a tier and over the seeds; least and most of any client."
+    return Sheet("data", columns, tuple(rows), note=note)
+
+
+def sent_sheet(compared: Comparison) -> Sheet:
+    """A row per group and model: tasks, bytes and MACs as means over the seeds; all models."""
+    rows: list[tuple[Any, ...]] = []
+    note = ""
+    for group in compared.groups:
+        sheets = [traffic_sheet(log) for log in group.runs]
+        note = next((sheet.note for sheet in sheets if sheet.rows), note)
+        of_runs = [{str(row[0]): row[1:] for row in sheet.rows} for sheet in sheets]
+        # A tier that no client of a run was drawn from has neither tasks nor bytes there.
+        nothing = (0, 0, 0, 0)
+        for name in _last(dict.fromkeys(name for of in of_runs for name in of), "all"):
+            values = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
+            rows.append((group.label, name, *map(_mean, values)))
+    strong = frozenset(i for i, row in enumerate(rows) if row[1] == "all")
+    columns = (
+        SheetColumn("experiment", "experiment"),
+        SheetColumn("tier", "model"),
+        SheetColumn("tasks", "tasks", _short, right=True),
+        SheetColumn(DOWN, "bytes down", _bytes, right=True),
+        SheetColumn(UP, "bytes up", _bytes, right=True),
+        SheetColumn("macs", "MACs forward", quantity, right=True),
+    )
+    return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
+
+
+def attack_sheet(compared: Comparison) -> Sheet:
+    """A row per attacked run: the attack, who attacks, how many of their updates were taken."""
+    rows = []
+    for group, seed, log in each_run(compared):
+        attack = log.experiment.attack if log.experiment else None
+        if attack is None:
+            continue
+        options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
+        bad = {client.client: client.label for client in log.clients if client.malicious}
+        sheet = client_sheet(log)
+        taken, lost = (_column(sheet, key) for key in ("taken", "lost"))
+        mine = [i for i, client in enumerate(log.clients) if client.malicious]
+        rows.append(
+            (
+                group.label,
+                seed,
+                attack.kind,
+                ", ".join(f"{key} {said(value)}" for key, value in options.items()),
+                len(bad),
+                sum(taken[i] for i in mine),
+                sum(lost[i] or 0 for i in mine),
+                "; ".join(bad.values()),
+            )
+        )
+    columns = (
+        SheetColumn("experiment", "experiment"),
+        SheetColumn("seed", "seed", right=True),
+        SheetColumn("attack", "attack"),
+        SheetColumn("options", "options"),
+        SheetColumn("malicious", "malicious clients", right=True),
+        SheetColumn("taken", "updates taken", right=True),
+        SheetColumn("lost", "updates lost", right=True),
+        SheetColumn("clients", "", hidden=True),
+    )
+    return Sheet("attack", columns, tuple(rows))
+
+
+def shared_sheet(compared: Comparison) -> Sheet:
+    """The settings that are not the defaults and are the same in all runs."""
+    sheets = [setting_sheet(log) for _, _, log in each_run(compared)]
+    first, *others = sheets
+    rows = (row for row in first.rows if row[0] != "seed")  # the head says it
+    return Sheet(
+        "shared_settings",
+        first.columns,
+        tuple(row for row in rows if all(row in other.rows for other in others)),
+    )
+
+
+def differences_csv(compared: Comparison) -> str:
+    """What the groups differ in: a line per setting, a column per group."""
+    labels = (group.label for group in compared.groups)
+    rows = ((key, *texts) for key, texts in compared.differences.items())
+    return as_csv(("setting", *labels), rows)
+
+
+def participants(log: Log) -> list[ClientFacts]:
+    """The clients of a run, without the further models that some of them train."""
+    return [client for client in log.clients if client.of is None]
+
+
+def _column(sheet: Sheet, key: str) -> list[Any]:
+    at = [column.key for column in sheet.columns].index(key)
+    return [row[at] for row in sheet.rows]
+
+
+def _last(names: Iterable[str], name: str) -> list[str]:
+    return sorted(names, key=lambda one: one == name)
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    return None if None in values else statistics.fmean(values)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _bytes(value: float) -> str:
+    return in_bytes(round(value))

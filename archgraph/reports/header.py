@@ -1,0 +1,117 @@
+"""What a run is, in short: the head of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from archgraph.fields import GLOBAL
+from archgraph.language import ExperimentSpec
+from archgraph.record.traffic import DOWN, UP, traffic
+from archgraph.reports.runs import Log, RoundLine, seconds
+from archgraph.reports.sheets import in_bytes
+from archgraph.tables import count, plural
+
+# Names that are listed one by one.
+NAMED = 6
+
+
+def header(log: Log) -> Iterator[tuple[str, str]]:
+    """Facts of a run, each with its name."""
+    spec = log.experiment
+    if spec is not None:
+        yield "strategy", spec.strategy_name
+        yield "data", data(spec)
+    yield from _clients(log)
+    for name, of in (("parameters", "parameters"), ("MACs of an example", "macs")):
+        sizes = _sizes(log, of)
+        if sizes:
+            yield name, sizes
+    done = log.rounds[-1]["round"] if log.rounds else 0
+    planned = spec.rounds if spec else done
+    stopped = log.rounds[-1].get("stopped") if log.rounds else None
+    of = str(done) if done == planned else f"{done} of {planned}"
+    yield "rounds", f"{of}: {stopped}" if stopped else of
+    spent = seconds(log.rounds)
+    if spent:
+        total = sum(spent.values()) or 1.0
+        share = spent.get("local", 0.0) / total
+        yield "time", f"{total:.1f} s, {100 * share:.0f} % of it local training"
+    if spec is not None:
+        yield "seed", str(spec.seed)
+    yield from _sent(log)
+    yield from _protection(log, spec)
+
+
+def data(spec: ExperimentSpec) -> str:
+    """Which data, and how they are divided among the clients.
+
+    Example:
+        >>> facts = {"name": "a", "family": "f", "rounds": 1, "strategy": {"fedavg": {}}}
+        >>> parts = {"scheme": "dirichlet", "alpha": 0.5}
+        >>> data(ExperimentSpec.model_validate({**facts, "data": {"dataset": "mnist"}}))
+        'mnist'
+        >>> named = {"dataset": "mnist", "partition": parts}
+        >>> data(ExperimentSpec.model_validate({**facts, "data": named}))
+        'mnist, dirichlet (alpha 0.5)'
+    """
+    doors = ("dataset", "python", *spec.data.located)
+    found = (getattr(spec.data, key, None) for key in doors)
+    named = [value for value in found if isinstance(value, str)][:1]
+    partition = spec.data.partition
+    if partition is not None:
+        options = partition.model_dump(exclude={"scheme", "shares"}, exclude_defaults=True)
+        options |= {"alpha": value} if (value := getattr(partition, "alpha", None)) else {}
+        told = ", ".join(f"{key} {value}" for key, value in options.items())
+        named.append(f"{partition.scheme} ({told})" if told else partition.scheme)
+    return ", ".join(named) or "given from Python"
+
+
+def _clients(log: Log) -> Iterator[tuple[str, str]]:
+    tiers: dict[str, int] = {}
+    participants = [client for client in log.clients if client.of is None]
+    for client in participants:
+        tiers[client.tier] = tiers.get(client.tier, 0) + 1
+    if not tiers:
+        return
+    of = ", ".join(f"{many} {name}" for name, many in tiers.items())
+    sample = log.experiment.sample if log.experiment else 1.0
+    part = "" if sample == 1.0 and isinstance(sample, float) else f"; {_share(sample)} a round"
+    yield "clients", f"{len(participants)}: {of}{part}"
+
+
+def _share(sample: float) -> str:
+    return f"{100 * sample:g} %" if isinstance(sample, float) else str(sample)
+
+
+def _sizes(log: Log, of: str) -> str:
+    """Of the global model, and from the smallest to the largest of the others."""
+    sizes = {name: getattr(cost, of) for name in log.graphs if (cost := log.cost(name))}
+    whole, others = sizes.pop(GLOBAL, None), sorted(sizes.values())
+    parts = [] if whole is None else [f"{count(whole)} global"]
+    if others:
+        ends = dict.fromkeys(map(count, (others[0], others[-1])))
+        parts.append(f"{'–'.join(ends)} of clients")
+    return ", ".join(parts)
+
+
+def _sent(log: Log) -> Iterator[tuple[str, str]]:
+    sums = [traffic(line) for line in log.rounds]
+    if any(sums):
+        down, up = (sum(one.get(way, 0) for one in sums) for way in (DOWN, UP))
+        yield "communication", f"{in_bytes(down)} down, {in_bytes(up)} up"
+
+
+def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, str]]:
+    """Attack and privacy, where there is one."""
+    bad = [client.label for client in log.clients if client.malicious]
+    if spec is not None and spec.attack is not None and bad:
+        more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+        yield "malicious", f"{'; '.join(bad[:NAMED])}{more} ({spec.attack.kind})"
+    spent: RoundLine = log.rounds[-1].get("privacy") or {} if log.rounds else {}
+    if spent:
+        epsilon = spent.get("epsilon")
+        shown = "∞" if epsilon is None else f"{epsilon:.4g}"
+        yield "privacy of a client", f"ε {shown} for δ {spent['delta']:g}"
+    lost = sum(len(line.get(key) or ()) for line in log.rounds for key in ("rejected", "failed"))
+    if lost:
+        yield "lost", plural(lost, "update")

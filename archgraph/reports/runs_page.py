@@ -1,0 +1,238 @@
+"""Several runs as one page: those that differ in the seed only are one curve with a band."""
+
+from __future__ import annotations
+
+import html
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from archgraph.display import colours
+from archgraph.fields import GLOBAL
+from archgraph.reports.charts import HEIGHT, WIDTH, data_chart, legend
+from archgraph.reports.comparison import NOTHING, Comparison, RunGroup
+from archgraph.reports.group_tables import (
+    attack_sheet,
+    data_sheet,
+    differences_csv,
+    each_run,
+    participants,
+    sent_sheet,
+    shared_sheet,
+)
+from archgraph.reports.header import header
+from archgraph.reports.page import chart, drawings, facts, folded, html_page, section, viewer_frame
+from archgraph.reports.plots import band, by_cost, panels, reduced, scale, time_panel
+from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
+from archgraph.reports.runs import Log, RoundLine, better, judge, models, seconds, series
+from archgraph.reports.sheets import Sheet, SheetColumn, download
+from archgraph.tables import Table, plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Curves of a panel: the values of each of its runs, by round.
+Curves = Mapping[str, list[dict[int, float]]]
+Reduce = Callable[[Iterable[float]], float]
+# Groups that stand side by side.
+FEW = 4
+# Tiers that have a panel of their own.
+TIERS = 8
+# Facts that are worth reading in the head even where runs differ in them.
+CHOSEN = frozenset({"strategy", "data", "clients", "parameters", "MACs of an example"})
+
+
+def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) -> str:
+    """The page of several runs as HTML text.
+
+    Args:
+        compared: The runs.
+        viewer: Makes the page that shows a run's architectures, to stand inside this one; None:
+            they are drawn.
+    """
+    groups = compared.groups
+    title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
+    first, *rest = compared.tables()
+    figures = "".join(chart(figure, name) for name, figure in runs_charts(compared))
+    data = "".join(chart(figure, name) for name, figure in data_charts(compared))
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        facts(_facts(compared)),
+        "<h2>Runs</h2>",
+        f"{_wide(_upright(first).html())}<p>{html.escape(first.note)}</p>",
+        f"<p>{download('runs', compared.csv())}</p>",
+        *(part for table in rest for part in section(table.title, _different(compared, table))),
+        "<h2>Over the rounds</h2>",
+        f'<div class="charts">{figures}</div>',
+        f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
+        *section(
+            "Clients and their data",
+            data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
+        ),
+        *section("Communication and computation", sent_sheet(compared).html()),
+        *section("Attack", folded(attack_sheet(compared), "attacked run")),
+        *section("Architectures", "".join(_architectures(compared, viewer))),
+        *section("Settings of all runs", shared_sheet(compared).html()),
+        "<h2>Each run</h2>",
+        *(_run(*each) for each in each_run(compared)),
+    ]
+    return html_page(title, body)
+
+
+def _different(compared: Comparison, table: Table) -> str:
+    link = download("differences", differences_csv(compared))
+    return f"{_wide(table.html())}<p>{link}</p>"
+
+
+def _upright(table: Table) -> Table:
+    """The table with a column per group if they are few: it fits a telephone."""
+    if len(table.rows) > FEW:
+        return table
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    return Table(
+        table.title,
+        ("", *columns[0][1:]),
+        tuple(columns[1:]),
+        right=frozenset(range(1, len(columns[0]))),
+    )
+
+
+def _wide(inside: str) -> str:
+    return f'<div class="wide">{inside}</div>'
+
+
+def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
+    """Facts of all runs; where few of them differ, what there is."""
+    logs = [log for _, _, log in each_run(compared)]
+    yield "runs", f"{len(logs)} in {plural(len(compared.groups), 'group')}"
+    yield "seeds", ", ".join(dict.fromkeys(str(seed) for _, seed, _ in each_run(compared)))
+    spent = sum(value for log in logs for value in seconds(log.rounds).values())
+    if spent:
+        yield "time of all", f"{spent:.1f} s"
+    of = [dict(header(log)) for log in logs]
+    for key in dict.fromkeys(key for one in of for key in one):
+        texts = list(dict.fromkeys(one.get(key, NOTHING) for one in of))
+        # Time and bytes of each run stand in the table; figures of many seeds say nothing here.
+        if key != "seed" and (len(texts) == 1 or (key in CHOSEN and len(texts) <= FEW)):
+            yield key, " · ".join(texts)
+
+
+def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) -> Iterator[str]:
+    """The models of each family once, however many runs have it; the first one is open."""
+    users: dict[tuple[tuple[str, bytes], ...], tuple[Log, list[str]]] = {}
+    for group, _, log in each_run(compared):
+        paths = sorted(log.folder.glob("models/*.yaml"))
+        if paths:
+            family = tuple((path.name, path.read_bytes()) for path in paths)
+            users.setdefault(family, (log, []))[1].append(group.label)
+    for number, (log, labels) in enumerate(users.values()):
+        text = viewer(log) if viewer else ""
+        name = html.escape(", ".join(dict.fromkeys(labels)))
+        inside = viewer_frame(text) if text else "".join(drawings(log))
+        opened = "" if number else " open"
+        yield f"<details{opened}><summary>{name}</summary>{inside}</details>"
+
+
+def _run(group: RunGroup, seed: int, log: Log) -> str:
+    """One of the runs, folded."""
+    name = f"{group.label}, seed {seed}: {log.folder}"
+    sheets = {
+        "model": model_sheet(log),
+        "client": client_sheet(log),
+        "update": lost_sheet(log),
+        "setting": setting_sheet(log),
+    }
+    # Files of several runs in one folder need names of their own.
+    named = {noun: replace(s, name=f"{s.name}_{log.folder.name}") for noun, s in sheets.items()}
+    inside = [facts(header(log)), *(folded(sheet, noun) for noun, sheet in named.items())]
+    return f"<details><summary>{html.escape(name)}</summary>{''.join(inside)}</details>"
+
+
+def rounds_sheet(compared: Comparison) -> Sheet:
+    """A row per run, round and model: the figure that judges it."""
+    what = judge(_lines(compared))
+    rows = [
+        (group.label, seed, at, name, value)
+        for group in compared.groups
+        for seed, log in zip(group.seeds, group.runs, strict=True)
+        for name in models(log.rounds)
+        for at, value in zip(*series(log.rounds, "models", name, what), strict=True)
+    ]
+    keys = ("experiment", "seed", "round", "model", what)
+    return Sheet("rounds", tuple(SheetColumn(key, key) for key in keys), tuple(rows))
+
+
+def runs_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
+    """Means over the seeds as lines, standard deviations as bands; then the time of each group."""
+    lines = _lines(compared)
+    what = judge(lines)
+    more = better(lines, what)
+    for title, curves in _curves(compared, what, min if more else max):
+        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        for number, (name, runs) in enumerate(curves.items()):
+            band(panel, runs, name, number, bold=name == GLOBAL)
+        scale(panel, what, title, None if what == "accuracy" else more)
+        legend(figure, panel)
+        yield f"{title} over the rounds", figure
+    rounds_of = {group.label: [log.rounds for log in group.runs] for group in compared.groups}
+    for axis, spent in by_cost(rounds_of).items():
+        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        for number, (label, many) in enumerate(rounds_of.items()):
+            means = [reduced(rounds, what, statistics.fmean) for rounds in many]
+            band(panel, means, label, number, spent[label])
+        scale(panel, what, f"average submodel: {what}", None if what == "accuracy" else more, axis)
+        legend(figure, panel)
+        yield f"average submodel: {what} over {axis}", figure
+    timed = {name: [line for rounds in many for line in rounds] for name, many in rounds_of.items()}
+    if any(seconds(rounds) for rounds in timed.values()):
+        figure, (panel,) = panels(WIDTH, 1, height=HEIGHT)
+        time_panel(panel, timed)
+        yield "seconds per round", figure
+
+
+def data_charts(compared: Comparison) -> Iterator[tuple[str, Figure]]:
+    """The data of each client, once for runs whose clients have the same; of the first few."""
+    users: dict[str, tuple[Log, list[str]]] = {}
+    for group, seed, log in each_run(compared):
+        clients = json.dumps([one.model_dump() for one in participants(log)])
+        users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
+    for log, labels in list(users.values())[:FEW]:
+        more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
+        figure = data_chart(participants(log))
+        if figure is not None:
+            figure.suptitle(labels[0] + more, fontsize=9, color=colours.INK)
+            yield f"data of each client: {labels[0]}{more}", figure
+
+
+def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
+    """Of one group each model; of several the worst and average submodel, and each tier's."""
+    groups = compared.groups
+    tiers = list(
+        dict.fromkeys(name for g in groups for log in g.runs for name in models(log.rounds))
+    )
+    if len(groups) == 1:
+        (group,) = groups
+        last = sorted(tiers, key=lambda name: name == GLOBAL)
+        yield f"{what} on all test data", {name: _of(group, name, what) for name in last}
+        return
+    for title, reduce in (("average", statistics.fmean), ("worst", worst)):
+        yield (
+            f"{title} submodel: {what}",
+            {g.label: [reduced(log.rounds, what, reduce) for log in g.runs] for g in groups},
+        )
+    for tier in tiers[:TIERS]:
+        curves = {g.label: _of(g, tier, what) for g in groups}
+        title = f"{tier} model: {what}" if tier == GLOBAL else f"{tier}: {what}"
+        yield title, {label: runs for label, runs in curves.items() if all(runs)}
+
+
+def _of(group: RunGroup, name: str, what: str) -> list[dict[int, float]]:
+    """A figure of a model by round, for each run of a group."""
+    found = (series(log.rounds, "models", name, what) for log in group.runs)
+    return [dict(zip(*pair, strict=True)) for pair in found]
+
+
+def _lines(compared: Comparison) -> list[RoundLine]:
+    return [line for group in compared.groups for log in group.runs for line in log.rounds]

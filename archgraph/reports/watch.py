@@ -1,0 +1,243 @@
+"""A run while it goes on: a page from a server on this machine, which shows that run alone.
+
+The server is bound to the loopback address. It knows a few addresses and no file names, answers
+only requests that name it as their host (a page elsewhere whose name leads here gets nothing), and
+reads the run folder without changing it. The viewer stands in a frame of its own, with its own
+policy: it is loaded once, and gets what further rounds changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from archgraph.errors import ArchGraphError, RunError
+from archgraph.fields import GLOBAL
+from archgraph.graph.ir import ArchGraph
+from archgraph.plain import Json
+from archgraph.record.folder import goes_on
+from archgraph.reports.page import html_page, live_parts, section
+from archgraph.reports.runs import Log, read_run, seconds
+
+LOOPBACK = "127.0.0.1"
+# How often the page asks for a new round, in milliseconds.
+EVERY = 2000
+# Exchanges what changes when there is something new; what is open or closed stays so.
+SCRIPT = f"""
+let seen;
+async function look() {{
+  try {{
+    const now = await (await fetch("/state")).text();
+    if (seen !== undefined && now !== seen) {{
+      const text = await (await fetch("/")).text();
+      const parts = () => [...document.querySelectorAll("details > summary")];
+      const was = new Map(parts().map(s => [s.textContent, s.parentElement.open]));
+      const live = new DOMParser().parseFromString(text, "text/html").getElementById("live");
+      document.getElementById("live").replaceWith(live);
+      for (const s of parts())
+        s.parentElement.open = was.get(s.textContent) ?? s.parentElement.open;
+    }}
+    seen = now;
+    const viewer = document.querySelector("iframe.viewer")?.contentWindow.archgraph;
+    if (viewer && viewer.seen !== now) {{
+      const rounds = await fetch("/rounds");
+      if (rounds.ok) viewer.app.renew(await rounds.json());
+      viewer.seen = now;
+    }}
+    document.body.classList.remove("gone");
+  }} catch {{ document.body.classList.add("gone"); }}
+  setTimeout(look, {EVERY});
+}}
+look();
+"""
+LOOK = """
+progress { width: 100%; height: .7rem; }
+.lost { display: none; } .gone .lost { display: block; font-weight: 600; }
+"""
+_OWN_POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    f"frame-src 'self'; script-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class RunServer(ThreadingHTTPServer):
+    """Serves the page of one run to this machine.
+
+    Args:
+        folder: The run folder.
+        port: Where to listen; 0: any free port.
+        viewer: Makes the page that shows a run's architectures; None: they are not shown.
+        rounds: What that page is told of the rounds.
+
+    Raises:
+        RunError: If the folder is not a run folder, or the port cannot be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        port: int = 0,
+        *,
+        viewer: Callable[[Log], str] | None = None,
+        rounds: Callable[[Log], Json] = lambda log: None,
+    ) -> None:
+        self.folder = read_run(folder).folder
+        self.pages = {"/": _Page("text/html", functools.partial(watch_page, framed=bool(viewer)))}
+        if viewer is not None:
+            self.pages["/viewer"] = _Page("text/html", viewer)
+            self.pages["/rounds"] = _Page("application/json", lambda log: json.dumps(rounds(log)))
+        try:
+            super().__init__((LOOPBACK, port), _Request)
+        except (OSError, OverflowError) as error:
+            raise RunError(
+                "cannot listen", where=f"port {port}", found=error, hint="--port names another one"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What a request may call this server."""
+        return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+
+    def state(self) -> str:
+        """Changes whenever the run has written a line, stops or is resumed."""
+        found = (self.folder / "metrics.jsonl").stat()
+        return f"{found.st_size} {found.st_mtime_ns} {goes_on(self.folder)}"
+
+    def text(self, page: _Page) -> str:
+        """A page as it is now; drawn once for each state."""
+        with page.drawing:
+            state = self.state()
+            if page.state != state:
+                page.text, page.state = page.draw(read_run(self.folder)), state
+            return page.text
+
+
+@dataclass
+class _Page:
+    """What stands at an address.
+
+    Attributes:
+        kind: Its media type.
+        draw: Makes it of a run.
+        text: As it was drawn last.
+        state: Of the run at that time.
+        drawing: Held while it is drawn, which for the viewer may take seconds.
+    """
+
+    kind: str
+    draw: Callable[[Log], str]
+    text: str = ""
+    state: str = ""
+    drawing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Request(BaseHTTPRequestHandler):
+    """A request of a browser; only what is read here is answered."""
+
+    server: RunServer
+    server_version, sys_version = "archgraph", ""
+
+    def do_GET(self) -> None:
+        """Answer the few addresses there are."""
+        page = self.server.pages.get(self.path)
+        if self.headers.get_all("Host") not in [[name] for name in self.server.hosts]:
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", "not the name of this server")
+        elif page is None and self.path != "/state":
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
+        else:
+            try:
+                text = self.server.text(page) if page else self.server.state()
+                self._send(HTTPStatus.OK, page.kind if page else "text/plain", text)
+            except (ArchGraphError, OSError) as error:
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        facts = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        # The viewer says itself which script is its own; only the page of the run may frame it.
+        own = _OWN_POLICY.search(text) if self.path == "/viewer" else None
+        facts["Content-Security-Policy"] = f"{own[1]}; frame-ancestors 'self'" if own else POLICY
+        for name, value in {**facts, **HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def watch_page(log: Log, *, framed: bool = False) -> str:
+    """The page of a run that goes on: progress, then what is recorded of rounds and clients.
+
+    Args:
+        log: The run.
+        framed: Whether the viewer stands below, outside of what is exchanged.
+    """
+    live = ['<div id="live">', *_progress(log), *live_parts(log), "</div>"]
+    frame = '<iframe class="viewer" title="Architectures" src="/viewer"></iframe>'
+    known = framed and isinstance(log.graphs.get(GLOBAL), ArchGraph)
+    below = section("Architectures", frame if known else "")
+    text = html_page(f"{log.name}: {_done(log)}", [*live, *below])
+    return text.replace("</head>", f"<style>{LOOK}</style><script>{SCRIPT}</script></head>", 1)
+
+
+def _progress(log: Log) -> Iterator[str]:
+    done, planned = _rounds(log)
+    yield f"<h1>{html.escape(log.name)}</h1>"
+    yield '<p class="lost">The server has ended: this is what it showed last.</p>'
+    rest = _left(log) if goes_on(log.folder) else _still(log)
+    yield f"<p>{html.escape(_done(log) + rest)}</p>"
+    yield f'<progress max="{planned}" value="{done}"></progress>'
+
+
+def _rounds(log: Log) -> tuple[int, int]:
+    done = int(log.rounds[-1]["round"]) if log.rounds else 0
+    return done, log.experiment.rounds if log.experiment else done
+
+
+def _done(log: Log) -> str:
+    done, planned = _rounds(log)
+    return f"round {done} of {planned}"
+
+
+def _still(log: Log) -> str:
+    """What to say of a run that no process writes."""
+    done, planned = _rounds(log)
+    return "" if done >= planned else ", not running now: archgraph run … --resume goes on"
+
+
+def _left(log: Log) -> str:
+    """About how long it will take, from the rounds so far."""
+    done, planned = _rounds(log)
+    spent = sum(seconds(log.rounds).values())
+    if not done or done >= planned or not spent:
+        return ""
+    left = spent / done * (planned - done)
+    return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"

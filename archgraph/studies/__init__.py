@@ -1,0 +1,5 @@
+"""Published tables run again: studies, their figures and claims; measures of weights."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,68 @@
+"""One run of a study: where it lies, whether it is done, and how it is run or gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archgraph.engine.facts import UNNAMED, family_of, settled
+from archgraph.engine.local import run
+from archgraph.federation import configure
+from archgraph.language import ExperimentSpec
+from archgraph.plain import digest
+from archgraph.processes.isolation import one_thread
+from archgraph.record.folder import read_metrics
+
+# Signs of a digest in the name of a folder.
+SIGNS = 16
+
+
+def address(spec: ExperimentSpec) -> str:
+    """Name of the folder of an experiment: equal experiments have one, in whatever study.
+
+    The name does not depend on names (of the experiment, its files, its trackers) nor on which
+    options were written out, and it does on how the experiment is tested.
+
+    Raises:
+        SpecError: If the strategy is not known or refuses its options.
+    """
+    with spec.locating("strategy"):
+        strategy = configure(spec.strategy_name, spec.strategy_options)
+    # Data of the user's own is known by its content, which is not read here, but for its place.
+    values = settled(spec, strategy, every=not spec.data.known)
+    for name in (*UNNAMED, "seed"):
+        values.pop(name, None)
+    if spec.weights is not None:  # by content, if it is known, and not by place
+        more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
+        values["weights"] = {"of": spec.weights.sha256 or Path(spec.weights.file).name, **more}
+    family = family_of(spec)
+    content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
+    for member in (content, *content["clients"]):
+        if member.get("model") not in (None, "join"):
+            member["model"] = "below"  # by content, not by place
+    models = [source.data for source in family.sources()]
+    whole: Mapping[str, Any] = {**values, "family": content, "models": models}
+    name = spec.strategy_name.rpartition(":")[2]
+    return f"{name}-{digest(whole)[:SIGNS]}-seed{spec.seed}"
+
+
+def finished(folder: Path, spec: ExperimentSpec) -> bool:
+    """Whether the run of an experiment in a folder is done."""
+    if not (folder / "run.yaml").is_file():
+        return False
+    lines = read_metrics(folder)
+    return bool(lines) and (lines[-1]["round"] >= spec.rounds or bool(lines[-1].get("stopped")))
+
+
+def run_cell(
+    spec: ExperimentSpec, folder: Path, *, data_root: Path | None = None, python: bool = False
+) -> None:
+    """Run an experiment in its folder, or go on with it there; on one thread.
+
+    Raises:
+        ArchGraphError: As :func:`archgraph.run`.
+    """
+    with one_thread():
+        begun = folder.is_dir() and any(folder.iterdir())
+        run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)

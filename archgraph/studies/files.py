@@ -1,0 +1,160 @@
+"""Study files and files of published figures: how they are described, explained and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.language.kinds import NOT_IMPORTED, FileKind
+from archgraph.language.yaml import read_document
+from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    import pydantic
+
+    from archgraph.language import ExperimentSpec
+    from archgraph.studies.spec import StudySizeName, StudySpec
+
+
+def _check_study(path: Path, cache: dict[str, Any]) -> str:
+    """What a study holds: its cells checked as experiments, its architectures as published."""
+    from archgraph.studies.spec import load_study
+
+    study = load_study(path)
+    sizes, waits = [], set[str]()
+    unseen = False
+    for size in study.sizes:
+        text, waiting, hidden = _checked_size(study, size, path, cache)
+        sizes.append(text)
+        waits |= waiting
+        unseen = unseen or hidden
+    claims = sum(len(list(study.compared(claim))) for claim in study.claims)
+    text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *sizes))
+    if waits:
+        text += f"; waits for {', '.join(sorted(waits))}"
+    text += _as_published(path, cache)
+    return f"{text}; Python model {NOT_IMPORTED}" if unseen else text
+
+
+def _checked_size(
+    study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Any]
+) -> tuple[str, set[str], bool]:
+    """The cells of a size in words, what they wait for, whether code was not imported.
+
+    1. Cells that show the same run share its experiment, which is checked once for all studies.
+    2. Of experiments that start alike, the first is begun, the others are prepared only.
+    """
+    from archgraph.engine.files import checked_experiment
+    from archgraph.studies.cell import address
+    from archgraph.studies.spec import cells
+
+    checked: dict[str, bool] = cache.setdefault("cells", {})
+    waits, sets, names = set[str](), set[str](), dict[int, str]()
+    refused, unseen = 0, False
+    every = cells(study, size)
+    for cell in every:
+        if cell.experiment is None:
+            waits.add(cell.waits)
+            continue
+        sets.add(_data_set(cell.experiment))
+        if id(cell.experiment) in names:
+            continue
+        name = names[id(cell.experiment)] = address(cell.experiment)
+        if name not in checked:  # 1
+            family = cell.experiment.document_of(("family",)).data["family"]
+            place = (path.parent / family if isinstance(family, str) else path / name).resolve()
+            start = address(_start(cell.experiment))
+            try:
+                note = checked_experiment(  # 2
+                    cell.experiment, place, cache, begins=start in checked
+                )
+            except ArchGraphError as error:
+                if study.may_be_refused and not isinstance(error, SpecError):
+                    refused += 1
+                    continue
+                raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
+            checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
+        unseen = unseen or checked[name]
+    seeds = plural(len(study.sizes[size].seeds), "seed")
+    of = ", ".join(sorted(filter(None, sets)))
+    answered = f", {refused} refused" if study.may_be_refused else ""
+    text = f"{size}: {plural(len(every), 'cell')}{answered}, {seeds}{of and f', of {of}'}"
+    return text, waits, unseen
+
+
+def _data_set(spec: ExperimentSpec) -> str:
+    """The name of a known data set; empty: the experiment's own files."""
+    from archgraph.language.data import NamedData
+
+    return spec.data.dataset if isinstance(spec.data, NamedData) else ""
+
+
+def _start(spec: ExperimentSpec) -> ExperimentSpec:
+    """An experiment as far as a strategy's first state and its models' tests depend on it.
+
+    Strategies do not hear of attacks; in its first state none of ours asks who has which examples,
+    how many clients a round or how many rounds a run has. A bound on privacy does.
+    """
+    if spec.privacy is not None:
+        return spec.model_copy(update={"attack": None})
+    data = spec.data.model_copy(update={"partition": None})
+    return spec.model_copy(
+        update={"attack": None, "data": data, "sample": 1.0, "rounds": 1, "seed": 0}
+    )
+
+
+def _as_published(path: Path, cache: dict[str, Any]) -> str:
+    """How many published figures of a study's architectures are equal to ours."""
+    from archgraph.studies.published import Sources, findings
+
+    sources = cache.setdefault("sources", Sources())
+    compared = list(findings(read_document(path), sources))
+    for one in compared:
+        if not one.good:
+            raise SpecError(
+                "is not what the paper prints",
+                where=f"{one.where}: {one.what}",
+                found=None if one.ours is None else one.published.like(one.ours),
+                expected=one.published.text,
+                hint=one.verdict,
+            )
+    met = sum(one.met for one in compared)
+    return f"; {met} of {plural(len(compared), 'published figure')} met" if compared else ""
+
+
+def _check_figures(path: Path, cache: dict[str, Any]) -> str:
+    from archgraph.studies.figures import FiguresSpec
+
+    paper = read_document(path).validate(FiguresSpec)
+    entries = plural(len(paper.figures), "entry", "entries")
+    return f"{paper.paper}, {entries}; --figures compares them"
+
+
+def _study_schema() -> dict[str, Any]:
+    from archgraph.studies.spec import StudySpec
+
+    return StudySpec.model_json_schema()
+
+
+def _figures_schema() -> dict[str, Any]:
+    from archgraph.studies.figures import FiguresSpec
+
+    return FiguresSpec.model_json_schema()
+
+
+def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
+    from archgraph.studies import spec
+
+    return {
+        "study": spec.StudySpec,
+        "figures": spec.StudyFigure,
+        "claims": spec.StudyClaim,
+        "architectures": spec.StudyArchitectures,
+        "sizes": spec.StudySize,
+    }
+
+
+STUDY = FileKind("study", 1, frozenset({"study"}), _study_schema, _mappings, _check_study)
+FIGURES = FileKind("figures", 3, frozenset({"figures"}), _figures_schema, dict, _check_figures)

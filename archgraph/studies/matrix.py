@@ -1,0 +1,175 @@
+"""Which strategy runs on which model: every cell of a file as a run, and the table of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from archgraph.engine.facts import family_of
+from archgraph.engine.local import execute
+from archgraph.engine.world import begun, prepare
+from archgraph.errors import ArchGraphError
+from archgraph.federation import Family, resolve
+from archgraph.language import ExperimentSpec
+from archgraph.language.consent import allowed
+from archgraph.studies.spec import cells, load_study
+from archgraph.tables import Table, plural
+
+_SIGNS: Mapping[str, str] = {"runs": "✓", "refused": "–", "fails": "✗"}
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """What came of a strategy on a model.
+
+    Attributes:
+        strategy: Row of the file.
+        model: Column of the file.
+        outcome: ``runs``: to the end, with every client and finite figures. ``refused``: before
+            the first round, with a reason. ``fails``: anything else.
+        reason: Why it does not run.
+        seconds: Of all that was done for it.
+    """
+
+    strategy: str
+    model: str
+    outcome: Literal["runs", "refused", "fails"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class MatrixResult:
+    """The cells so far, row by row.
+
+    Attributes:
+        title: The file's.
+        about: What it says about itself.
+        cells: Of every cell that was run.
+        due: How many cells the file has.
+    """
+
+    title: str
+    about: str
+    cells: tuple[MatrixCell, ...]
+    due: int
+
+    def count(self, outcome: str) -> int:
+        """Cells of an outcome."""
+        return sum(cell.outcome == outcome for cell in self.cells)
+
+    def tables(self) -> tuple[Table, ...]:
+        """A row per strategy, a column per model; below, the reasons of cells that do not run."""
+        models = tuple(dict.fromkeys(cell.model for cell in self.cells))
+        found = {(cell.strategy, cell.model): cell for cell in self.cells}
+        numbers: dict[str, int] = {}  # by reason
+
+        def shown(strategy: str, model: str) -> str:
+            cell = found.get((strategy, model))
+            if cell is None:
+                return ""
+            if not cell.reason:
+                return _SIGNS[cell.outcome]
+            return f"{_SIGNS[cell.outcome]} {numbers.setdefault(cell.reason, len(numbers) + 1)}"
+
+        rows = tuple(
+            (strategy, *(shown(strategy, model) for model in models))
+            for strategy in dict.fromkeys(cell.strategy for cell in self.cells)
+        )
+        counts = ", ".join(f"{self.count(outcome)} {outcome}" for outcome in _SIGNS)
+        note = f"{counts} of {plural(self.due, 'cell')}"
+        first = Table("Strategies on models", ("strategy", *models), rows, note=note)
+        reasons = tuple((str(number), reason) for reason, number in numbers.items())
+        return (first, Table("Why not", ("", "reason"), reasons)) if reasons else (first,)
+
+    def markdown(self) -> str:
+        """A page: title, what the file says about itself, the tables."""
+        tables = (table.markdown() for table in self.tables())
+        return "\n\n".join((f"# {self.title}", self.about, *tables)) + "\n"
+
+
+def matrix(
+    file: str | os.PathLike[str],
+    *,
+    log: str | os.PathLike[str] | None = None,
+    only: Sequence[str] = (),
+    data_root: str | os.PathLike[str] | None = None,
+    python: bool = False,
+    told: Callable[[MatrixCell], object] = lambda cell: None,
+) -> MatrixResult:
+    """Run every cell of a file of strategies (rows) and models (columns), one after the other.
+
+    Args:
+        file: A study file, of which the rows are strategies.
+        log: A file to which every cell is added as it ends; what it holds is not run again, except
+            what failed.
+        only: Rows and columns to run; empty: all.
+        data_root: Folder of the data; None: what ``ARCHGRAPH_DATA`` names.
+        python: Consent to run the Python code that the file's models name.
+        told: Hears every cell that is run.
+
+    Raises:
+        SpecError: If the file cannot be understood.
+        OSError: If the log cannot be written.
+    """
+    spec, place = load_study(file), None if log is None else Path(log)
+    done = {(cell.strategy, cell.model): cell for cell in _logged(place)}
+    families: dict[str, Family] = {}
+    with allowed(python):
+        wanted = cells(spec, "paper")
+        # By column: cells of one model share its capture.
+        order = sorted(wanted, key=lambda cell: list(spec.combined()).index(cell.column))
+        for cell in order:
+            key = cell.row, cell.column
+            if key in done or (only and not {*key} & {*only}) or cell.experiment is None:
+                continue
+            began = time.perf_counter()
+            outcome, reason = _tried(cell.experiment, families, data_root)
+            seconds = round(time.perf_counter() - began, 1)
+            done[key] = MatrixCell(*key, outcome, reason, seconds)
+            if place is not None:
+                with place.open("a") as stream:
+                    stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
+            told(done[key])
+    ordered = (done.get((cell.row, cell.column)) for cell in wanted)
+    return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(wanted))
+
+
+def _logged(log: Path | None) -> Iterable[MatrixCell]:
+    """What a log has of earlier calls, without what failed."""
+    if log is None or not log.exists():
+        return
+    for line in log.read_text().splitlines():
+        cell = MatrixCell(**json.loads(line))
+        if cell.outcome != "fails":
+            yield cell
+
+
+def _tried(
+    spec: ExperimentSpec, families: dict[str, Family], data_root: str | os.PathLike[str] | None
+) -> tuple[Literal["runs", "refused", "fails"], str]:
+    """What came of an experiment; families of the same text are resolved once."""
+    text = family_of(spec).model_dump_json(by_alias=True)
+    try:
+        if text not in families:
+            families[text] = resolve(family_of(spec))
+        experiment = prepare(spec, data_root=data_root, family=families[text])
+        begun(experiment)
+    except ArchGraphError as error:
+        return "refused", _plain(error)
+    try:
+        run = execute(experiment, progress=False)
+    except Exception as error:  # a fault in one cell must not lose the others
+        return "fails", f"{type(error).__name__}: {_plain(error)}"
+    return ("fails", "; ".join(run.troubles)) if run.troubles else ("runs", "")
+
+
+def _plain(error: Exception) -> str:
+    """A message without the line of the file, which the cells of a row share."""
+    return re.sub(r"^\S+\.yaml:\d+: (strategy: )?", "", " ".join(str(error).split()))

@@ -1,0 +1,296 @@
+"""Published figures beside ours, compared in the digits that the paper prints."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archgraph.errors import ArchGraphError, SpecError
+from archgraph.federation.files import family_without_consent
+from archgraph.fields import Place
+from archgraph.hints import unknown
+from archgraph.language.checking import yaml_files
+from archgraph.language.consent import allowed
+from archgraph.language.document import Document
+from archgraph.language.kinds import without_consent
+from archgraph.language.yaml import read_document
+from archgraph.studies.figures import FigureSpec, FiguresSpec, Printed
+from archgraph.studies.spec import StudySpec
+from archgraph.tables import Table
+
+if TYPE_CHECKING:
+    from archgraph.federation.family import Family
+    from archgraph.graph.ir import ArchGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One published figure, and what its specs give.
+
+    Attributes:
+        paper: Short name of the paper.
+        what: What the figure is of, and where it stands.
+        where: File and line of the entry.
+        published: The figure as printed.
+        ours: The value found; None: not looked at, since it takes code to run.
+        verdict: What came of it, in words.
+        good: Whether they agree, or differ as the file says.
+        met: Whether they agree.
+    """
+
+    paper: str
+    what: str
+    where: str
+    published: Printed
+    ours: Fraction | None
+    verdict: str
+    good: bool
+    met: bool
+
+
+def figures(
+    paths: Iterable[str | os.PathLike[str]], *, python: bool = False
+) -> tuple[Finding, ...]:
+    r"""Compare published figures with what the specs beside them give.
+
+    Only graphs are made; no weights, but for models in Python.
+
+    Args:
+        paths: Files of figures, or folders whose files of figures are read, folders below included.
+            A study stands for the figures of its architectures.
+        python: Consent to run the Python code that models name. Without it such models are not
+            looked at.
+
+    Raises:
+        SpecError: If a file cannot be understood or names what is not there; with file and line.
+        RewriteError: If a family cannot be resolved.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net = "sections: [{name: fc, steps: [linear: 3]}]"
+        ...     net = f"archgraph: 1\ninputs: {{x: [4]}}\n{net}\n"
+        ...     _ = (Path(folder) / "net.yaml").write_text(net)
+        ...     head = "archgraph: 1\npaper: A\nsource: nobody, 1999\nfigures:\n"
+        ...     entry = "  - {what: Table 1, model: net.yaml, published: 15}\n"
+        ...     _ = (Path(folder) / "paper.yaml").write_text(head + entry)
+        ...     [found.verdict for found in figures([folder])]
+        ['equal']
+    """
+    chosen = [Path(path) for path in paths]
+    documents = []
+    for path in yaml_files(chosen):
+        document = read_document(path)
+        named = isinstance(document.data, dict) and "figures" in document.data
+        if named or path in chosen:
+            documents.append(document)
+    if not documents:
+        raise SpecError("holds no file of figures", where=", ".join(map(str, chosen)))
+    sources = Sources()
+    with allowed(python):
+        return tuple(finding for d in documents for finding in findings(d, sources))
+
+
+def findings(document: Document, sources: Sources) -> Iterator[Finding]:
+    """The findings of a file of figures; of a study, those about its architectures.
+
+    Raises:
+        SpecError: As :func:`figures`; and if a study names figures that are not in the file.
+    """
+    from archgraph.language import beside
+
+    if "study" not in document.data:
+        yield from _compared(document, sources)
+        return
+    named = document.validate(StudySpec).architectures
+    if named is None:
+        return
+    place: Place = ("architectures", "figures")
+    file = read_document(beside(document, named.figures, place))
+    found = list(_compared(file, sources, named.of))
+    if not found:
+        document.fail(("architectures", "of"), "begins no figure's name", found=named.of)
+    yield from found
+
+
+def figures_table(findings: Iterable[Finding]) -> Table:
+    """Findings as a table; what is not as the files say stands out."""
+    listed = list(findings)
+    rows = tuple(
+        (
+            f.paper,
+            f.what,
+            f.published.text,
+            "" if f.ours is None else f.published.like(f.ours),
+            f.verdict,
+        )
+        for f in listed
+    )
+    met = sum(f.met for f in listed)
+    explained = sum(f.good and not f.met and f.ours is not None for f in listed)
+    bad = sum(not f.good for f in listed)
+    left = sum(f.ours is None for f in listed)
+    parts = [
+        f"{met} of {len(listed)} figures are equal",
+        f"{explained} differ for a known reason",
+        f"{left} not looked at" * bool(left),
+        f"{bad} unexplained",
+    ]
+    return Table(
+        "Published figures",
+        ("paper", "what", "published", "ours", "verdict"),
+        rows,
+        right=frozenset({2, 3}),
+        strong=frozenset(i for i, f in enumerate(listed) if not f.good),
+        note=", ".join(filter(None, parts)),
+    )
+
+
+@dataclass
+class Sources:
+    """Graphs and families, each made once for all files."""
+
+    graphs: dict[tuple[str, str], ArchGraph] = field(default_factory=dict)
+    families: dict[str, Family | None] = field(default_factory=dict)
+
+    def graph(self, path: Path, choose: Mapping[str, int]) -> ArchGraph | None:
+        """The graph in a model file; None for one of Python code without consent."""
+        from archgraph import load
+
+        if without_consent(read_document(path)):
+            return None
+        key = (str(path), repr(sorted(choose.items())))
+        if key not in self.graphs:
+            self.graphs[key] = load(path, choose or None)
+        return self.graphs[key]
+
+    def family(self, path: Path) -> Family | None:
+        """The family in a file; None for one with such a model."""
+        from archgraph import load_family, resolve
+
+        key = str(path)
+        if key not in self.families:
+            spec = load_family(path)
+            self.families[key] = None if family_without_consent(spec) else resolve(spec)
+        return self.families[key]
+
+
+def _compared(document: Document, sources: Sources, of: str = "") -> Iterator[Finding]:
+    spec = document.validate(FiguresSpec)
+    for index, figure in enumerate(spec.figures):
+        if not figure.what.startswith(of):
+            continue
+        place: Place = ("figures", index)
+        if isinstance(figure.published, Printed):
+            yield _finding(document, spec, figure, figure.published, place, sources)
+            continue
+        for member, published in figure.published.items():
+            one = figure.model_copy(update={"what": f"{figure.what}, {member}", "member": member})
+            yield _finding(document, spec, one, published, (*place, "published", member), sources)
+
+
+def _finding(
+    document: Document,
+    spec: FiguresSpec,
+    figure: FigureSpec,
+    published: Printed,
+    place: Place,
+    sources: Sources,
+) -> Finding:
+    try:
+        ours = _ours(document, figure, place, sources)
+    except ArchGraphError as error:
+        where = document.where(place)
+        if not (error.where or "").startswith(where.partition(": ")[0]):
+            error.where = f"{where}: {error.where}" if error.where else where
+        raise
+    verdict, good, met = _verdict(figure, published, ours)
+    where = document.where(place)
+    return Finding(spec.paper, figure.what, where, published, ours, verdict, good, met)
+
+
+def _verdict(
+    figure: FigureSpec, published: Printed, ours: Fraction | None
+) -> tuple[str, bool, bool]:
+    """What came of a figure in words, whether that is as the file says, whether it is met."""
+    if ours is None:
+        return "Python model not imported", True, False
+    met, known = published.agrees(ours, figure.rounding), figure.known
+    if known is not None and met:
+        return "equal: take `known` out", False, True
+    if met and figure.rounding == "nearest":
+        return "equal", True, True
+    if met and published.agrees(ours):
+        return "equal, and not only with digits cut off: take `rounding` out", False, True
+    if met:
+        return "equal, digits cut off", True, True
+    apart = f"{float((ours - published.value) / published.value):+.1%}" if published.value else ""
+    if known is None:
+        return f"differs {apart}".rstrip(), False, False
+    if not known.ours.agrees(ours):
+        return f"differs {apart}, not {known.ours.text} as the file says", False, False
+    return f"differs {apart}: {known.because}", True, False
+
+
+def _ours(
+    document: Document, figure: FigureSpec, place: Place, sources: Sources
+) -> Fraction | None:
+    """The value that a figure's specs give; None where that would run code unasked."""
+    from archgraph.language import beside
+
+    if figure.model is not None:
+        path = beside(document, figure.model, (*place, "model"))
+        graph = sources.graph(path, figure.choose)
+        return None if graph is None else Fraction(_measure(figure, graph))
+    assert figure.family is not None
+    start = place[:2]
+    family = sources.family(beside(document, figure.family, (*start, "family")))
+    if family is None:
+        return None
+    members = {m.name: m for m in family.clients}
+    if figure.member is not None:
+        if figure.member not in members:
+            known = place if len(place) > 2 else (*place, "member")
+            document.fail(
+                known,
+                "names no kind of client of the family",
+                **unknown(figure.member, members),
+            )
+        value: Fraction | None = Fraction(_measure(figure, members[figure.member].graph))
+    elif figure.mean is not None:
+        weights = {n: m.count if figure.mean == "clients" else 1 for n, m in members.items()}
+        total = sum(w * _measure(figure, members[n].graph) for n, w in weights.items())
+        value = Fraction(total, sum(weights.values()))
+    else:
+        value = None
+    if not family.has_global and (value is None or figure.share):
+        document.fail(
+            (*start, "family"),
+            "has no global model to measure",
+            hint="name a member, or a mean over members or clients",
+        )
+    if value is None:
+        value = Fraction(_measure(figure, family.graph))
+    whole = _measure(figure, family.graph) if figure.share else 1
+    if not whole:
+        document.fail((*start, "share"), "has nothing to be a share of")
+    return value / whole
+
+
+def _measure(figure: FigureSpec, graph: ArchGraph) -> int:
+    """A measure of one architecture."""
+    from archgraph.analysis.cost import cost
+
+    if figure.trainable:
+        return sum(
+            math.prod(p.shape) for p in graph.params if p.role == "parameter" and p.trainable
+        )
+    if figure.measure == "state":
+        return sum(math.prod(p.shape) for p in graph.params if p.role != "constant")
+    spent: Any = cost(graph)
+    return 2 * spent.macs if figure.measure == "flops" else getattr(spent, figure.measure)

@@ -1,0 +1,207 @@
+"""Many studies: one page of what was measured, and of what was not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from archgraph.errors import DataError, RunError, SpecError
+from archgraph.language.checking import yaml_files
+from archgraph.studies.earlier import EarlierStudy, earlier_studies
+from archgraph.studies.spec import StudySizeName, StudySpec, load_study
+from archgraph.studies.study import StudyResult, chosen_cells
+from archgraph.studies.study_tables import study_markdown
+from archgraph.tables import Table
+
+KEPT = " *"
+_VERDICTS = ("holds", "does not hold", "undecided", "not measured")
+
+
+@dataclass(frozen=True)
+class Studies:
+    """What came of several studies in one size.
+
+    Attributes:
+        size: The size.
+        results: Of the studies that have it, by file.
+        others: The studies that do not have it, or whose data are not there, by file.
+        lacking: What data to fetch for these, by file.
+        earlier: What a page that was written before says, by the names of the studies.
+    """
+
+    size: StudySizeName
+    results: Mapping[Path, StudyResult]
+    others: Mapping[Path, StudySpec]
+    lacking: Mapping[Path, str] = field(default_factory=dict)
+    earlier: Mapping[str, EarlierStudy] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Mapping[str, EarlierStudy]:
+        """Of :attr:`earlier` the studies of which more was done then than is there now.
+
+        Of a study that has changed since, only while nothing is there.
+        """
+        now = {result.spec.study: result for result in self.results.values()}
+        return {
+            name: old
+            for name, old in self.earlier.items()
+            if (one := now.get(name)) is not None
+            and old.size == self.size
+            and (old.done > one.done if old.stamp == one.stamp else not one.done)
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Of all finished runs, each counted once; of kept studies as the page has them."""
+        each: dict[Path, float] = {}
+        for result in self.results.values():
+            if (one := self.kept.get(result.spec.study)) is not None:
+                folders = {run.folder for run in result.runs}
+                each.update(dict.fromkeys(folders, 60 * one.minutes / max(len(folders), 1)))
+        for result in self.results.values():
+            each.update(result.seconds)
+        return sum(each.values())
+
+    def summary(self) -> Table:
+        """A line for each study: its runs and its claims."""
+        rows = []
+        for result in self.results.values():
+            if (one := self.kept.get(result.spec.study)) is not None and one.row:
+                rows.append((one.row[0], one.row[1].removesuffix(KEPT) + KEPT, *one.row[2:]))
+                continue
+            told = [one.verdict.partition(":")[0] for one in result.findings]
+            many = len({one.folder for one in result.runs})
+            counts = [str(told.count(verdict)) for verdict in _VERDICTS]
+            cells = f"{result.done} of {len(result.runs)}"
+            minutes = f"{sum(result.seconds.values()) / 60:.0f}"
+            rows.append((result.spec.study, cells, str(many), minutes, *counts))
+        return Table(
+            f"Studies, size {self.size}",
+            ("study", "cells done", "runs", "minutes", *(f"claims: {v}" for v in _VERDICTS)),
+            tuple(rows),
+            frozenset(range(1, 4 + len(_VERDICTS))),
+            note="a run that several studies share is counted in each; minutes: of one process, "
+            "added up over the runs; a claim counts once for each pair of cells that it compares"
+            + (f";{KEPT}: as this page had it, the runs are no longer there" if self.kept else ""),
+        )
+
+    def left(self) -> Table:
+        """The studies that are not run in this size, and what they need."""
+        rows = tuple(
+            (spec.study, self.lacking.get(path) or needs(spec))
+            for path, spec in self.others.items()
+        )
+        return Table(f"Not run in size {self.size}", ("study", "why"), rows)
+
+    def _begun_not(self) -> list[str]:
+        """The studies of this size of which no run is done, in a sentence."""
+        names = [result.spec.study for result in self._shown(False)]
+        return [f"No run is done yet of: {'; '.join(names)}."] if names else []
+
+    def _hours(self) -> str:
+        hours = self.seconds / 3600
+        return f"about {hours:.0f} hours" if self.kept else f"{hours:.1f} hours"
+
+    def _shown(self, shown: bool) -> list[StudyResult]:
+        """The results of which something is known, or those of which nothing is."""
+        every = self.results.values()
+        return [one for one in every if bool(one.done or one.spec.study in self.kept) == shown]
+
+    def markdown(self) -> str:
+        """A page: the summary, every table with a figure, and what is left."""
+        parts = [
+            "# Published tables, measured",
+            "Tables of the papers that files in `specs/studies/` describe, as far as their runs of "
+            f"size {self.size} are done: measured beside printed, with the claims judged. "
+            "{doc}`studies` explains files and verdicts. Written by `make studies`, which goes on "
+            f"where it stopped. All finished runs together took {self._hours()} of one process.",
+            self.summary().markdown(),
+            *self._begun_not(),
+            *(
+                study_markdown(result, self.kept.get(result.spec.study)).rstrip()
+                for result in self._shown(True)
+            ),
+        ]
+        if self.others:
+            parts += [f"## {self.left().title}", self.left().markdown()]
+        return "\n\n".join(parts) + "\n"
+
+
+def needs(spec: StudySpec) -> str:
+    """What a study that lacks a size says about the sizes it has."""
+    return " ".join(size.about for size in spec.sizes.values() if size.about) or spec.about
+
+
+def without_part(
+    paths: Iterable[str | os.PathLike[str]],
+    size: StudySizeName,
+    only: Sequence[str],
+    seeds: Sequence[int],
+) -> frozenset[Path]:
+    """The studies that have none of the cells and seeds that are asked for.
+
+    Raises:
+        SpecError: If all are such, or a file cannot be understood.
+    """
+    having = {path: spec for path in yaml_files(paths) if size in (spec := load_study(path)).sizes}
+    found: dict[Path, SpecError] = {}
+    for path, spec in having.items():
+        try:
+            chosen_cells(spec, size, only, seeds)
+        except SpecError as error:
+            found[path] = error
+    if having and len(found) == len(having):
+        raise next(iter(found.values()))
+    return frozenset(found)
+
+
+def studies(
+    paths: Iterable[str | os.PathLike[str]],
+    run: Callable[[Path], StudyResult],
+    *,
+    size: StudySizeName = "small",
+    page: str = "",
+) -> Studies:
+    """Run studies one after the other.
+
+    Args:
+        paths: Study files, or folders of them.
+        run: Runs one of them.
+        size: The size; studies that do not have it are listed and not run.
+        page: What was written before: studies keep what it says while fewer of their runs are
+            there than were then.
+
+    Raises:
+        SpecError: If a file is not there or cannot be understood.
+        RunError: If none of them has the size, or two have the same name.
+        DataError: If the data of none of them are there; else those that lack data are listed.
+    """
+    found = {path: load_study(path) for path in yaml_files(paths)}
+    having = [path for path, spec in found.items() if size in spec.sizes]
+    if not having:
+        raise RunError(
+            f"no study of this size, {size}",
+            where=", ".join(map(str, found)),
+            expected=" or ".join(sorted({name for spec in found.values() for name in spec.sizes})),
+        )
+    stems = [path.stem for path in having]
+    twice = [path for path in having if stems.count(path.stem) > 1]
+    if twice:
+        raise RunError(
+            "would be written into the same files",
+            where=" and ".join(map(str, twice)),
+            expected="studies of different names",
+        )
+    results: dict[Path, StudyResult] = {}
+    lacking: dict[Path, str] = {}
+    for path in having:
+        try:
+            results[path] = run(path)
+        except DataError as error:
+            lacking[path] = str(error)
+            if len(lacking) == len(having):
+                raise
+    others = {path: spec for path, spec in found.items() if path not in results}
+    return Studies(size, results, others, lacking, earlier_studies(page))

@@ -1,0 +1,208 @@
+"""A study as tables, CSV, Markdown and a page: measured beside published, and its claims judged."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import itertools
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from archgraph.files import write
+from archgraph.reports.comparison import Comparison
+from archgraph.reports.group_tables import shared_sheet
+from archgraph.reports.page import html_page, image
+from archgraph.reports.plots import picture, spread
+from archgraph.studies.earlier import BEGIN, END, EarlierStudy
+from archgraph.studies.paired import LEVEL
+from archgraph.studies.study import StudyResult
+from archgraph.tables import Table, plural
+
+NOTHING = "–"
+CHANGED = "The study's file has changed since: this is what it was then."
+
+
+def study_tables(result: StudyResult) -> tuple[Table, ...]:
+    """Measured beside published, the claims, and what is missing; empty tables are left out."""
+    tables = (*_figures(result), _claims(result), _missing(result))
+    return tuple(table for table in tables if table.rows)
+
+
+def study_csv(result: StudyResult) -> str:
+    """A line for each cell and figure."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["row", "column", "figure", "seeds", "mean", "std", "published", "values"])
+    for row, column in _cells(result):
+        for figure in result.spec.figures:
+            values = list(result.values(row, column, figure).values())
+            mean = statistics.fmean(values) if values else None
+            std = statistics.stdev(values) if len(values) > 1 else None
+            printed = result.spec.printed(row, column, figure)
+            listed = " ".join(map(repr, values))
+            writer.writerow([row, column, figure, len(values), mean, std, printed, listed])
+    return stream.getvalue()
+
+
+def study_markdown(result: StudyResult, earlier: EarlierStudy | None = None) -> str:
+    """The tables as Markdown, under the study's name.
+
+    Args:
+        result: What was measured.
+        earlier: What a page says; stands in the place of the tables.
+    """
+    *about, done = _about(result)
+    measured, stamp = [done], result.stamp
+    for table in study_tables(result):
+        measured += [f"**{table.title}**", table.markdown()]
+    if earlier is not None:
+        measured, stamp = [earlier.body], earlier.stamp
+    changed = [CHANGED] if stamp != result.stamp else []
+    texts = [BEGIN.format(size=result.size, stamp=stamp), *measured, END, *changed]
+    findings = _findings(result, earlier)
+    every = (f"## {result.spec.study}", *filter(None, about), *texts, *findings)
+    return "\n\n".join(every) + "\n"
+
+
+def study_page(result: StudyResult) -> str:
+    """The tables as a page, with the curves of every column."""
+    body = [f"<h1>{html.escape(result.spec.study)}</h1>"]
+    body += [f"<p>{html.escape(text)}</p>" for text in filter(None, _about(result))]
+    for table in study_tables(result):
+        body += [f"<h2>{html.escape(table.title)}</h2>", table.html()]
+        body += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
+    body += [f"<p>{html.escape(text)}</p>" for text in _findings(result)]
+    for column in dict.fromkeys(column for _, column in result.groups):
+        groups = {
+            row: [log.rounds for log in next(iter(of.values())).runs]
+            for (row, at), of in result.groups.items()
+            if at == column
+        }
+        drawn = picture(spread(groups, title=column))
+        body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
+        body += [image(drawn, "svg+xml", column or "curves")]
+    return html_page(result.spec.study, [*body, *_settings(result)])
+
+
+def _settings(result: StudyResult) -> Iterator[str]:
+    """What all finished runs have in common."""
+    each = (next(iter(of.values())) for of in result.groups.values() if of)
+    groups = {tuple(log.folder for log in group.runs): group for group in each}
+    if groups:
+        yield "<h2>Settings of all runs</h2>"
+        yield shared_sheet(Comparison(tuple(groups.values()), ())).html()
+
+
+def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write the tables as text, Markdown, CSV and a page; the paths of the four files.
+
+    Raises:
+        RunError: If they cannot be written.
+    """
+    texts = {
+        "txt": "\n\n".join(map(str, (*study_tables(result), *_findings(result)))) + "\n",
+        "md": study_markdown(result),
+        "csv": study_csv(result),
+        "html": study_page(result),
+    }
+    return tuple(
+        write(Path(folder) / f"{name}-{result.size}.{ending}", text)
+        for ending, text in texts.items()
+    )
+
+
+def _cells(result: StudyResult) -> list[tuple[str, str]]:
+    """Cells of this size, row by row."""
+    there = {(cell.row, cell.column) for cell in (*(r.cell for r in result.runs), *result.waiting)}
+    every = itertools.product(result.spec.rows, result.spec.combined())
+    return [cell for cell in every if cell in there]
+
+
+def _about(result: StudyResult) -> tuple[str, ...]:
+    seeds = plural(len({one.seed for one in result.runs}), "seed")
+    of = plural(len({one.folder for one in result.runs}), "run")
+    done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
+    return result.spec.about, result.spec.sizes[result.size].about, done
+
+
+def _findings(result: StudyResult, earlier: EarlierStudy | None = None) -> tuple[str, ...]:
+    """What the file says about this size's figures, once there are any."""
+    return result.spec.sizes[result.size].findings if result.done or earlier else ()
+
+
+def _figures(result: StudyResult) -> Iterator[Table]:
+    """A table for each value of the first part of the columns' names, if they have several."""
+    there, parts = _cells(result), result.spec.combined()
+    several = len(result.spec.parts) > 1
+    firsts = dict.fromkeys(parts[column][0] if several else "" for _, column in there)
+    for first in firsts:
+        columns = [c for c, names in parts.items() if not several or names[0] == first]
+        columns = [c for c in columns if any(c == at for _, at in there)]
+        shown = {c: c.removeprefix(f"{first}, ") if several else c for c in columns}
+        heads = [
+            ", ".join(filter(None, (shown[c], figure if _named(result) else "")))
+            for c, figure in itertools.product(columns, result.spec.figures)
+        ]
+        rows = tuple(
+            (row, *(_cell(result, row, c, f) for c in columns for f in result.spec.figures))
+            for row in result.spec.rows
+            if any((row, c) in there for c in columns)
+        )
+        title = ", ".join(filter(None, (result.spec.study, first)))
+        note = "measured: mean ± standard deviation over the seeds"
+        note += "; in brackets: published" if result.spec.published else ""
+        yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
+
+
+def _named(result: StudyResult) -> bool:
+    """Whether heads name the figure: of one there is nothing to tell apart."""
+    return len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
+
+
+def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
+    values = list(result.values(row, column, figure).values())
+    printed = result.spec.printed(row, column, figure)
+    text, digits = NOTHING, result.spec.read[figure].digits
+    if values:
+        text = _number(statistics.fmean(values), digits)
+        text += f" ± {_number(statistics.stdev(values), digits)}" if len(values) > 1 else ""
+    return text if printed is None else f"{text} ({printed:g})"
+
+
+def _number(value: float, digits: int) -> str:
+    """So many digits behind the point, four in all for what is larger than a thousand."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def _claims(result: StudyResult) -> Table:
+    rows = []
+    for one in result.findings:
+        told = (NOTHING, NOTHING, NOTHING)
+        if one.paired is not None:
+            std, p = one.paired.std, one.paired.p
+            digits = result.spec.read[one.figure].digits
+            mean = f"{one.paired.mean:+.{digits}f}"
+            mean += "" if std is None else f" ± {std:.{digits}f}"
+            told = (mean, str(len(one.paired.differences)), NOTHING if p is None else f"{p:.3f}")
+        rows.append((one.claim, one.where, one.figure, *told, one.verdict))
+    return Table(
+        "Claims",
+        ("claim", "where", "by", "difference", "seeds", "p", "verdict"),
+        tuple(rows),
+        frozenset({3, 4, 5}),
+        note=f"paired t test over the seeds, level {LEVEL:g} on each side, not corrected for the "
+        "number of claims; p is one-sided; a difference is positive where the claim holds; does "
+        "not hold: the opposite order at that level, or equal in every seed",
+    )
+
+
+def _missing(result: StudyResult) -> Table:
+    rows = [(c.row, c.column, f"waits for {c.waits}") for c in result.waiting]
+    for one in result.runs:
+        if one.folder in result.failed:
+            place = ", ".join(filter(None, (one.cell.column, f"seed {one.seed}")))
+            rows.append((one.cell.row, place, result.failed[one.folder]))
+    return Table("Not measured", ("row", "column", "why"), tuple(dict.fromkeys(rows)))

@@ -1,0 +1,257 @@
+"""Trackers are told what `metrics.jsonl` is told; one that fails is a note of the run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import archgraph as ag
+from archgraph.data import Dataset, Split
+from archgraph.language import verdicts
+from archgraph.record.points import points
+from archgraph.record.trackers import ConsoleTracker, tracker
+
+MODEL = """
+archgraph: 1
+inputs: {row: [6]}
+sections: [{name: net, steps: [linear: {out: 4}, relu, linear: {out: 1}]}]
+"""
+
+
+@pytest.fixture
+def run(tmp_path) -> Callable[..., ag.engine.Run]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(40, 6, generator=generator)
+    split = Split(inputs, inputs[:, 0])
+    data = Dataset("made", "tensor", None, (6,), split, split)
+    (tmp_path / "net.yaml").write_text(MODEL)
+
+    def do(more: str = "", rounds: int = 2, **options: Any) -> Any:
+        (tmp_path / "e.yaml").write_text(f"""\
+name: e
+family: {{model: net.yaml, clients: [{{name: all, count: 2}}]}}
+strategy: {{fedavg: {{}}}}
+rounds: {rounds}
+validation: 0.2
+local: {{batch: 10}}
+{more}
+""")
+        return ag.run(tmp_path / "e.yaml", data=data, **{"progress": False, **options})
+
+    return do
+
+
+class Mine:
+    """A tracker of one's own."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.said: list[Any] = []
+
+    def begin(self, run: Any) -> None:
+        self._note("begin", run)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self._note("round", line)
+
+    def end(self) -> None:
+        self._note("end", None)
+
+    def _note(self, what: str, value: Any) -> None:
+        self.said.append((what, value))
+        if what == self.fails:
+            raise OSError("the service is away")
+
+
+def test_ones_own_tracker_is_told_what_the_file_is_told(run, tmp_path):
+    mine = Mine()
+    done = run(out=tmp_path / "run", trackers=[mine])
+    lines = [json.loads(t) for t in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [what for what, _ in mine.said] == ["begin", "round", "round", "end"]
+    assert [value for what, value in mine.said if what == "round"] == lines
+    begun = mine.said[0][1]
+    assert (begun.name, begun.rounds, begun.folder, begun.lines) == ("e", 2, tmp_path / "run", ())
+    assert begun.settings["strategy"]["fedavg"]["weights"] == "examples"
+    assert not done.notes
+
+
+@pytest.mark.parametrize("fails", ["begin", "round", "end"])
+def test_a_tracker_that_fails_is_a_note_and_the_others_go_on(run, fails):
+    broken, whole = Mine(fails), Mine()
+    done = run(trackers=[broken, whole])
+    assert len(done.rounds) == 2 and len(whole.said) == 4
+    (note,) = done.notes
+    assert note.startswith("Mine failed ") and note.endswith("OSError: the service is away")
+    assert note in done.table().note
+    assert sum(what == fails for what, _ in broken.said) == 1
+
+
+def test_csv_has_a_row_for_each_figure_also_after_a_resume(run, tmp_path):
+    folder = tmp_path / "run"
+    done = run("trackers: [csv]", rounds=3, out=folder)
+    text = (folder / "metrics.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    figures = [p for line in done.rounds for p in points(line)]
+    assert [(int(r["round"]), r["part"], r["group"], r["metric"]) for r in rows] == [
+        tuple(p[:4]) for p in figures
+    ]
+    assert [float(r["value"]) for r in rows] == [p.value for p in figures]
+    run("trackers: [csv]", rounds=3, out=folder, resume_from=2)
+    again = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
+    kept = [r for r in again if not r["metric"].startswith("seconds")]
+    assert kept == [r for r in rows if not r["metric"].startswith("seconds")]
+
+
+def test_console_says_a_line_per_round_where_there_is_no_terminal(run, capsys, monkeypatch):
+    run(progress=True)
+    first, second = capsys.readouterr().err.splitlines()
+    form = r"round 1 of 2: 2 clients, mse [\d.]+, validation mse [\d.]+, [\d.]+ s"
+    assert re.fullmatch(form, first) and second.startswith("round 2 of 2: ")
+    run(progress=False)
+    assert capsys.readouterr().err == ""
+    run("trackers: [console]", progress=True)
+    assert len(capsys.readouterr().err.splitlines()) == 2  # once, not twice
+
+
+def test_console_names_what_went_wrong():
+    stream = io.StringIO()
+    said = ConsoleTracker(stream)
+    said.round({"round": 1, "clients": [], "failed": [{}], "rejected": [{}, {}]})
+    assert stream.getvalue() == "round 1 of 0: 0 clients, 2 refused, 1 failed, 0.0 s\n"
+
+
+def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    done = run("trackers: [tensorboard]", out=tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = [(e.step, e.value) for e in events.Scalars("test/global/mse")]
+    wanted = [(line["round"], line["evaluation"]["global"]["mse"]) for line in done.rounds]
+    assert [step for step, _ in found] == [1, 2]
+    assert [value for _, value in found] == pytest.approx([v for _, v in wanted], rel=1e-6)
+
+
+class Recorder(types.ModuleType):
+    """A module that records its calls: neither service is installed here.
+
+    This tests our side of the boundary, the calls and their arguments, and nothing of the packages.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Recorder:
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+
+def test_weights_and_biases_as_recorded_at_its_boundary(run, monkeypatch):
+    fake = Recorder("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    done = run("trackers: [{wandb: {project: mine, options: {mode: offline}}}]")
+    assert [name for name, _, _ in fake.calls] == ["init", "log", "log", "finish"]
+    begun = fake.calls[0][2]
+    assert (begun["project"], begun["name"], begun["mode"]) == ("mine", "e", "offline")
+    _, (figures,), step = fake.calls[1]
+    assert step == {"step": 1}
+    assert figures["test/global/mse"] == done.rounds[0]["evaluation"]["global"]["mse"]
+
+
+def test_mlflow_as_recorded_at_its_boundary(run, monkeypatch):
+    fake = Recorder("mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    run("trackers: [{mlflow: {experiment: mine, uri: 'file:runs'}}]")
+    names = [name for name, _, _ in fake.calls]
+    wanted = ["set_tracking_uri", "set_experiment", "start_run", "log_params"]
+    assert names == [*wanted, "log_metrics", "log_metrics", "end_run"]
+    assert fake.calls[1][1] == ("mine",) and fake.calls[3][1][0]["rounds"] == 2
+    assert fake.calls[4][2] == {"step": 1}
+
+
+@pytest.mark.parametrize(("name", "call"), [("wandb", "log"), ("mlflow", "log_metrics")])
+def test_a_run_that_goes_on_has_all_its_rounds_there(run, monkeypatch, tmp_path, name, call):
+    fake = Recorder(name)
+    monkeypatch.setitem(sys.modules, name, fake)
+    run(f"trackers: [{name}]", rounds=1, out=tmp_path / "out")
+    fake.calls.clear()
+    run(f"trackers: [{name}]", rounds=2, out=tmp_path / "out", resume=True)
+    assert [how["step"] for done, _, how in fake.calls if done == call] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("tensorbord", "e.yaml:8: trackers: unknown tracker; found 'tensorbord'; expected one of"),
+        ("{csv: {paht: a}}", "e.yaml:8: trackers: has other options; found csv: "),
+        ("csv", "trackers: csv: has no file to write to; found a run without a folder; expected"),
+        ("mlflow", "e.yaml:8: trackers: mlflow: needs the package mlflow; found"),
+        ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
+    ],
+    ids=["unknown", "option", "folder", "package", "two"],
+)
+def test_mistakes(run, monkeypatch, choice, said):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ag.ArchGraphError, match=re.escape(said)):
+        run(f"\ntrackers: [{choice}]")
+
+
+def test_check_knows_the_trackers(tmp_path):
+    text = "name: e\nfamily: {model: net.yaml, clients: [{name: all, count: 2}]}\nrounds: 1\n"
+    (tmp_path / "net.yaml").write_text(MODEL)
+    (tmp_path / "e.yaml").write_text(text + "strategy: {fedavg: {}}\ntrackers: [tensorbord]\n")
+    (found,) = verdicts([tmp_path / "e.yaml"])
+    assert "e.yaml:5: trackers: unknown tracker; found 'tensorbord'" in str(found.error)
+
+
+def test_what_is_not_a_tracker_is_refused():
+    with pytest.raises(ag.RunError, match=r"is not a tracker; found int; expected a name, or an"):
+        tracker(3)
+
+
+# ---------------------------------------------------------------- data frames
+
+
+def test_a_frame_has_a_row_for_each_figure(run):
+    pandas = pytest.importorskip("pandas", reason="needs the extra frames")
+    done = run()
+    found = done.to_frame()
+    assert list(found.columns) == ["round", "part", "group", "metric", "value"]
+    chosen = found[(found.part == "test") & (found.group == "global") & (found.metric == "r2")]
+    assert chosen["round"].tolist() == [1, 2]
+    wanted = [line["evaluation"]["global"]["r2"] for line in done.rounds]
+    assert chosen["value"].tolist() == wanted
+    assert set(found[found.part == "train"].group) == {"client 0", "client 1"}
+    assert pandas.api.types.is_float_dtype(found["value"])
+    assert {"validation", "run"} <= set(found.part)
+
+
+def test_figures_that_are_not_finite_are_nan_in_a_frame_and_left_out_by_trackers():
+    line = {"round": 1, "evaluation": {"models": {"global": {"loss": None, "mse": 1.0}}}}
+    found = {p.metric: p.value for p in points(line)}
+    assert math.isnan(found["loss"]) and found["mse"] == 1.0
+
+
+def test_without_pandas_the_message_names_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    done = run()
+    with pytest.raises(ag.RunError, match=r"to_frame: needs the package pandas.*\[frames\]"):
+        done.to_frame()

@@ -1,0 +1,217 @@
+"""What a run folder tells: tables, curves, pages; whatever state the run was left in."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.patches import Rectangle
+
+from archgraph.errors import RunError
+from archgraph.reports.page import page, report
+from archgraph.reports.plots import curves, picture, save
+from archgraph.reports.run_tables import tiers
+from archgraph.reports.runs import Log, models, read_run, seconds, series
+
+
+def line(number: int, *, tested: bool = True, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "round": number,
+        "seconds": {"local": 3.0, "server": 0.5, "evaluate": 1.0, "record": 0.1, "total": 5.0},
+        **more,
+    }
+    if tested:
+        figures = {
+            name: {
+                "accuracy": base + number / 100,
+                "loss": 1.0,
+                "local": {"accuracy": 0.5, "loss": 1.0, "masked": 0.6},
+            }
+            for name, base in (("small", 0.5), ("large", 0.7), ("global", 0.6))
+        }
+        found["evaluation"] = {
+            "models": figures,
+            "global": figures["global"],
+            "worst": {"name": "small", **figures["small"]},
+        }
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "a run"
+    place.mkdir()
+    (place / "run.yaml").write_text("name: <tiny> & co\nrounds: 3\n")
+    lines = [line(1, tested=False), line(2), line(3, rejected=[REJECTED])]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lines))
+    return place
+
+
+REJECTED = {"client": 4, "name": "small", "reason": "fc.weight: <not> finite"}
+
+
+def test_a_run_is_read_as_it_was_written(folder: Path):
+    log = read_run(folder)
+    assert [item["round"] for item in log.rounds] == [1, 2, 3]
+    assert models(log.rounds) == ("small", "large", "global")
+    assert series(log.rounds, "models", "large", "accuracy") == ([2, 3], [0.72, 0.73])
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(folder: Path):
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write('{"round": 4, "evalua')
+    assert [item["round"] for item in read_run(folder).rounds] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "[]", '{"evaluation": {}}', '{"round": null}'])
+def test_a_damaged_line_is_named(folder: Path, damage: str):
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write(damage + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl:4: damaged line"):
+        read_run(folder)
+
+
+def test_a_run_is_shown_whose_experiment_has_a_flipped_bit(folder: Path):
+    with (folder / "run.yaml").open("ab") as stream:
+        stream.write(b"# \xff")
+    assert len(read_run(folder).rounds) == 3
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(RunError) as caught:
+        read_run(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: not a run folder; found No such file or directory: run.yaml; "
+        "expected run.yaml and metrics.jsonl"
+    )
+
+
+def test_the_table_has_a_row_per_model_and_marks_the_worst(folder: Path):
+    found = tiers(read_run(folder))
+    assert [row[0] for row in found.rows] == ["small", "large", "global"]
+    assert found.columns == ("model", "accuracy", "on own classes", "")
+    assert found.rows[0] == ("small", "53.00 %", "50.00 %", "worst")
+    assert found.note == "3 rounds, 1 update rejected"
+    assert found.strong == {2}
+
+
+@given(st.lists(st.floats(0, 100), min_size=5, max_size=5))
+def test_time_is_split_without_rest(parts: list[float]):
+    local, server, evaluate, record, rest = parts
+    total = local + server + evaluate + rest
+    spent = {"local": local, "server": server, "evaluate": evaluate, "record": record}
+    found = seconds([{"round": 1, "seconds": {**spent, "total": total}}])
+    assert sum(found.values()) == pytest.approx(total + record, abs=1e-9)
+    assert min(found.values()) >= 0.0
+
+
+def test_curves_show_every_model_and_the_time(folder: Path):
+    rounds = read_run(folder).rounds
+    accuracy, time = curves(rounds, title="tiny").axes
+    drawn = {item.get_label(): item for item in accuracy.get_lines()}
+    assert list(drawn) == ["small", "large", "global"]
+    assert np.asarray(drawn["small"].get_xdata()).tolist() == [2, 3]
+    looks = {(item.get_color(), str(item.get_linestyle())) for item in drawn.values()}
+    assert len(looks) == len(drawn)
+    assert time.get_title(loc="left") == "seconds per round"
+    heights = [bar.get_height() for bar in time.patches if isinstance(bar, Rectangle)]
+    assert sum(heights) == pytest.approx(5.1, abs=1e-9)
+
+
+def test_perplexity_is_drawn_where_there_is_one():
+    rounds = [
+        {"round": 1, "evaluation": {"models": {"a": {"accuracy": 0.1, "perplexity": 200.0}}}},
+        {"round": 2, "evaluation": {"models": {"a": {"accuracy": 0.2, "perplexity": 100.0}}}},
+    ]
+    (panel,) = curves(rounds).axes
+    assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]
+    assert panel.get_yscale() == "log"
+    assert tiers(Log(Path("a"), "", tuple(rounds))).rows[0][1] == "100"
+
+
+@pytest.mark.parametrize("rounds", [[], [{"round": 1}], [line(1, tested=False)]])
+def test_a_run_without_a_test_can_be_drawn(rounds: list[dict[str, Any]]):
+    assert picture(curves(rounds), "png").startswith(b"\x89PNG")
+
+
+def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path):
+    rounds = read_run(folder).rounds
+    assert picture(curves(rounds)) == picture(curves(rounds))
+    save(curves(rounds), tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes() == picture(curves(rounds))
+    with pytest.raises(RunError, match="is not a picture format"):
+        save(curves(rounds), tmp_path / "curves.gif")
+    assert not (tmp_path / "curves.gif").exists()
+
+
+class Outline(HTMLParser):
+    """Which elements a page has, and whether they are closed in order."""
+
+    VOID = frozenset({"meta", "img", "br", "link"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(text: str) -> Outline:
+    outline = Outline()
+    outline.feed(text)
+    assert not outline.open
+    return outline
+
+
+def test_the_page_holds_everything_and_loads_nothing(folder: Path):
+    path = report(folder)
+    assert path == folder / "report.html"
+    outline = read(path.read_text())
+    assert "script" not in outline.seen
+    assert all(link.startswith(("data:image/", "data:text/csv", "#")) for link in outline.links)
+    words = "".join(outline.text)
+    assert "name: <tiny> & co" in words
+    assert "fc.weight: <not> finite" in words
+    for name in ("small", "large", "global"):
+        assert name in words
+
+
+def test_pictures_of_the_folder_are_on_the_page_and_cannot_run(folder: Path):
+    (folder / "evil.svg").write_text("<svg xmlns='x'><script>alert(1)</script></svg>")
+    outline = read(page(read_run(folder)))
+    assert "script" not in outline.seen
+    assert any(source.startswith("data:image/svg+xml;base64,") for source in outline.links)
+
+
+def test_a_page_of_a_run_that_just_began(folder: Path):
+    (folder / "metrics.jsonl").write_text("")
+    assert "Nothing was tested yet" in "".join(read(page(read_run(folder))).text)
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(folder: Path):
+    (folder / "file").write_text("kept")
+    with pytest.raises(RunError, match="cannot write the file"):
+        report(folder, folder / "file" / "report.html")
+    assert sorted(p.name for p in folder.iterdir()) == ["file", "metrics.jsonl", "run.yaml"]

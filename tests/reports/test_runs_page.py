@@ -1,0 +1,219 @@
+"""The page of several runs: seeds are one curve with a band, and every figure is the library's."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+import urllib.parse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import archgraph as ag
+from archgraph.analysis.cost import cost
+from archgraph.record.traffic import DOWN, UP, traffic
+from archgraph.reports import report
+from archgraph.reports.comparison import comparison
+from archgraph.reports.runs_page import data_charts, rounds_sheet, runs_charts, runs_page
+from tests.cli.terminal import call, refused
+from tests.reports.test_comparison import made
+from tests.reports.test_page import SPEC
+from tests.reports.test_page import files as sheets
+
+VALUES = {"small": 0.4, "large": 0.6, "global": 0.5}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [
+        made(tmp_path / f"{strategy}{seed}", {k: v + seed / 10 for k, v in VALUES.items()},
+             seed=seed, strategy=strategy)
+        for strategy in ("fedfa", "heterofl") for seed in (0, 1)
+    ]  # fmt: skip
+
+
+def files(text: str, kind: str) -> dict[str, str]:
+    links = re.findall(rf'download="(\w+)\.{kind}" href="data:[^,]*,([^"]*)"', text)
+    return {name: urllib.parse.unquote(html.unescape(source)) for name, source in links}
+
+
+def test_seeds_are_one_curve_whose_band_is_within_the_scale(runs: list[Path]):
+    (name, figure), _ = runs_charts(comparison(runs[:2]))
+    assert name == "accuracy on all test data over the rounds"
+    (panel,) = figure.axes
+    drawn = {line.get_label(): line for line in panel.get_lines()}
+    assert list(drawn) == ["small", "large", "global"]
+    for label, line in drawn.items():
+        last = np.asarray(line.get_ydata())[-1]
+        assert last == pytest.approx(VALUES[str(label)] + 0.05, abs=1e-9)
+    assert len(panel.collections) == 3  # a band each
+    low, high = panel.get_ylim()
+    for part in panel.collections:
+        (path,) = part.get_paths()
+        heights = np.asarray(path.vertices)[:, 1]
+        assert low < heights.min() and heights.max() < high
+
+
+def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Path]):
+    drawn = dict(runs_charts(comparison(runs)))
+    assert list(drawn) == [
+        "average submodel: accuracy over the rounds",
+        "worst submodel: accuracy over the rounds",
+        "small: accuracy over the rounds",
+        "large: accuracy over the rounds",
+        "global model: accuracy over the rounds",
+        "seconds per round",
+    ]
+    lines = drawn["worst submodel: accuracy over the rounds"].axes[0].get_lines()
+    assert [np.asarray(line.get_ydata())[-1] for line in lines] == pytest.approx([0.45] * 2)
+
+
+def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
+    compared = comparison(runs, tiers=True)
+    text = runs_page(compared)
+    tables = files(text, "csv")
+    assert tables["runs"] == compared.csv() and tables["rounds"] == rounds_sheet(compared).csv()
+    rows = list(csv.DictReader(io.StringIO(tables["rounds"])))
+    assert len(rows) == 4 * 2 * 3  # runs, tests, models
+    assert {row["accuracy"] for row in rows if row["model"] == "small" and row["round"] == "4"} == {
+        "0.4", "0.5"
+    }  # fmt: skip
+    assert len(files(text, "svg")) == text.count("<figure>") == 6
+    assert all(plot.startswith("<?xml") for plot in files(text, "svg").values())
+    shown = compared.tables()[0]
+    for cell in (*shown.columns[1:], *shown.rows[0], *shown.rows[1]):
+        assert html.escape(cell) in text
+    assert "<script" not in text
+
+
+def test_report_takes_one_run_or_several_and_folders_of_them(runs: list[Path], tmp_path: Path):
+    assert report(runs[0]) == runs[0] / "report.html"
+    assert "<h2>Each run</h2>" not in (runs[0] / "report.html").read_text()
+    path = report(tmp_path, tmp_path / "all.html")
+    text = path.read_text()
+    assert text.count("<summary>tiny (") == 4 and "6 in" not in text and "4 in 2 groups" in text
+    assert report(runs) == runs[0] / "report.html"
+    result = call("report", *runs[:2], "-o", tmp_path / "two.html")
+    assert result.exit_code == 0 and "two.html" in result.output
+    refused(call("report", tmp_path / "nothing"), "not a run folder")
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> list[ag.engine.Run]:
+    """Two seeds with an attack, and one of them without."""
+    folder = tmp_path_factory.mktemp("attacked")
+    clean = re.sub("attack: .*\n", "", SPEC).replace("name: attacked", "name: clean")
+    made = []
+    for name, text in (
+        ("a4", SPEC),
+        ("a5", SPEC.replace("seed: 4", "seed: 5")),
+        ("clean", clean),
+    ):
+        (folder / f"{name}.yaml").write_text(text)
+        made.append(ag.run(folder / f"{name}.yaml", out=folder / name, progress=False))
+    return made
+
+
+def folders(runs: list[ag.engine.Run]) -> list[Path]:
+    return [run.folder for run in runs if run.folder is not None]
+
+
+def test_data_traffic_and_attack_of_several_runs_are_the_engines(attacked: list[ag.engine.Run]):
+    compared = comparison(folders(attacked), tiers=True)
+    found = sheets(runs_page(compared))
+    both = attacked[:2]
+    for row in found["data"]:
+        runs = both if row["experiment"] == "attacked" else attacked[2:]
+        clients = [c for run in runs for c in run.experiment.world.clients if c.name == row["tier"]]
+        examples = [client.examples for client in clients]
+        assert float(row["clients"]) == len(clients) / len(runs)
+        assert float(row["examples"]) == pytest.approx(np.mean(examples), abs=1e-9)
+        assert (int(row["least"]), int(row["most"])) == (min(examples), max(examples))
+        present = [sum(many > 0 for many in client.histogram) for client in clients]
+        assert float(row["classes"]) == pytest.approx(np.mean(present), abs=1e-9)
+    for row in found["communication"]:
+        runs = both if row["experiment"] == "attacked" else attacked[2:]
+        lines = [line for run in runs for line in run.rounds]
+        if row["tier"] == "all":
+            for way in (DOWN, UP):
+                sent = sum(traffic(line)[way] for line in lines) / len(runs)
+                assert float(row[way]) == pytest.approx(sent, abs=1e-6)
+            continue
+        graph = runs[0].experiment.world.tier(row["tier"]).graph
+        own = [r for line in lines for r in line["clients"] if r["name"] == row["tier"]]
+        macs = sum(r["seen"] for r in own) * cost(graph).macs / len(runs)
+        assert float(row["macs"]) == pytest.approx(macs, abs=1e-6)
+        assert float(row["tasks"]) == len(own) / len(runs)
+    assert [(row["experiment"], row["seed"]) for row in found["attack"]] == [
+        ("attacked", "4"), ("attacked", "5")
+    ]  # fmt: skip
+    for row, run in zip(found["attack"], both, strict=True):
+        (bad,) = run.experiment.malicious
+        assert row["clients"].startswith(f"client {bad},") and row["malicious"] == "1"
+        taken = sum(r["client"] == bad for line in run.rounds for r in line["clients"])
+        assert (row["taken"], row["lost"]) == (str(taken), "0")
+        assert row["options"] == "fraction 0.25, intensity 1.0"
+
+
+def test_what_all_runs_share_stands_once(attacked: list[ag.engine.Run], tmp_path: Path):
+    asked: list[Path] = []
+
+    def viewer(log):
+        asked.append(log.folder)
+        return "<p>the viewer</p>"
+
+    text = report(folders(attacked), tmp_path / "all.html", viewer=viewer).read_text()
+    assert asked == folders(attacked)[:1] and text.count("<iframe") == 1
+    assert "<summary>attacked, clean</summary>" in text
+    shared = {row["setting"]: row["value"] for row in sheets(text)["shared_settings"]}
+    assert shared["local.batch"] == "16" and not {"seed", "attack.fraction"} & set(shared)
+    assert any(row["setting"].startswith("attack") for row in sheets(text)["differences"])
+    for fact in ("heterofl", "digits, iid", "4: 1 whole, 3 half_of_it", "3 in 2 groups"):
+        assert f"<dd>{fact}</dd>" in text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_data_is_drawn_once_for_runs_that_have_the_same(attacked: list[ag.engine.Run]):
+    four, five, _ = attacked
+    drawn = data_charts(comparison(folders([four, five])))
+    assert [name for name, _ in drawn] == [
+        "data of each client: attacked, seed 4", "data of each client: attacked, seed 5"
+    ]  # fmt: skip
+    _, figure = next(data_charts(comparison(folders([four]))))
+    mesh = np.asarray(figure.axes[1].collections[0].get_array()).reshape(4, 10)
+    assert mesh.sum(axis=1) == pytest.approx([1.0] * 4)  # shares of a client's examples
+    counts = np.array([client.histogram for client in four.experiment.world.clients])
+    assert mesh == pytest.approx(counts / counts.sum(axis=1, keepdims=True))
+
+
+def test_curves_are_drawn_over_bytes_and_macs_too(attacked: list[ag.engine.Run]):
+    drawn = dict(runs_charts(comparison(folders(attacked))))
+    costs = {
+        "megabytes, both ways": lambda line: sum(traffic(line).values()) / 1e6,
+        "GMACs of training": lambda line: line["macs"]["round"] / 1e9,
+    }
+    for axis, read in costs.items():
+        clean = drawn[f"average submodel: accuracy over {axis}"].axes[0].get_lines()[1]
+        spent = np.cumsum([read(line) for line in attacked[2].rounds])
+        assert clean.get_label() == "clean"
+        assert np.asarray(clean.get_xdata()) == pytest.approx(spent)
+
+
+def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
+    name = "RecipFL, Figure 6, RecipFL without knowledge transfer, MNIST"
+    places = [
+        made(tmp_path / strategy, VALUES, name=f"{name}, {strategy}", strategy=strategy)
+        for strategy in ("fedfa", "heterofl")
+    ]
+    for title, figure in runs_charts(comparison(places)):
+        figure.draw_without_rendering()
+        edge = figure.bbox.width
+        for legend in figure.legends:
+            assert legend.get_window_extent().x1 <= edge, title
+        boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+        if title == "seconds per round":
+            assert boxes[0].x1 < boxes[1].x0

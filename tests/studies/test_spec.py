@@ -1,0 +1,200 @@
+"""Studies as files: what a cell is made of, and where a mistake stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archgraph.errors import SpecError
+from archgraph.studies import load_study
+from archgraph.studies.spec import StudySpec, cells
+
+FAMILY = """\
+model:
+  archgraph: 1
+  inputs: {x: [4]}
+  sections: [{name: fc, steps: [linear: 3]}]
+clients: [{name: all, count: 2}]
+"""
+STUDY = """\
+archgraph: 1
+study: Somebody, Table 1
+experiment:
+  family: "{family}.yaml"
+  data: {dataset: mnist, limit: 100, partition: {scheme: iid}}
+  local: {lr: 0.1, epochs: 2, momentum: 0.9}
+  rounds: 2
+rows:
+  A: {strategy: {fedavg: {}}}
+  B: {strategy: {standalone: {}}, local: {lr: 0.01}}
+columns:
+  - {few: {values: {family: one}}, many: {values: {family: two}, rounds: 4}}
+  - {clean: {}, attacked: {attack: {fraction: 0.5}}}
+figures: {worst: worst_accuracy, time: {measure: seconds, better: less}}
+published:
+  A: [90, 1.5, 80, 1.5, 91, 1.5, 81, 1.5]
+  B: [80, 1.0, 70, 1.0, 81, 1.0, null, 1.0]
+claims:
+  - {better: A, than: B, by: worst, where: "*, clean"}
+  - {better: clean, than: attacked, by: worst}
+sizes:
+  paper: {}
+  small:
+    seeds: [3, 4]
+    experiment: {data: {limit: null}, local: {momentum: null}, rounds: 1}
+    rows: {B: {local: {epochs: 1}}}
+    columns: {many: {local: {batch: 8}}}
+    leave_out: ["B | few, attacked"]
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path):
+    (tmp_path / "one.yaml").write_text(FAMILY)
+    (tmp_path / "two.yaml").write_text(FAMILY)
+
+    def write(text: str = STUDY) -> StudySpec:
+        (tmp_path / "study.yaml").write_text(text)
+        return load_study(tmp_path / "study.yaml")
+
+    return write
+
+
+def test_a_cell_is_the_experiment_then_row_columns_and_size(made):
+    study = made()
+    whole: dict[tuple[str, str], Any] = {}
+    whole |= {(c.row, c.column): c.experiment for c in cells(study, "paper")}
+    assert list(whole)[:4] == [("A", f"{a}, {b}") for a in ("few", "many") for b in STUDY_LAST]
+    assert whole["A", "many, clean"].rounds == 4 and whole["A", "few, clean"].rounds == 2
+    assert whole["B", "few, clean"].local.model_dump(include={"lr", "epochs"}) == {
+        "lr": 0.01,
+        "epochs": 2,
+    }
+    assert whole["A", "few, clean"].attack is None
+    assert whole["A", "few, attacked"].attack.fraction == 0.5
+    assert whole["A", "few, clean"].data.limit == 100
+
+    small: dict[tuple[str, str], Any] = {}
+    small |= {(c.row, c.column): c.experiment for c in cells(study, "small")}
+    assert len(whole) == 8 and set(whole) - set(small) == {("B", "few, attacked")}
+    assert {spec.rounds for spec in small.values()} == {1}
+    assert small["B", "many, clean"].local.model_dump(include={"lr", "epochs", "batch"}) == {
+        "lr": 0.01,
+        "epochs": 1,
+        "batch": 8,
+    }
+    assert small["A", "many, clean"].data.limit is None  # null takes a setting out
+    assert small["A", "many, clean"].local.momentum == 0.0  # the default again
+    assert small["A", "many, clean"].seed == 3
+    assert small["A", "few, clean"].local.batch == 32
+
+
+def test_what_the_study_leaves_out_no_size_has_and_a_size_leaves_out_more(made):
+    study = made("leave_out: [A | many*]\n" + STUDY)
+    whole, small = ({(c.row, c.column) for c in cells(study, n)} for n in ("paper", "small"))
+    everywhere = {("A", f"many, {last}") for last in STUDY_LAST}
+    assert len(whole) == 6 and not whole & everywhere
+    assert whole - small == {("B", "few, attacked")}
+    with pytest.raises(SpecError, match=r"study\.yaml:1: leave_out\[0\]: leaves nothing out"):
+        made("leave_out: [C]\n" + STUDY)
+
+
+STUDY_LAST = ("clean", "attacked")
+
+
+def test_published_figures_stand_in_the_order_of_columns_and_figures(made):
+    study = made()
+    assert study.printed("A", "few, attacked", "worst") == 80
+    assert study.printed("B", "many, clean", "time") == 1.0
+    assert study.printed("B", "many, attacked", "worst") is None
+
+
+def test_claims_are_about_rows_in_columns_or_columns_in_rows(made):
+    study = made()
+    rows, columns = (list(study.compared(claim)) for claim in study.claims)
+    assert rows == [
+        (("A", "few, clean"), ("B", "few, clean"), "worst"),
+        (("A", "many, clean"), ("B", "many, clean"), "worst"),
+    ]
+    assert (("B", "many, clean"), ("B", "many, attacked"), "worst") in columns
+    assert len(columns) == 4
+    inside = '{better: clean, than: attacked, by: worst, where: "B*"}'
+    less = made(STUDY.replace("{better: clean, than: attacked, by: worst}", inside))
+    assert list(less.compared(less.claims[1])) == columns[2:]
+
+
+WRONG = {
+    "misspelt_key_of_an_experiment": (
+        "  rounds: 2",
+        "  roundz: 2",
+        "study.yaml:7: roundz",
+    ),
+    "value_in_a_row": ("local: {lr: 0.01}", "local: {lr: fast}", "study.yaml:10: local.lr"),
+    "unknown_value": ('"{family}.yaml"', '"{famly}.yaml"', "study.yaml:4: family"),
+    "missing_family": ("family: two", "family: three", "study.yaml:4: family"),
+    "row_of_published": ("  B: [80", "  C: [80", "study.yaml:17: published.C: is not a row"),
+    "too_few_published": (
+        "81, 1.5]",
+        "81]",
+        "published.A: has not one number for each column and figure; found 7; expected 8",
+    ),
+    "claim_about_no_row": ("than: B,", "than: Bee,", "claims[0].than: is not a row or column"),
+    "claim_the_paper_contradicts": (
+        "better: A, than: B,",
+        "better: B, than: A,",
+        "claims[0]: is not what the paper prints",
+    ),
+    "claim_about_nothing": ('"*, clean"', '"*, dirty"', "claims[0].where: compares nothing"),
+    "leaves_out_nothing": ("B | few, attacked", "B | none", "leave_out[0]: leaves nothing out"),
+    "column_of_a_size": ("columns: {many:", "columns: {lots:", "sizes.small.columns.lots"),
+    "unknown_strategy": ("{fedavg: {}}", "{fedavgg: {}}", "unknown strategy"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_mistake_is_named_with_its_line(made, wrong: str):
+    old, new, message = WRONG[wrong]
+    assert old in STUDY
+    with pytest.raises(SpecError) as error:
+        from archgraph.studies.cell import address
+
+        for cell in cells(made(STUDY.replace(old, new)), "paper"):
+            assert cell.experiment is not None
+            address(cell.experiment)
+    assert message in str(error.value)
+
+
+def test_a_study_waits_for_strategies_that_it_names(made):
+    text = STUDY.replace("{fedavg: {}}", "{fedsoon: {}}").replace(
+        "archgraph: 1\n", "archgraph: 1\nwaits_for: [fedsoon]\n", 1
+    )
+    found = cells(made(text), "paper")
+    assert {(c.row, c.waits, c.experiment is None) for c in found} == {
+        ("A", "fedsoon", True),
+        ("B", "", False),
+    }
+
+
+def test_a_size_that_is_not_there_is_named(made):
+    text = STUDY[: STUDY.index("  small:")]
+    with pytest.raises(SpecError, match=r"study.yaml:\d+: sizes: has no such size"):
+        cells(made(text), "small")
+
+
+def test_cells_that_show_the_same_run_have_one_experiment_and_measures_of_their_own(made):
+    """A value that only a measure names changes no experiment."""
+    text = STUDY.replace("  - {clean: {}, attacked: {attack: {fraction: 0.5}}}\n", SHOWN)
+    text = text.replace("worst: worst_accuracy", 'worst: "{which}_accuracy"')
+    text = text[: text.index("published:")] + "sizes: {paper: {}}\n"
+    whole = {(c.row, c.column): c for c in cells(made(text), "paper")}
+    worst, average = whole["A", "few, clean"], whole["A", "few, attacked"]
+    assert worst.experiment is average.experiment
+    assert worst.experiment is not whole["A", "many, clean"].experiment
+    assert worst.figures["worst"].measure == "worst_accuracy"
+    assert average.figures["worst"].measure == "average_accuracy"
+    assert average.figures["time"].measure == "seconds"
+
+
+SHOWN = "  - {clean: {values: {which: worst}}, attacked: {values: {which: average}}}\n"

@@ -1,0 +1,529 @@
+"""Studies as they run: shared cells, going on after a kill, tables, what failed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import archgraph as ag
+from archgraph.cli import app
+from archgraph.errors import RunError, SpecError
+from archgraph.language import verdicts
+from archgraph.language.privacy import PrivacySpec
+from archgraph.studies import files as study_files
+from archgraph.studies.spec import cells, load_study
+from archgraph.studies.studies import studies
+from archgraph.studies.study import StudyResult
+from archgraph.studies.study_tables import (
+    CHANGED,
+    study_csv,
+    study_markdown,
+    study_page,
+    study_tables,
+)
+
+STUDY = """\
+archgraph: 1
+study: Somebody, Table 1
+experiment:
+  family:
+    model:
+      archgraph: 1
+      name: net
+      inputs: {image: [1, 8, 8]}
+      sections:
+        - {name: body, steps: [flatten, linear: 16, relu]}
+        - {name: head, steps: [linear: 10]}
+    clients: [{name: small, take: {body: 0.5}}, {name: large}]
+  data: {dataset: digits, limit: 200, partition: {scheme: iid}}
+  local: {lr: 0.1}
+  rounds: 3
+rows:
+  HeteroFL: {strategy: {heterofl: {}}}
+  Standalone: {strategy: {standalone: {}}}
+columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}
+figures: {average: average_accuracy, "last two": {measure: average_accuracy, last: 2}}
+published: {HeteroFL: [90, 89, 20, 20], Standalone: [80, 79, 10, null]}
+claims: [{better: HeteroFL, than: Standalone, by: average}]
+sizes:
+  paper: {rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}
+  small: {seeds: [0, 1]}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    (folder / "table1.yaml").write_text(STUDY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(place: Path) -> StudyResult:
+    return ag.study(place / "table1.yaml", out=place / "out")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [timeless(json.loads(x)) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(value: Any) -> Any:
+    """What a line says but for its seconds, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def test_the_table_shows_what_the_runs_measured(result: StudyResult):
+    assert not result.failed and len(result.runs) == 8 and result.done == 8
+    for one in result.runs:
+        last = lines(one.folder)[-1]["evaluation"]["models"]
+        mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
+        ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
+        assert ours == pytest.approx(mean)
+    table, claims = study_tables(result)
+    assert table.columns[1:3] == ("clean, average", "clean, last two")
+    values = result.values("HeteroFL", "clean", "average")
+    mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
+    assert table.rows[0][1] == f"{mean:.2f} ± {spread:.2f} (90)"
+    assert claims.rows[0][:3] == ("HeteroFL better than Standalone", "clean", "average")
+    assert claims.rows[0][4] == "2"
+
+
+def test_some_cells_and_seeds_can_be_run_alone(place: Path):
+    def done(*, only: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> list[tuple[str, ...]]:
+        result = ag.study(place / "table1.yaml", out=place / "parts", only=only, seeds=seeds)
+        runs = [r for r in result.runs if (r.folder / "models").exists()]
+        return [(r.cell.row, r.cell.column, str(r.seed)) for r in runs]
+
+    first = done(only=("HeteroFL | cl*",), seeds=(1,))
+    assert first == [("HeteroFL", "clean", "1")]
+    # What ran before stays in the table.
+    assert done(only=("Standalone",), seeds=(0,)) == [
+        ("Standalone", "clean", "0"),
+        ("Standalone", "attacked", "0"),
+        *first,
+    ]
+    with pytest.raises(SpecError, match=r"names no cell; found Fed\*;.*rows: HeteroFL, Standalone"):
+        done(only=("Fed*",))
+    with pytest.raises(SpecError, match="is no seed of this study; found 7; expected of 0, 1"):
+        done(seeds=(7,))
+
+
+def test_the_page_says_what_all_runs_have_in_common(result: StudyResult):
+    page = study_page(result)
+    settings = page[page.index("Settings of all runs") :]
+    assert "data.limit" in settings and "attack" not in settings
+    assert "in brackets: published" in page
+
+
+def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
+    own = read(place, re.sub("published: .*", "", STUDY))
+    assert "published" not in study_page(own)
+
+
+def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
+    (place / "units.yaml").write_text(STUDY.replace("last: 2}", "last: 2, unit: 0.5, digits: 4}"))
+    halves = ag.study(place / "units.yaml", out=place / "out", only_read=True)
+    for figure, factor in (("last two", 2), ("average", 1)):
+        ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
+        assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
+    shown = study_tables(halves)[0].rows[0][2]
+    assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4} \(89\)", shown), "as many digits as asked for"
+
+
+def read(place: Path, text: str) -> StudyResult:
+    """The table of what ran before, for a study that differs from it."""
+    assert text != STUDY
+    (place / "differs.yaml").write_text(text)
+    return ag.study(place / "differs.yaml", out=place / "out", only_read=True)
+
+
+def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
+    values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert mean > 1000 and table.rows[0][2].startswith(f"{mean:.4g} ± {std:.2f} (")
+
+
+def test_heads_name_the_figure_where_there_are_several_or_no_columns(
+    result: StudyResult, place: Path
+):
+    assert study_tables(result)[0].columns[1] == "clean, average"
+    few = STUDY.replace(', "last two": {measure: average_accuracy, last: 2}', "")
+    few = few.replace("[90, 89, 20, 20]", "[90, 20]").replace("[80, 79, 10, null]", "[80, 10]")
+    assert study_tables(read(place, few))[0].columns == ("", "clean", "attacked")
+    one = few.replace(
+        "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}\n", ""
+    )
+    one = one.replace("[90, 20]", "[90]").replace("[80, 10]", "[80]")
+    assert study_tables(read(place, one))[0].columns == ("", "average")
+
+
+def test_columns_that_a_size_leaves_out_are_not_in_its_table(result: StudyResult, place: Path):
+    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[0]
+    assert table.columns == ("", "clean, average", "clean, last two")
+    assert [len(row) for row in table.rows] == [3, 3]
+
+
+def test_a_cell_that_waits_for_a_strategy_is_listed(result: StudyResult, place: Path):
+    text = STUDY.replace("{standalone: {}}", "{fedsoon: {}}") + "waits_for: [fedsoon]\n"
+    table = study_tables(read(place, text))[-1]
+    assert table.title == "Not measured"
+    waiting = [("Standalone", column, "waits for fedsoon") for column in ("clean", "attacked")]
+    assert list(table.rows) == waiting
+
+
+def test_a_claim_of_columns_names_the_other_one_and_what_they_share(
+    result: StudyResult, place: Path
+):
+    attack = "attack: {fraction: 0.5, intensity: 20}"
+    names = f'[{{clean: {{}}, "0 %": {{}}, "20 %": {{{attack}}}}}, {{IID: {{}}, again: {{}}}}]'
+    text = STUDY.replace(f"{{clean: {{}}, attacked: {{{attack}}}}}", names)
+    text = text.replace('"last two": {measure: average_accuracy, last: 2}', "")
+    text = text[: text.index("published:")] + text[text.index("claims:") :]
+    claim = '{better: clean, than: ["0 %", "20 %"], where: HeteroFL}'
+    text = text.replace("{better: HeteroFL, than: Standalone, by: average}", claim)
+    found = read(place, text).findings
+    assert [(one.claim, one.where) for one in found] == [
+        (f"clean better than {other}", f"HeteroFL; {part}")
+        for other in ("0 %", "20 %")
+        for part in ("IID", "again")
+    ]
+    assert [one.verdict == "does not hold" for one in found[:2]] == [True, True]  # the same runs
+
+
+def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
+    clean = result.findings[0].paired
+    ours, theirs = (result.values(row, "clean", "average") for row in ("HeteroFL", "Standalone"))
+    assert clean is not None
+    assert clean.differences == tuple(ours[seed] - theirs[seed] for seed in (0, 1))
+
+
+def test_csv_and_markdown_hold_the_same_figures(result: StudyResult):
+    rows = list(csv.DictReader(study_csv(result).splitlines()))
+    assert len(rows) == 8 and rows[0]["published"] == "90.0" and rows[7]["published"] == ""
+    first = list(map(float, rows[0]["values"].split()))
+    assert first == list(result.values("HeteroFL", "clean", "average").values())
+    text = study_markdown(result)
+    assert text.startswith("## Somebody, Table 1\n") and "| HeteroFL |" in text
+
+
+def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResult, place: Path):
+    before = {one.folder: (one.folder / "metrics.jsonl").stat().st_mtime_ns for one in result.runs}
+    other = STUDY.replace("Somebody, Table 1", "Another").replace("local: {lr: 0.1}", "local: {}")
+    other = other.replace("HeteroFL: {strategy: {heterofl: {}}}", "H: {strategy: {heterofl: }}")
+    other = other.replace("HeteroFL", "H").replace("name: net", "name: other")
+    (place / "another.yaml").write_text(other.replace("name: other", "name: net"))
+    heard: list[str] = []
+    again = ag.study(place / "another.yaml", out=place / "out", told=heard.append)
+    assert heard == ["8 of 8 runs done before"]
+    assert {one.folder for one in again.runs} == set(before)
+    assert all((f / "metrics.jsonl").stat().st_mtime_ns == at for f, at in before.items())
+    (place / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.2"))
+    unlike = ag.study(place / "unlike.yaml", out=place / "out", only_read=True)
+    assert not {one.folder for one in unlike.runs} & set(before) and unlike.done == 0
+
+
+def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Path):
+    """Two workers die with the process that started them; the last run is cut off by hand."""
+    out = place / "killed"
+    words = ["study", str(place / "table1.yaml"), "--workers", "2", "--out", str(out)]
+    started = subprocess.Popen([sys.executable, "-m", "archgraph", *words])
+    while not any((out / "runs").glob("*/checkpoints/round-000001")):
+        assert started.poll() is None
+        time.sleep(0.05)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    time.sleep(1.0)  # workers notice
+
+    def written() -> dict[Path, bytes]:  # a worker may have been killed before its run's first line
+        return {one: one.read_bytes() for one in (out / "runs").glob("*/metrics.jsonl")}
+
+    before = written()
+    time.sleep(1.0)
+    assert before and before == written()
+    assert len(list((out / "runs").iterdir())) < 8
+    copied = next(one for one in result.runs if not (out / "runs" / one.folder.name).exists())
+    cut = shutil.copytree(copied.folder, out / "runs" / copied.folder.name)
+    shutil.rmtree(cut / "checkpoints/round-000003")  # as if killed between line and checkpoint
+    assert [p.name for p in (cut / "checkpoints").iterdir()] == ["round-000002"]
+    (cut / "metrics.jsonl").write_bytes(
+        b"".join((cut / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2])
+    )
+    whole = ag.study(place / "table1.yaml", out=out)
+    assert whole.done == 8
+    for one, other in zip(whole.runs, result.runs, strict=True):
+        assert one.folder.name == other.folder.name
+        assert lines(one.folder) == lines(other.folder)
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
+    call = CliRunner().invoke
+    words = [str(place / "table1.yaml"), "--size", "paper", "--out", str(place / "out")]
+    done = call(app, ["study", *words, "--data", str(place)])
+    assert done.exit_code == 1, done.output
+    # Of the first seed, the cells that do not differ between the sizes.
+    assert "2 of 4 runs done before" in done.output
+    told = (
+        "what its runs need is not there; found no cifar100; expected cifar100: train, test into "
+    )
+    assert told in done.output and "there is no cifar100" in done.output
+    assert "Not measured" in done.output and "not measured" in done.output
+    page = (place / "out" / "table1-paper.html").read_text()
+    assert "Somebody, Table 1" in page and "data:image/svg+xml" in page
+    for ending in ("txt", "md", "csv"):
+        assert (place / "out" / f"table1-paper.{ending}").is_file()
+
+
+def test_a_study_whose_data_are_not_there_says_what_to_fetch(
+    result: StudyResult, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where nothing can be run, before a folder is made."""
+    text = STUDY.replace("dataset: digits", "dataset: svhn").replace("digits", "svhn")
+    (place / "svhn.yaml").write_text(text)
+    out = place / "nothing"
+    words = ["study", str(place / "svhn.yaml"), "--size", "paper", "--out", str(out)]
+    done = CliRunner().invoke(app, [*words, "--data", str(place)])
+    assert done.exit_code == 2 and not out.exists(), done.output
+    assert done.stderr == (
+        "error: what its runs need is not there; found no svhn, no cifar100; expected svhn: "
+        "train_32x32.mat, test_32x32.mat into svhn/, published at "
+        "http://ufldl.stanford.edu/housenumbers; cifar100: train, test into cifar-100-python/, "
+        "published at https://www.cs.toronto.edu/~kriz/cifar.html; put the original files into "
+        "these folders, of data sets below the one that --data or ARCHGRAPH_DATA names; nothing is "
+        "downloaded\n"
+    )
+    monkeypatch.setenv("COLUMNS", "600")
+    words = ["study", str(place / "table1.yaml"), str(place / "svhn.yaml"), "--data", str(place)]
+    several = CliRunner().invoke(app, [*words, "--out", str(place / "out")])
+    assert several.exit_code == 1 and "no cifar100" not in several.stdout
+    assert (
+        "what its runs need is not there; found no svhn; expected svhn: train_32x32"
+        in several.stdout
+    )
+
+
+def test_a_study_asks_for_one_worker_or_more(place: Path):
+    with pytest.raises(RunError, match="workers: too few"):
+        ag.study(place / "table1.yaml", workers=0)
+
+
+def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
+    figures = "archgraph: 1\npaper: A\nsource: Somebody\nfigures:\n  - {what: Table 1, published: "
+    net = "{sections: [{name: fc, steps: [linear: 3]}], inputs: {x: [4]}, archgraph: 1}"
+    (place / "net.yaml").write_text(net)
+
+    def verdict(text: str, published: str = "15") -> Any:
+        (place / "figures.yaml").write_text(f"{figures}{published}, model: net.yaml}}\n")
+        named = "architectures: {figures: figures.yaml, of: Table 1}\n"
+        (place / "checked.yaml").write_text(text + named)
+        return next(verdicts([place / "checked.yaml"]))
+
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    good = verdict(text)
+    assert good.good and good.kind == "study", good.error
+    sizes = "paper: 4 cells, 1 seed, of digits; small: 4 cells, 2 seeds, of digits"
+    expected = f"Somebody, Table 1: 2 comparisons; {sizes}; 1 of 1 published figure met"
+    assert good.note == expected
+    other = verdict(text, published="16")
+    assert "is not what the paper prints; found 15; expected 16" in str(other.error)
+    assert "figures.yaml:5" in str(other.error)
+    wrong = verdict(text.replace("{standalone: {}}", "{fedin: {}}"))
+    assert str(wrong.error).startswith("Standalone, clean: ")
+    waits = verdict("waits_for: [fedsoon]\n" + text.replace("{standalone: {}}", "{fedsoon: {}}"))
+    assert "waits for fedsoon" in waits.note
+
+
+def test_check_looks_at_equal_cells_of_all_studies_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A mistake is not remembered as if it were a good cell: every study that has it is bad."""
+    from archgraph.engine import files as experiment_files
+
+    seen: list[str] = []
+    check = experiment_files.checked_experiment
+
+    def counted(spec: Any, place: Path, cache: Any, *, begins: bool) -> str:
+        assert begins == (spec.attack is not None), "the cells without an attack stand first"
+        seen.append(f"{spec.strategy_name} {begins}")
+        return check(spec, place, cache, begins=begins)
+
+    monkeypatch.setattr(experiment_files, "checked_experiment", counted)
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("Table 1", name))
+    assert all(verdict.good for verdict in verdicts([tmp_path]))
+    assert len(seen) == len(set(seen)) == 4
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("{standalone: {}}", "{fedin: {}}"))
+    assert not any(verdict.good for verdict in verdicts([tmp_path]))
+
+
+def test_check_begins_cells_once_that_start_alike(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever else is wrong with one of them is found: here, how its data is shared out."""
+    from archgraph.engine import world
+
+    begin, states = world.begun, []
+
+    def counted(experiment: Any) -> Any:
+        states.append(type(experiment.strategy).__name__)
+        return begin(experiment)
+
+    monkeypatch.setattr(world, "begun", counted)
+    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
+    columns = "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}"
+    other = "{data: {partition: {scheme: classes, per_client: 2}}, rounds: 9, sample: 1, seed: 5}"
+    assert columns in text
+    file = tmp_path / "study.yaml"
+    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {other}}}"))
+    assert all(verdict.good for verdict in verdicts([file]))
+    assert states == ["HeteroFL", "Standalone"]
+    wrong = other.replace("per_client: 2", "per_client: 11")
+    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {wrong}}}"))
+    (verdict,) = verdicts([file])
+    assert "HeteroFL, attacked: " in str(verdict.error)
+    assert "data.partition" in str(verdict.error)
+    # How many clients a round has decides how much noise privacy needs.
+    spec = cells(load_study(place / "table1.yaml"), "small")[0].experiment
+    assert spec is not None
+    private = spec.model_copy(update={"privacy": PrivacySpec(clip=1.0, noise=1.0, delta=1e-3)})
+    assert study_files._start(private) == private and study_files._start(spec) != spec
+
+
+def test_a_folder_of_studies_makes_one_page(
+    result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Runs that are there count once; a study without the size is listed with what it says."""
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
+    (folder / "a.yaml").write_text(told)
+    (folder / "b.yaml").write_text(told.replace("Table 1", "Table 2"))
+    left = STUDY.replace("Table 1", "Table 3").split("sizes:")[0]
+    (folder / "c.yaml").write_text(left + "sizes: {paper: {about: Needs what nobody has.}}\n")
+    page = tmp_path / "page.md"
+    words = ["study", str(folder), "--only-read", "--out", str(place / "out"), "-o", str(page)]
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    both = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    assert [spec.study for spec in both.others.values()] == ["Somebody, Table 3"]
+    assert both.seconds == pytest.approx(sum(result.seconds.values()), rel=1e-12)
+    assert len(result.seconds) == 8 and all(value > 0 for value in result.seconds.values())
+    first = both.summary().rows[0]
+    verdicts = [one.verdict.split(":")[0] for one in result.findings]
+    assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
+    assert first[4:] == tuple(
+        str(verdicts.count(v)) for v in ("holds", "does not hold", "undecided", "not measured")
+    )
+    text = page.read_text()
+    assert text == both.markdown() and text.count("Both are alike.") == 2
+    assert "| Somebody, Table 3 | Needs what nobody has. |" in text
+    assert "## Somebody, Table 1" in text and "Both are alike." not in study_markdown(result)
+    (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
+    half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    assert half.summary().rows[0][:2] == ("Somebody, Table 1", "0 of 8")
+    assert "## Somebody, Table 1" not in half.markdown()
+    assert "## Somebody, Table 2" in half.markdown()
+    (folder / "more").mkdir()
+    (folder / "more" / "a.yaml").write_text(told)
+    same = CliRunner().invoke(app, ["study", str(folder), "--out", str(place / "out")])
+    assert same.exit_code == 2 and "would be written into the same files" in same.output
+    nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
+    assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
+
+
+def test_a_page_keeps_what_is_no_longer_there(
+    result: StudyResult, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Runs that are gone leave the tables, claims, hours and findings that the page has."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "folder").mkdir()
+    file, page = tmp_path / "folder" / "a.yaml", tmp_path / "page.md"
+    told = STUDY.replace("seeds: [0, 1]}", "seeds: [0, 1], findings: [Both are alike.]}")
+
+    def written(out: Path, *more: str) -> str:
+        words = ["study", str(file), "--only-read", "--out", str(out), "-o", str(page), *more]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return page.read_text()
+
+    file.write_text(told)
+    whole, gone = written(place / "out"), tmp_path / "gone"
+    kept = written(gone)
+    tables = whole[whole.index("<!-- measured") : whole.index("<!-- /measured")]
+    assert tables in kept and "Both are alike." in kept and "8 of 8 cells done" in tables
+    assert "| Somebody, Table 1 * |" not in kept and "| 8 of 8 * |" in kept
+    assert "as this page had it" in kept and "as this page had it" not in whole
+    assert written(gone) == kept  # again, and nothing changes
+    hours = studies(
+        [file.parent], lambda file: ag.study(file, out=gone, only_read=True), page=whole
+    )
+    assert hours.seconds == pytest.approx(sum(result.seconds.values()), abs=30.0)  # half a minute
+    assert written(place / "out") == whole  # the runs are back
+    file.write_text(told.replace("Both are alike.", "They are not."))
+    assert "They are not." in written(gone) and CHANGED not in page.read_text()
+    file.write_text(told.replace("lr: 0.1", "lr: 0.3"))
+    changed = written(gone)
+    assert CHANGED in changed and tables in changed and written(gone) == changed
+    # of a study that has changed, one run of now is worth more than all of then
+    shutil.copytree(place / "out", tmp_path / "some")
+    file.write_text(told.replace("seeds: [0, 1]", "seeds: [0, 2]"))
+    now = written(tmp_path / "some")
+    assert CHANGED not in now and "4 of 8 cells done" in now and tables not in now
+    # and of one that has not, the fuller: here half of the runs are lost
+    file.write_text(told)
+    written(place / "out")
+    for lost in (tmp_path / "some" / "runs").glob("*-seed1"):
+        shutil.rmtree(lost)
+    assert tables in written(tmp_path / "some")
+    page.write_text("something else")
+    assert "4 of 8 cells done" in written(tmp_path / "some")
+
+
+def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):
+    """A study without it is only read; nothing is run where none has it."""
+    (tmp_path / "folder").mkdir()
+    short = STUDY.replace("rounds: 3", "rounds: 1").replace("seeds: [0, 1]", "seeds: [0]")
+    (tmp_path / "folder" / "a.yaml").write_text(short)
+    other = short.replace("Table 1", "Table 2").replace("Standalone:", "Alone:")
+    (tmp_path / "folder" / "b.yaml").write_text(other.replace("than: Standalone", "than: Alone"))
+    words = ["study", str(tmp_path / "folder"), "--out", str(tmp_path / "out"), "--only"]
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(app, [*words, "Alone | clean", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1
+    assert "| Somebody, Table 1 | 0 of 4 |" in page.read_text()  # read before
+    assert "| Somebody, Table 2 | 1 of 4 |" in page.read_text()
+    nothing = CliRunner().invoke(app, [*words, "Nobody"])
+    assert nothing.exit_code == 2 and "names no cell" in nothing.output
+    (tmp_path / "folder" / "b.yaml").unlink()
+    left = short.replace("seeds: [0]", "seeds: [0], leave_out: [Standalone]")
+    (tmp_path / "folder" / "a.yaml").write_text(left)
+    out = CliRunner().invoke(app, [*words, "Standalone"])
+    assert out.exit_code == 2 and "names no cell of size small" in out.output
+
+
+def test_what_ends_after_it_was_read_does_not_count(tmp_path: Path):
+    short = STUDY.replace("rounds: 3", "rounds: 1").replace("seeds: [0, 1]", "seeds: [0]")
+    (tmp_path / "a.yaml").write_text(short)
+    before = ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only_read=True)
+    ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only=["HeteroFL | clean"])
+    assert before.done == 0 and "0 of 4 cells done" in study_markdown(before)
+    assert ag.study(tmp_path / "a.yaml", out=tmp_path / "out", only_read=True).done == 1
