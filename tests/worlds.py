@@ -30,7 +30,7 @@ from archgraph.federation import (
     World,
 )
 from archgraph.graph.ir import ArchGraph
-from archgraph.language.experiment import EvaluateSpec
+from archgraph.language.experiment import EngineSpec, EvaluateSpec
 from archgraph.module.initial import initial_state
 from archgraph.states import Merger, Transfer
 
@@ -175,6 +175,7 @@ def experiment(digits: Dataset, world: Callable[..., World]) -> Callable[..., Ex
             ),
             local=LocalOptions(lr=0.05, batch=16),
             evaluate=EvaluateSpec(batch=100),
+            engine=EngineSpec(workers=1),  # this process: tests watch what clients do
             sampled=max(clients - 1, 1),
             text="name: test\n",
             facts={"rounds": rounds, "clients": clients, "seed": seed},
