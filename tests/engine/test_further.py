@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.display import page
+from archgraph.reports import page
 from archgraph.engine import prepare
 from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.evaluate import Evaluator
