@@ -24,6 +24,7 @@ from archgraph.module.inputs import InputTypes, checked
 from archgraph.module.plan import ModulePlan, ancestors, is_under
 from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
+from archgraph.ops.stacks import single_layers
 from archgraph.states import State
 
 
@@ -36,6 +37,10 @@ class ArchBlock(nn.Module):
 
     _graph: ClassVar[ArchGraph]
     _path: ClassVar[str] = ""
+
+    def extra_repr(self) -> str:
+        """A recurrent layer whose layers or directions a cut left with unequal sizes."""
+        return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By graph and path, since its class has no name; with everything that the user changed."""

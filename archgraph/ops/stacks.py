@@ -65,6 +65,20 @@ def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
     return None
 
 
+def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
+    """Say which recurrent layer some work is that is not one layer of ``torch.nn``, and its sizes.
+
+    Empty if it is none. ``torch.nn`` has one hidden size for all layers and directions; a cut may
+    leave several.
+    """
+    runs = [n for n in nodes if n.op in _KINDS]
+    if not runs:
+        return ""
+    kind, gates, _ = _KINDS[runs[0].op]
+    sizes = [graph.param[_leaves(run)[0].name].shape[0] // gates for run in runs if _leaves(run)]
+    return f"{kind.__name__} as single layers, hidden sizes {', '.join(map(str, sizes))}"
+
+
 @dataclass
 class _Writing:
     """The operators of a recurrent layer as they are compared, one by one.

@@ -496,6 +496,7 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     small = ag.take(graph, positions={first.name: [0, 2]})
     net = build(small.graph, small.transfer.pull(state))
     assert not isinstance(net.get_submodule("0.rnn"), nn.LSTM)
+    assert "(rnn): ArchBlock(LSTM as single layers, hidden sizes 2, 3)" in repr(net)
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
 
 
