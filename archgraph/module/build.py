@@ -27,6 +27,7 @@ from archgraph.ops.constants import tensor_of
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.stacks import single_layers
 from archgraph.states import State
+from archgraph.states.state import missing
 
 
 class ArchBlock(nn.Module):
@@ -113,10 +114,10 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
           (0): Linear(in_features=3, out_features=2, bias=True)
         )
     """
-    values = dict(state) if state is not None else initial_state(graph, seed)
+    values = initial_state(graph, seed) if state is None else state
     _check_fit(graph, values, graph.param)
     template = _template(graph)
-    devices = {v.device for v in values.values()}
+    devices = {values[name].device for name in graph.state_names}
     device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     leaves: dict[str, torch.Tensor] = {}
     for param in graph.params:
@@ -374,6 +375,7 @@ def _built(module: nn.Module) -> ArchModule:
         raise GraphError(
             "not a module built by archgraph",
             found=f"{type(module).__name__} with {len(parts)} built modules inside",
+            hint="pass one of them" if parts else "of the model itself, ag.trace gives the state",
         )
     return parts[0]
 
@@ -447,14 +449,24 @@ def _check_fit(
     graph: ArchGraph, state: State, like: Mapping[str, Param] | Mapping[str, torch.Tensor]
 ) -> None:
     """Refuse a state without a tensor, with one of another shape, or with tied ones that differ."""
+    if not isinstance(state, Mapping):
+        raise GraphError(
+            "a state is a mapping of names to tensors",
+            found=type(state).__name__,
+            hint="ag.trace, ag.state_of and transfer.pull give one; a module has state_dict()",
+        )
     for name in graph.state_names:
-        shape, expected = state[name].shape if name in state else None, tuple(like[name].shape)
-        if shape != expected:
+        value, expected = state.get(name), tuple(like[name].shape)
+        if not isinstance(value, torch.Tensor):
+            facts = missing(name, state)
+            raise GraphError("the state lacks this tensor", where=name, expected=expected, **facts)
+        if value.shape != expected:
             raise GraphError(
-                "state does not fit",
+                "the state has this tensor in another shape",
                 where=name,
-                found="nothing" if shape is None else tuple(shape),
+                found=tuple(value.shape),
                 expected=expected,
+                hint="for the graph of a rewrite, pull the state: rewritten.transfer.pull(state)",
             )
         for alias in graph.param[name].aliases:
             if alias in state and not _equal(state[name], state[alias]):

@@ -74,30 +74,29 @@ class TensorInput:
                 where=where,
                 found=type(value).__name__,
                 expected=str(expected),
-                hint="make it one: torch.as_tensor",
+                hint=_remedy(value, _name(dtype)),
             )
         others = self.other_sizes(value)
         if value.dim() == rank - 1 and self.is_batched:
             hint = "an axis for the batch seems to be missing: x[None]"
         elif value.dim() != rank or others:
-            hint = "give it this size, or trace the model on an example of the other size"
+            hint = "pass this shape, or trace the model on an example of the other shape"
             if others == [0]:
-                hint += "; the notes of ag.trace say why the size of the batch is fixed"
+                hint += "; the graph's notes say why the size of the batch is fixed"
         elif value.dtype is not dtype:
             hint = f"convert it: .to(torch.{_name(dtype)})"
         else:
             ends = [f"{self.low} or more"] if self.low else []
             ends += [f"{self.high} or less"] if self.high is not None else []
             return GraphError(
-                "the graph does not hold for this batch size: the model computes something else "
-                "for it",
+                "the model branches on the size of the batch, and the graph has the other branch",
                 where=where,
                 found=value.shape[0],
                 expected=" and ".join(ends),
                 hint="split the batch, or trace the model on an example of this size",
             )
         return GraphError(
-            "is not of the type that the graph was traced with",
+            "does not fit this module",
             where=where,
             found=f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]",
             expected=str(expected),
@@ -152,11 +151,11 @@ class InputTypes:
         leaf = self._leaf_of(module)
         first: tuple[TensorInput, torch.Tensor] | None = None
         for item in self.tensors:
-            value = args[item.index] if item.index < len(args) else kwargs.get(item.key)
-            if value is None:
+            if item.index >= len(args) and item.key not in kwargs:
                 continue
+            value = args[item.index] if item.index < len(args) else kwargs[item.key]
             for step in item.steps:
-                value = _inside(value, step)
+                value = _inside(value, step, item.label)
             if isinstance(value, torch.fx.Proxy):  # of symbolic tracing, which has no types
                 return
             dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype  # 1
@@ -178,6 +177,7 @@ class InputTypes:
                         where=f"input {item.label}",
                         found=value.shape[0],
                         expected=first[1].shape[0],
+                        hint="all inputs of a call have one batch size",
                     )
 
     def _leaf_of(self, module: nn.Module) -> torch.Tensor | None:
@@ -221,7 +221,26 @@ def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
             return []
 
 
-def _inside(value: Any, step: int | str) -> Any:
-    if isinstance(step, str) and not isinstance(value, Mapping):
-        return getattr(value, step)
-    return value[step]
+def _inside(value: Any, step: int | str, label: str) -> Any:
+    try:
+        if isinstance(step, str) and not isinstance(value, Mapping):
+            return getattr(value, step)
+        return value[step]
+    except (AttributeError, LookupError, TypeError):
+        raise GraphError(
+            "is missing",
+            where=f"input {label}",
+            found=f"a {type(value).__name__} without {step!r}",
+            hint="pass tensors in the same structure as in the example that was traced",
+        ) from None
+
+
+def _remedy(value: Any, dtype: str) -> str:
+    """Say how a value becomes the tensor that an input has to be."""
+    if value is None:
+        return "to call it without this input, trace the model without it"
+    if isinstance(value, Mapping):
+        return "pass each tensor by name: module(**inputs)"
+    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return "pass each tensor as an argument: module(*inputs)"
+    return f"convert it: torch.as_tensor(value, dtype=torch.{dtype})"
