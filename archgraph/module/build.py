@@ -91,19 +91,20 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     """Build the module that computes a graph.
 
     It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
-    pruning, parametrisations, adapters and replaced layers work as they do on that model. Its
-    ``training`` flags are those that the model had when it was traced; what is built from a
-    description is in training mode, as any new module.
+    pruning, parametrisations, adapters and replaced layers work as they do on that model. Each
+    part is in the mode that it had when the model was traced; a graph that was not traced gives a
+    module in train mode.
 
     Args:
-        graph: The architecture.
-        state: Tensors by leaf name (copied, each where it is); without it leaves start as their
-            operators' defaults.
-        seed: Seed of the initialisation.
+        graph: The architecture, or the result of a rewrite.
+        state: Tensors by name, as :func:`trace`, :func:`state_of` and ``transfer.pull`` return
+            them. They are copied and stay on their devices. Default: new values, drawn as the
+            original layers draw theirs.
+        seed: Seed of the new values.
 
     Raises:
-        GraphError: If the state lacks a leaf or has one of another shape, or has different values
-            for tied ones.
+        GraphError: If the state lacks a tensor, has one in another shape, or has different values
+            under the names of a tied one.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -341,16 +342,21 @@ def _tree(
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state of a built module: owners only, detached, in graph order.
+    """Return the state of a built module: detached tensors by name, a tied one once.
 
-    A tensor that is parametrised (``torch.nn.utils.parametrizations``) is what the module computes
-    with; all others are views of the module's own. Around the built module there may be others
-    (``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own that has it as a
-    part).
+    The tensors share memory with the module's, except for parametrised ones
+    (``torch.nn.utils.parametrizations``), which are computed. The built module may be inside
+    another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own.
 
     Raises:
         GraphError: If the module was not built from a graph, or its tensors are no longer those of
-            the graph (pruned, with adapters, with further parameters); names the first.
+            the graph (pruned, with adapters, with additional parameters); names the first.
+
+    Example:
+        >>> from archgraph.capture.trace import trace
+        >>> net = build(*trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)))
+        >>> {name: tuple(tensor.shape) for name, tensor in state_of(net).items()}
+        {'weight': (2, 3), 'bias': (2,)}
     """
     module = _built(module)
     graph = module.arch
@@ -401,12 +407,12 @@ def _tensor(module: nn.Module, name: str, full: Mapping[str, Any]) -> torch.Tens
 def state_dict(graph: ArchGraph, state: State) -> dict[str, torch.Tensor]:
     """Return a state as the ``state_dict`` of the model that the graph was traced from.
 
-    A state has each tensor once. A model with tied weights has them in its ``state_dict`` under
-    each of their names, and ``load_state_dict`` asks for all of them.
+    A state has a tied tensor once; the ``state_dict`` of the model has it under each of its names,
+    and ``load_state_dict`` needs all of them.
 
     Raises:
-        GraphError: If the state lacks a tensor or has one of another shape, or has different values
-            for tied ones.
+        GraphError: If the state lacks a tensor, has one in another shape, or has different values
+            under the names of a tied one.
 
     Example:
         >>> from archgraph.capture.trace import trace
