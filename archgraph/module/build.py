@@ -18,8 +18,7 @@ from torch.nn.utils import parametrize
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param, Ref
-from archgraph.graph.values import Role
-from archgraph.module.code import Blocks, Forward, are_numbers, forward, is_sorted
+from archgraph.module.code import Blocks, Forward, are_numbers, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
 from archgraph.module.plan import ModulePlan, ancestors, is_under, joined
@@ -67,11 +66,6 @@ class ArchModule(ArchBlock):
 
 class ArchSequential(ArchModule, nn.Sequential):
     """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
-
-    def forward(self, input: torch.Tensor) -> Any:  # the name that nn.Sequential gives it
-        """Call the modules one after the other."""
-        self._inputs.check(self, (input,), {})
-        return nn.Sequential.forward(self, input)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one module, or a plain ``nn.Sequential`` of some."""
@@ -144,7 +138,7 @@ class Template:
     2. Each path with work or leaves gets a module: a layer, a chain, a list, a block, a container.
     3. A list or chain has a module at each number: an identity where the network computes nothing.
     4. All names of a shared module stand for one module.
-    5. Modules and leaves are entered in the module around them, without values for the leaves.
+    5. Each module is entered in the module around it; constants are not in its state dict.
 
     Attributes:
         parts: Its modules by path, outer ones first, the root included.
@@ -172,43 +166,40 @@ class Template:
                 names[:] = map(str, sorted(numbers))  # 3
                 for name in names:
                     self.parts.setdefault(joined(path, name), nn.Identity())
-        repeated = self._unite(graph.shared)  # 4
+        self._unite(graph.shared)  # 4
         for path, names in tree.items():  # 5
             # In the tables: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
             self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
         for path, name, leaf in self.leaves:
-            if path not in plan.layers and path not in repeated:
-                self._register(path, name, graph.param[leaf].role)
+            part = self.parts[path]
+            if name in part._modules:
+                raise GraphError("a leaf and a module have one name", found=joined(path, name))
+            if graph.param[leaf].role == "constant":
+                part._non_persistent_buffers_set.add(name)
         for outer, flag in graph.flags:
             for path, part in self.parts.items():
                 if is_under(path, outer):
                     part.training = flag
 
-    def _unite(self, shared: Iterable[tuple[str, ...]]) -> set[str]:
-        """Let all names of one module stand for one part; return the names after the first."""
-        repeated = set()
-        for first, *others in shared:
-            for path in others:
-                if self._are_alike(first, path):
-                    self.parts[path] = self.parts[first]
-                    repeated.add(path)
-        return repeated
-
-    def _are_alike(self, one: str, other: str) -> bool:
-        """Return whether two paths have the same layer, or blocks with the same code."""
+    def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
+        """Let all names of one module stand for one part: the same layer, or the same code."""
         layers, blocks = self.blocks.plan.layers, self.blocks.forwards
-        if one in layers and other in layers:
-            return layers[one] == layers[other]
-        first, second = blocks.get(one), blocks.get(other)
-        return first is not None and second is not None and first.sources == second.sources
+        for first, *others in shared:
+            layer, block = layers.get(first), blocks.get(first)
+            for path in others:
+                other = blocks.get(path)
+                alike = block is not None and other is not None and block.sources == other.sources
+                if alike or (layer is not None and layer == layers.get(path)):
+                    self.parts[path] = self.parts[first]
 
     def _root(self, root: Forward, names: tuple[str, ...], owns: bool) -> nn.Module:
         """Return the network itself: a chain where it only calls its modules in turn."""
-        attributes = {"arch": self.graph, "_inputs": InputTypes.of(self.graph)}
+        kind, run = ArchModule, root.run
         match self.graph.inputs, self.graph.outputs:
-            case ((("input", Ref()),), Ref()) if not owns and self._is_chain("", names):
-                return self._block(ArchSequential, "", **attributes)
-        return self._block(ArchModule, "", forward=checked(root.run), **attributes)
+            case ((("input", Ref()),), Ref()) if not owns and self.blocks.chain("") == names:
+                kind, run = ArchSequential, nn.Sequential.forward
+        inputs = InputTypes.of(self.graph)
+        return self._block(kind, "", forward=checked(run), arch=self.graph, _inputs=inputs)
 
     def _part(self, path: str, names: tuple[str, ...], owns: bool) -> nn.Module:
         """Return the module at a path that has modules of some names and maybe leaves."""
@@ -220,30 +211,14 @@ class Template:
             return module
         if block is None:
             return nn.ModuleList() if are_numbers(names) and not owns else nn.Module()
-        if not owns and self._is_chain(path, names):
+        if not owns and self.blocks.chain(path) == names:
             return nn.Sequential()
         return self._block(ArchBlock, path, forward=block.run)
-
-    def _is_chain(self, path: str, names: tuple[str, ...]) -> bool:
-        """Return whether a path calls its modules one after the other, and does nothing else."""
-        return self.blocks.chain(path) == names and is_sorted(names)
 
     def _block(self, base: type[ArchBlock], path: str, **attributes: Any) -> nn.Module:
         """Return a module of a class of its own, which knows where it belongs."""
         attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), attributes)()
-
-    def _register(self, path: str, name: str, role: Role) -> None:
-        """Enter a leaf without a value."""
-        module = self.parts[path]
-        if name in module._modules or name in module._parameters or name in module._buffers:
-            raise GraphError("two leaves have one place", found=joined(path, name))
-        if role == "parameter":
-            module._parameters[name] = None
-            return
-        module._buffers[name] = None
-        if role == "constant":
-            module._non_persistent_buffers_set.add(name)
 
     def filled(self, leaves: Mapping[str, torch.Tensor]) -> ArchModule:
         """Return a copy with tensors."""

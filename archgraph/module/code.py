@@ -1,4 +1,4 @@
-"""Code: the forward of a block, or of the whole network, in one mode as a ``torch.fx`` graph.
+"""Code: the forward of a block, or of the network itself, in one mode as a ``torch.fx`` graph.
 
 Leaves are attributes, layers and blocks are submodules that are called, sizes that depend on the
 batch are read off an argument that has it as its first axis; forward's arguments and results are
@@ -69,14 +69,10 @@ class Forward:
     """The forward of a block in both modes.
 
     Attributes:
-        needs: What it is given, in order; empty for the whole network.
-        results: What it gives back: one result, or a tuple of several.
         run: The function; ``self`` is the module.
         sources: Its source in evaluation and in training.
     """
 
-    needs: tuple[Need, ...]
-    results: tuple[Ref | Mode, ...]
     run: Callable[..., Any]
     sources: tuple[str, str]
 
@@ -94,7 +90,7 @@ def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forwar
         compiled.append((scope["forward"], source))
     (evaluate, first), (train, second) = compiled
     work = evaluate if first == second else _dispatch(evaluate, train)
-    return Forward(needs, results, work, (first, second))
+    return Forward(work, (first, second))
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -116,8 +112,7 @@ def _dispatch(evaluate: Callable[..., Any], train: Callable[..., Any]) -> Callab
 class Blocks:
     """The blocks of a plan, each generated on first access.
 
-    1. A path that only holds numbered modules (a list) is a block if it is a chain of them, in
-       the order of their numbers.
+    1. A path that only holds numbered modules (a list) is a block if it is a chain of them.
     2. A path whose work is several stretches is a block if all are the same code.
     3. Work that nothing reads is not a block.
 
@@ -141,15 +136,12 @@ class Blocks:
 
     def _block(self, path: str) -> Forward | None:
         runs = self.plan.runs[path]
-        if self.is_list(path):  # 1
-            names = self.chain(path)
-            if names is None or not is_sorted(names):
-                return None
-        first, *others = (forward(self.plan, path, run, self) for run in runs)
-        shape = len(first.needs), len(first.results), first.sources
-        if any((len(o.needs), len(o.results), o.sources) != shape for o in others):  # 2
+        if self.is_list(path) and self.chain(path) is None:  # 1
             return None
-        return first if first.results else None  # 3
+        first, *others = (forward(self.plan, path, run, self) for run in runs)
+        if any(other.sources != first.sources for other in others):  # 2
+            return None
+        return first if self.plan.results(path, runs[0]) else None  # 3
 
     def is_list(self, path: str) -> bool:
         """Return whether a path has no work of its own, and numbered modules inside."""
@@ -163,6 +155,7 @@ class Blocks:
            assign a buffer.
         2. Each of them is called once: a layer that gives the same in both modes, or a block.
         3. Each gives one tensor, which the next one takes, and the last gives what the path does.
+        4. They are in the order of their numbers, if they have numbers.
 
         Returns:
             Their names; None if the path does anything else.
@@ -187,17 +180,14 @@ class Blocks:
                 return None
             names.append(name)
             before = results[0]
+        if are_numbers(names) and names != sorted(names, key=int):  # 4
+            return None
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
 
 
 def are_numbers(names: Sequence[str]) -> bool:
     """Return whether there are names, and all are numbers as lists of modules write them."""
     return bool(names) and all(n.isdecimal() and str(int(n)) == n for n in names)
-
-
-def is_sorted(names: Sequence[str]) -> bool:
-    """Return whether modules stand in the order of their numbers, if they have numbers."""
-    return not are_numbers(names) or list(map(int, names)) == sorted(map(int, names))
 
 
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
@@ -400,7 +390,7 @@ class _Body:
 
     def leaf(self, name: str) -> torch.fx.Node:
         """Read a parameter, buffer or constant of a module at or inside of the path."""
-        inside = self.plan.place(name, self.path)
+        inside = self.plan.local_name(name, self.path)
         assert inside is not None, "a leaf of another path is an argument"
         is_parameter = self.plan.graph.param[name].role == "parameter"
         return self.fx.get_attr(self.target(inside, "_parameters" if is_parameter else "_buffers"))

@@ -198,7 +198,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a network, which compares its inputs with the graph's first."""
+    """Let the forward of a network compare its inputs with the graph's first."""
 
     @functools.wraps(forward)
     def compared(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +209,7 @@ def checked(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
-    """The tensors inside of an argument, each with the way to it."""
+    """Return the tensors inside of an argument, each with the way to it."""
     match value:
         case Ref(name):
             return [(steps, name)]

@@ -92,11 +92,13 @@ class ModulePlan:
         for path, nodes in paths.items():  # 2
             if path in inner:
                 continue
-            own = leaves.get(path, {})
-            if by_operator := _layers(graph, nodes, own, chains, modes):
+            tensors = leaves.get(path, {})
+            if by_operator := _layers(graph, nodes, tensors, chains, modes):
                 layers[path] = next(iter(by_operator.values()))
                 calls |= {name: layer.inputs for name, layer in by_operator.items()}
-            elif (recurrent := stack(graph, path, nodes)) and _owns(recurrent.layer, own):
+            elif (recurrent := stack(graph, path, nodes)) and _are_leaves_of(
+                recurrent.layer, tensors
+            ):
                 layers[path], stacks[path] = recurrent.layer, recurrent
                 calls |= dict.fromkeys((n.name for n in nodes), ())
                 calls[nodes[0].name] = recurrent.layer.inputs
@@ -197,7 +199,7 @@ class ModulePlan:
             match item:
                 case Ref(name) if name not in inside:
                     needs[item] = None
-                case Leaf(name) if self.place(name, path) is None:
+                case Leaf(name) if self.local_name(name, path) is None:
                     needs[item] = None
                 case Mode() if refs(item) and inside.isdisjoint(refs(item)):
                     needs[item] = None
@@ -230,7 +232,7 @@ class ModulePlan:
         shape = self.graph.node[name].shape
         return bool(shape) and isinstance(shape[0], Batch) and shape[0].power == 1
 
-    def place(self, leaf: str, path: str) -> str | None:
+    def local_name(self, leaf: str, path: str) -> str | None:
         """Return the name of a leaf as seen from a path; None if it is outside."""
         if not path:
             return leaf
@@ -251,7 +253,7 @@ class ModulePlan:
                 for path in paths
                 if len(self.runs.get(path, ())) == 1
                 and path not in self.layers
-                and self.place(buffer, path) is not None
+                and self.local_name(buffer, path) is not None
                 and all(is_under(n.scope, path) for n in readers)
             ]
             homes[buffer] = blocks[-1] if blocks else ""
@@ -322,7 +324,7 @@ def makes_tensor(node: Node) -> bool:
 def _layers(
     graph: ArchGraph,
     nodes: Sequence[Node],
-    own: Mapping[str, Param],
+    leaves: Mapping[str, Param],
     chains: Mapping[str, tuple[str, ...]],
     modes: Modes,
 ) -> dict[str, TorchLayer]:
@@ -330,10 +332,10 @@ def _layers(
 
     1. Beside its operators there may be items of its results, tensors that are allocated for it
        (first states), and the steps of its counter.
-    2. A layer trains as its own mode says: where the graph has a constant, only that mode has it.
+    2. A layer trains as its mode says: where the graph has a constant, only that mode has it.
     3. Each of its calls advances its counter once, where it has one.
     """
-    counting = {name for param in own.values() for name in chains.get(param.name, ())}
+    counting = {name for param in leaves.values() for name in chains.get(param.name, ())}
     called = [  # 1
         n for n in nodes if n.name not in counting and n.op != "getitem" and not makes_tensor(n)
     ]
@@ -345,17 +347,17 @@ def _layers(
         flags = [t for t, mode in enumerate(modes) if name in mode]
         if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
             return {}
-    counter = own.get(layer.counter) if layer.counts else None  # 3
+    counter = leaves.get(layer.counter) if layer.counts else None  # 3
     steps = chains.get(counter.name, ()) if counter else ()
-    own_steps = [name for name in steps if graph.node[name].scope == nodes[0].scope]
-    counted = len(own_steps) == len(called) if counter else not counting
-    return layers if counted and _owns(layer, own) else {}
+    here = [name for name in steps if graph.node[name].scope == nodes[0].scope]
+    counted = len(here) == len(called) if counter else not counting
+    return layers if counted and _are_leaves_of(layer, leaves) else {}
 
 
-def _owns(layer: TorchLayer, own: Mapping[str, Param]) -> bool:
+def _are_leaves_of(layer: TorchLayer, leaves: Mapping[str, Param]) -> bool:
     """Return whether the leaves of a path are exactly those of a layer: name, shape and role."""
     for name, value in layer.leaves.items():
-        if value is not None and (name not in own or value != Leaf(own[name].name)):
+        if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
             return False
     module = layer.module()
     tensors = {**module._parameters, **module._buffers}
@@ -363,7 +365,7 @@ def _owns(layer: TorchLayer, own: Mapping[str, Param]) -> bool:
         (tensor := tensors.get(name)) is not None
         and tuple(tensor.shape) == param.shape
         and param.role == ("parameter" if name in module._parameters else "buffer")
-        for name, param in own.items()
+        for name, param in leaves.items()
     )
 
 

@@ -93,7 +93,7 @@ def _one(value: Value) -> Value:
 
 
 def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> LayerRule:
-    """A layer with a weight, and a bias if the operator has one.
+    """Return the rule of a layer with a weight, and a bias if the operator has one.
 
     Args:
         kind: The module's class.
@@ -118,7 +118,7 @@ _table = weighted(nn.Embedding, ("num_embeddings", "embedding_dim"), "indices")
 
 
 def embedding(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Embedding``."""
+    """Return ``nn.Embedding``."""
     layer, padding = _table(graph, node), node.arg("padding_idx", -1)
     if layer is None or not isinstance(padding, int):
         return None
@@ -133,7 +133,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Conv1d`` to ``nn.Conv3d``, ``nn.ConvTranspose1d`` to ``3d``, by the kernel's rank."""
+    """Return ``nn.Conv1d`` to ``3d`` or ``nn.ConvTranspose1d`` to ``3d``, by the kernel's rank."""
     leaves, image = _weights(node), node.arg("input")
     first, second, *kernel = _leaf_shape(graph, leaves["weight"]) or (0, 0)
     rank, groups = len(kernel), node.arg("groups", 1)
@@ -161,7 +161,7 @@ def convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 
 def statistics(kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool) -> LayerRule:
-    """A norm that may keep running statistics, which are used in evaluation alone.
+    """Return the rule of a norm that may have running statistics, used in evaluation alone.
 
     Args:
         kinds: The module's class by the rank of the input.
@@ -189,7 +189,7 @@ def statistics(kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool)
 
 
 def normalised(kind: type[nn.Module]) -> LayerRule:
-    """A norm over the last dimensions: ``nn.LayerNorm``, ``nn.RMSNorm``."""
+    """Return the rule of a norm over the last dimensions: ``nn.LayerNorm``, ``nn.RMSNorm``."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = _weights(node)
@@ -205,7 +205,7 @@ def normalised(kind: type[nn.Module]) -> LayerRule:
 
 
 def group_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.GroupNorm``."""
+    """Return ``nn.GroupNorm``."""
     leaves, image = _weights(node), node.arg("input")
     shape, affine = _shape(graph, image), leaves["weight"] is not None
     if len(shape) < 2 or affine != (leaves["bias"] is not None):
@@ -219,7 +219,7 @@ _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh":
 
 
 def cell(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
-    """A cell of ``torch.nn`` that takes one step."""
+    """Return the rule of a cell that takes one step."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = {name: node.arg(argument) for name, argument in _CELL.items()}
@@ -237,7 +237,7 @@ def cell(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
 
 
 def plain(kind: type[nn.Module]) -> LayerRule:
-    """A layer of one input, whose constructor takes all other arguments of the operator."""
+    """Return the rule of a layer of one input, whose options are the operator's by name."""
     names = frozenset(inspect.signature(kind).parameters)
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
@@ -252,7 +252,7 @@ _hardtanh = plain(nn.Hardtanh)
 
 
 def hardtanh(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
+    """Return ``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
     if (node.arg("min_val"), node.arg("max_val")) == (0, 6):
         return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
     return _hardtanh(graph, node)
@@ -262,7 +262,7 @@ _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 
 
 def dropout(kind: type[nn.Module] | None) -> LayerRule:
-    """A dropout that follows the mode; without a class, by the rank of its input."""
+    """Return the rule of a dropout that follows the mode; without a class, by its input's rank."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         image = node.arg("input")
@@ -275,7 +275,7 @@ def dropout(kind: type[nn.Module] | None) -> LayerRule:
 
 
 def upsampling(mode: str) -> LayerRule:
-    """``nn.Upsample`` to a size or by a factor."""
+    """Return the rule of ``nn.Upsample`` to a size or by a factor."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options: dict[str, Any] = {"mode": mode}
@@ -290,7 +290,7 @@ def upsampling(mode: str) -> LayerRule:
 
 
 def reshape(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """``nn.Flatten`` where some dimensions become one, ``nn.Unflatten`` where one becomes some."""
+    """Return ``nn.Flatten`` where dimensions become one, ``nn.Unflatten`` where one is split."""
     before, after = _shape(graph, node.arg("self")), node.shape
     joins = len(before) > len(after)
     longer, shorter = (before, after) if joins else (after, before)
