@@ -29,7 +29,15 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Coverage, Slices
 from archgraph.states.dimension_map import DimMap
 from archgraph.states.entry import Entry
-from archgraph.states.state import Signature, Slot, State, accumulator, first_difference, signature
+from archgraph.states.state import (
+    Signature,
+    Slot,
+    State,
+    accumulator,
+    first_difference,
+    missing,
+    signature,
+)
 from archgraph.tables import Table
 
 # Rows of the table that a notebook shows.
@@ -377,7 +385,8 @@ def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
         RewriteError: If the state lacks it or it has another shape.
     """
     if name not in state:
-        raise RewriteError("the state lacks an entry", where=name, expected=list(shape))
+        facts = missing(name, state)
+        raise RewriteError("the state lacks an entry", where=name, expected=list(shape), **facts)
     if tuple(state[name].shape) != tuple(shape):
         raise RewriteError(
             "the state does not fit the transfer",
