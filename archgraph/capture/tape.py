@@ -18,8 +18,8 @@ import torch
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Batch, Param, Size, TensorType
 
-# What a graph does otherwise than its model: where gradients or later calls differ, an error, which
-# ``trace(..., strict=True)`` raises.
+# What a graph does otherwise than its model: an error where results, gradients or training steps
+# differ, which ``trace(..., strict=True)`` raises.
 Note: TypeAlias = str | TraceError
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).

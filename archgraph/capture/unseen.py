@@ -13,6 +13,7 @@ import torch
 
 from archgraph.capture.places import is_users, place
 from archgraph.errors import TraceError
+from archgraph.hints import listed
 
 
 def extra_state(model: torch.nn.Module) -> Iterator[TraceError]:
@@ -108,9 +109,8 @@ def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) 
     elsewhere = ((name, tensor) for name, tensor in _kept_elsewhere(model) if _dense(tensor))
     names = [name for name, tensor in elsewhere if _span(tensor) in used]
     if names:
-        more = f", {len(names) - 4} more" if len(names) > 4 else ""
         yield (
-            f"{', '.join(names[:4])}{more}: constants of the graph, not trained and not in the "
+            f"{listed(names, 4)}: constants of the graph, not trained and not in the "
             "state: the module does not register them (they are in a plain list, tuple or dict; "
             "nn.ModuleList, nn.ModuleDict and nn.ParameterList register theirs)"
         )

@@ -29,10 +29,10 @@ from archgraph.engine.workers import Workers
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Result, ServerState, Task, seeded
-from archgraph.federation.masks import masks
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, finite
 from archgraph.states import Transfer
+from archgraph.states.updates import unsummable
 from archgraph.tables import plural
 
 
@@ -312,7 +312,8 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        return dataclasses.replace(task, skip=task.skip | masks(task.graph, task.state))
+        skip = task.skip | unsummable(task.graph, task.state).keys()
+        return dataclasses.replace(task, skip=skip)
 
     @property
     def _at_nodes(self) -> bool:

@@ -37,6 +37,7 @@ from archgraph.engine.lines import parsed
 from archgraph.engine.proof import environment, expect, notes
 from archgraph.errors import RunError
 from archgraph.files import write
+from archgraph.hints import listed
 from archgraph.plain import Json, differences, digest
 
 DRAFT = ".draft-"
@@ -357,7 +358,7 @@ class RunRecord:
             raise RunError(
                 "the folder holds another experiment",
                 where=str(self.folder / "facts.json"),
-                found=", ".join(changed[:3]) + (" ..." if len(changed) > 3 else ""),
+                found=listed(changed),
                 hint="resume with the experiment that began it, or choose a new folder",
             )
         if before > _rounds(facts):
