@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import is_users, place
+from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
 
 _BRANCH = (
@@ -120,20 +121,18 @@ def suggesting(model: torch.nn.Module) -> Iterator[None]:
     """Add to a refusal which setting of the model would make it traceable, where there is one."""
     try:
         yield
-    except TraceError as error:
-        text = f"{error.message} {error.found}"
-        if "values of a tensor" in text or "outside ATen" in text:
-            for path, module in model.named_modules():
-                config = getattr(module, "config", None)
-                held = getattr(config, "_experts_implementation", _EXPERTS)
-                settable = getattr(module, "_can_set_experts_implementation", None)
-                if held != _EXPERTS and settable is not None and settable():
-                    name = f"model.{path}" if path else "model"
-                    error.hint = (
-                        f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
-                        "experts then run without branches and compute the same"
-                    )
-                    break
+    except Inexpressible as error:
+        for path, module in model.named_modules():
+            config = getattr(module, "config", None)
+            current = getattr(config, "_experts_implementation", _EXPERTS)
+            settable = getattr(module, "_can_set_experts_implementation", None)
+            if current != _EXPERTS and settable is not None and settable():
+                name = f"model.{path}" if path else "model"
+                error.hint = (
+                    f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
+                    "experts then run without branches and compute the same"
+                )
+                break
         raise
 
 
@@ -153,7 +152,7 @@ def explained(model: torch.nn.Module, error: Exception) -> TraceError:
             "(gather, torch.where)",
         )
     if is_branch(error):
-        return TraceError(
+        return Inexpressible(
             f"{subject} cannot be captured: it branches on the values of a tensor",
             where=where,
             found=code or first_line(error),

@@ -17,7 +17,7 @@ import torch
 
 from archgraph.capture import calls
 from archgraph.capture.places import under_no_grad, users_line
-from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Note, Tape
+from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import Batch, Constant, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.ops import table
@@ -161,7 +161,7 @@ class _Spelling:
             return self.tape.sizes.size(val, calls.where(node))
         if isinstance(val, (float, bool)):
             return val
-        raise TraceError(
+        raise Inexpressible(
             "a number depends on the values of a tensor",
             where=calls.where(node),
             found=str(node.target),

@@ -22,6 +22,11 @@ from archgraph.graph.ir import Batch, Param, Size, TensorType
 # differ, which ``trace(..., strict=True)`` raises.
 Note: TypeAlias = str | TraceError
 
+
+class Inexpressible(TraceError):
+    """A graph has no form for what forward does here; another way to compute it may have one."""
+
+
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
 REGION = "archgraph_region"  # Region: the switches that a call runs under
 FOLDED = "archgraph_folded"  # its result is a constant: nothing that runs uses the call
@@ -101,7 +106,7 @@ class CapturedSizes:
         if not symbols:
             return int(expr)
         if not symbols <= {self.batch}:
-            raise TraceError(
+            raise Inexpressible(
                 "a size depends on the values of a tensor",
                 where=where or None,
                 found=str(expr),

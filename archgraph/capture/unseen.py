@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 
 from archgraph.capture.places import is_users, place
+from archgraph.capture.restored import reached
 from archgraph.errors import TraceError
 from archgraph.hints import listed
 
@@ -106,47 +107,19 @@ def unregistered(model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) 
     ``constants`` are what forward uses beside the model's leaves, as views without gradients.
     """
     used = {_span(tensor) for tensor in constants.values() if _dense(tensor)}
-    elsewhere = ((name, tensor) for name, tensor in _kept_elsewhere(model) if _dense(tensor))
-    names = [name for name, tensor in elsewhere if _span(tensor) in used]
+    registered = {id(parameter) for parameter in model.parameters()}
+    names = [
+        path.partition(".")[2]  # without the class of the model
+        for tensor, path in reached(model)[1]
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf
+        if id(tensor) not in registered and _dense(tensor) and _span(tensor) in used
+    ]
     if names:
         yield (
             f"{listed(names, 4)}: constants of the graph, not trained and not in the "
             "state: the module does not register them (they are in a plain list, tuple or dict; "
             "nn.ModuleList, nn.ModuleDict and nn.ParameterList register theirs)"
         )
-
-
-def _kept_elsewhere(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters that modules hold without registering them, by attribute path."""
-    seen = {id(one) for one in (*model.modules(), *model.parameters())}
-    plain = vars(torch.nn.Module()).keys()
-
-    def inside(path: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-        if not isinstance(value, torch.nn.Module | torch.Tensor | dict | list | tuple | set):
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad and value.is_leaf:
-                yield path, value
-        elif isinstance(value, torch.nn.Module):
-            for name, tensor in value.named_parameters(path):
-                yield from inside(name, tensor)
-            for name, module in value.named_modules(prefix=path):
-                yield from attributes(name, module)
-        else:
-            items = dict.items(value) if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                yield from inside(f"{path}[{key!r}]", item)
-
-    def attributes(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, value in vars(module).items():
-            if name not in plain:
-                yield from inside(f"{path}.{name}" if path else name, value)
-
-    for path, module in model.named_modules():
-        yield from attributes(path, module)
 
 
 def overlapping(

@@ -18,7 +18,17 @@ from typing import Any
 import torch
 
 from archgraph.capture import calls
-from archgraph.capture.tape import FOLDED, IMPLIED, INSERTED, LITERAL, REGION, Region, Tape, View
+from archgraph.capture.tape import (
+    FOLDED,
+    IMPLIED,
+    INSERTED,
+    LITERAL,
+    REGION,
+    Inexpressible,
+    Region,
+    Tape,
+    View,
+)
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
@@ -82,7 +92,7 @@ class _Writing:
             if calls.tensor(node) is not None:  # one result of several
                 self.hold(node, self.copy(node))
         elif node.target.namespace != "aten":  # type: ignore[union-attr]  # an operator
-            raise TraceError(
+            raise Inexpressible(
                 "operator outside ATen",
                 where=calls.where(node),
                 found=str(node.target),
