@@ -33,18 +33,18 @@ class UnknownType(TraceError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first."""
+    """Return the first line of an error."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Whether forward takes or gives something that torch cannot look into."""
+    """Return whether forward takes or returns something that torch cannot look into."""
     return re.search(_UNKNOWN, f"{type(error).__name__} {error}") is not None
 
 
 def is_branch(error: BaseException) -> bool:
-    """Whether forward decided something in Python by the values of a tensor."""
+    """Return whether forward decided something in Python by the values of a tensor."""
     text = f"{type(error).__name__} {error}"
     return any(
         word in text for word in ("data-dependent", "GuardOnDataDependent", "DataDependentOutput")
@@ -76,9 +76,9 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
         return frames[-1]
     inside = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward"]
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
-    own = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
+    users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
     layers = [(f.filename, f.lineno or 0, f.name) for f in inside]  # of torch's own layers
-    return next(iter([*reversed(own), *reversed(layers), *reversed(frames)]), None)
+    return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
 _UNKNOWN = r"not a known type|Unsupported input type"
@@ -137,7 +137,7 @@ def suggesting(model: torch.nn.Module) -> Iterator[None]:
 
 
 def explained(model: torch.nn.Module, error: Exception) -> TraceError:
-    """Where and why ``torch.export`` gave up, in one sentence."""
+    """Say where and why ``torch.export`` gave up, in one sentence."""
     text, line = f"{type(error).__name__} {error}", _place(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else place(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""

@@ -34,7 +34,7 @@ NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of tr
 
 
 def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
-    """Eval capture alone: let the flags of norms and dropouts follow the module's mode.
+    """Let the flags of norms and dropouts in an eval capture follow the module's mode.
 
     A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
     counts the norm's batches in training.
@@ -70,7 +70,7 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 
 
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
-    """Both captures must take the same inputs, the batch axis free in both or in neither."""
+    """Refuse captures of other inputs, or with a batch axis that is free in one of them alone."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
@@ -151,9 +151,9 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
 
 def _only_drawn(trained: OneMode) -> set[str]:
     """Draws of training whose numbers no result needs: later draws follow them all the same."""
-    made = {n.name: n for n in trained.nodes}
+    by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
-    live = reached(ends, lambda name: made[name].uses())
+    live = reached(ends, lambda name: by_name[name].uses())
     return {n.name for n in trained.nodes if n.name not in live and table.draws(n.op) and n.args}
 
 
@@ -184,9 +184,9 @@ def _all_constants(
     labels: dict[str, str] = {}
     for value, param in trained.constants.items():
         if value not in constants:
-            taken = {p.name for p in constants.values()}
+            used = {p.name for p in constants.values()}
             label = param.name
-            while label in taken:
+            while label in used:
                 label += "_train"
             constants[value] = dataclasses.replace(param, name=label)
         labels[param.name] = constants[value].name
@@ -222,9 +222,9 @@ def _joined(left: Node, right: Node) -> Node:
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
     """Branches that only one mode has, each with its place."""
-    made = {n.name: n for n in trained.nodes}
+    by_name = {n.name: n for n in trained.nodes}
     # What reaches the output; the rest only moves buffers.
-    live = reached(refs(trained.outputs), lambda name: made[name].uses())
+    live = reached(refs(trained.outputs), lambda name: by_name[name].uses())
 
     def mode(pair: NodePair) -> str:
         left, right = pair
@@ -238,7 +238,7 @@ def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
             continue
         first = nodes[0]
         assert first is not None
-        found = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes if n is not None))
+        operators = ", ".join(dict.fromkeys(table.base(n.op) for n in nodes if n is not None))
         scope = f" in {first.scope}" if first.scope else ""
-        place = f" at {first.source}" if first.source else ""
-        yield f"only in {which}: {found}{scope}{place}"
+        line = f" at {first.source}" if first.source else ""
+        yield f"only in {which}: {operators}{scope}{line}"

@@ -82,18 +82,18 @@ def reached(model: torch.nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[A
     holders: list[tuple[Any, str]] = []
     memory: list[tuple[Any, str]] = []
     waiting: list[tuple[Any, str]] = [(model, type(model).__name__)]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while waiting:
         value, path = waiting.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, _MEMORY):
             memory.append((value, path))
             continue
         if not isinstance(value, (*_KINDS, tuple)):
-            own = isinstance(value, torch.nn.Module) or is_own(type(value))
-            if not own or not isinstance(getattr(value, "__dict__", None), dict):
+            inside = isinstance(value, torch.nn.Module) or is_own(type(value))
+            if not inside or not isinstance(getattr(value, "__dict__", None), dict):
                 continue
             value, path = vars(value), f"{path}."
         if not isinstance(value, tuple):

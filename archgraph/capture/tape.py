@@ -52,7 +52,7 @@ class View:
 
     parent: torch.fx.Node
     call: torch.fx.Node | None = None  # none: the result is the parent itself
-    place: int = 0  # of the parent among the arguments
+    position: int = 0  # of the parent among the arguments
     index: int = 0  # of the result among several
 
 
@@ -89,7 +89,7 @@ class CapturedSizes:
     _known: dict[Any, Size] = field(default_factory=dict, repr=False, compare=False)
 
     def size(self, size: Any, where: str = "") -> Size:
-        """One size.
+        """Convert one size.
 
         Raises:
             TraceError: If it is not a number or a multiple of the batch size.
@@ -115,8 +115,8 @@ class CapturedSizes:
             )
         factor, rest = expr.as_coeff_Mul()
         powers = rest.as_powers_dict()
-        whole = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
-        if whole and factor.is_Integer:
+        integral = all(b.is_Symbol and e.is_Integer and e > 0 for b, e in powers.items())
+        if integral and factor.is_Integer:
             return Batch(int(factor), int(sum(powers.values())))
         raise TraceError(
             "a size depends on the batch size in a way that a graph cannot express",
