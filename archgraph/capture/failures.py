@@ -45,10 +45,7 @@ def is_unknown(error: BaseException) -> bool:
 
 def is_branch(error: BaseException) -> bool:
     """Return whether forward decided something in Python by the values of a tensor."""
-    text = f"{type(error).__name__} {error}"
-    return any(
-        word in text for word in ("data-dependent", "GuardOnDataDependent", "DataDependentOutput")
-    )
+    return re.search(_BRANCHES, f"{type(error).__name__} {error}") is not None
 
 
 def _packs(error: BaseException) -> bool:
@@ -71,8 +68,7 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
         for f in traceback.extract_tb(error.__traceback__)
         if is_users(f.filename)
     ]
-    start = next((i for i, f in enumerate(frames) if f[2] == "forward"), None)
-    if start is not None:
+    if any(name == "forward" for _, _, name in frames):
         return frames[-1]
     inside = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward"]
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
@@ -81,6 +77,7 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
+_BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (
     (

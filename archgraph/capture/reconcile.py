@@ -79,11 +79,14 @@ def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
 def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     """Lay two captures over one another; what differs becomes a ``Mode``.
 
-    Operators are matched in order by what they are (operator, module, leaves, type); matched ones
-    become one node, their arguments joined one by one; the others belong to one mode only.
+    1. Operators are matched in order by what they are (operator, module, leaves, type), and named
+       anew: those of both captures under one name.
+    2. Matched ones become one node, their arguments joined one by one; the others belong to one
+       mode only. A draw of training whose numbers no result needs draws in training alone.
+    3. Outputs and updates of buffers are joined, too.
     """
     _refuse_undecided(evaluated, trained)
-    merged = _matched(evaluated.nodes, trained.nodes)
+    merged = _matched(evaluated.nodes, trained.nodes)  # 1
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
     for index, pair in enumerate(merged):
@@ -108,7 +111,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
         moved = node.mapped(lambda item: rename(item, training))
         return dataclasses.replace(moved, name=names[training, node.name])
 
-    nodes = []
+    nodes = []  # 2
     drawn = _only_drawn(trained)
     for pair in merged:
         if pair[1] is not None and pair[1].name in drawn:
@@ -119,6 +122,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
             continue
         alike = [renamed(n, t) for t, n in zip((False, True), pair, strict=True) if n is not None]
         nodes.append(_joined(*alike) if len(alike) == 2 else alike[0])
+    # 3
     before, after = rename(evaluated.outputs, False), rename(trained.outputs, True)
     updates = {
         k: _join(rename(evaluated.updates.get(k), False), rename(trained.updates.get(k), True))

@@ -312,7 +312,7 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        skip = task.skip | unsummable(task.graph, task.state).keys()
+        skip = task.skip.union(unsummable(task.graph, task.state))
         return dataclasses.replace(task, skip=skip)
 
     @property

@@ -103,8 +103,8 @@ class Pool:
         self.signature = signature(self.graph)
         check_update(self.signature, state, finite=False)
         self._fixed = unsummable(self.graph, state)
-        trained = frozen(self.graph) if isinstance(self.graph, ArchGraph) else ()
-        self._frozen = self._fixed.keys() | trained
+        untrained = frozen(self.graph) if isinstance(self.graph, ArchGraph) else ()
+        self._frozen = self._fixed.keys() | untrained
         self._old = state
         self._slab = slab
         self._spill = Spill()

@@ -74,8 +74,9 @@ def _unchanged(graph: ArchGraph) -> tuple[str, ...]:
     """The leaves of real numbers that neither training nor forward changes."""
     written = statistics(graph)
     leaves = {p.name for p in graph.params if not p.trainable and p.name not in written}
-    slots = (slot for slot in signature(graph) if slot.name in leaves)
-    return tuple(slot.name for slot in slots if slot.torch_dtype.is_floating_point)
+    types = {slot.name: slot.torch_dtype for slot in signature(graph) if slot.name in leaves}
+    # Types of one byte can be neither compared nor summed.
+    return tuple(n for n, type_ in types.items() if type_.is_floating_point and type_.itemsize > 1)
 
 
 def check_update(
@@ -134,13 +135,10 @@ def check_update(
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
     large = {}
-    if finite:
-        for want in expected:
-            if not want.averaged:
-                continue
-            if want.name in fixed and torch.equal(state[want.name], fixed[want.name]):
-                continue
-            if (size := _magnitude(want.name, state[want.name])) >= SUMMABLE:
+    for want in expected if finite else ():
+        value, before = state[want.name], fixed.get(want.name)
+        if want.averaged and (before is None or not torch.equal(value, before.to(value.device))):
+            if (size := _magnitude(want.name, value)) >= SUMMABLE:
                 large[want.name] = size
     return large
 
