@@ -47,6 +47,7 @@ from archgraph.capture.writes import functional
 from archgraph.errors import TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
+from archgraph.hints import listed
 from archgraph.limits import LIMITS
 from archgraph.ops import table
 from archgraph.ops.check import check
@@ -334,10 +335,9 @@ def _partly_frozen(model: torch.nn.Module, flags: tuple[tuple[str, bool], ...]) 
     paths = [path for path, _ in flags if path]
     if paths:
         mode, other = ("train", "eval") if model.training else ("eval", "train")
-        listed = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
         yield (
-            f"{listed}: in {other} mode while the model is in {mode} mode; the built module starts "
-            "with these flags, and .train() and .eval() set all of them, as on the model"
+            f"{listed(paths)}: in {other} mode while the model is in {mode} mode; the built module "
+            "starts with these flags, and .train() and .eval() set all of them, as on the model"
         )
 
 

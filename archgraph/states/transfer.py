@@ -216,9 +216,10 @@ class Transfer:
         assert value is not None
         return value
 
-    def made_of(self, state: State, name: str) -> Tensor | None:
-        """One entry of what :meth:`pull` gives; None: it does not come from the state."""
-        return None if self.entries[name].source is None else self.entry(name, state)
+    def covered(self, part: State) -> dict[str, Tensor]:
+        """The entries of what :meth:`pull` gives that come from some entries of the source."""
+        names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
+        return {name: self.entry(name, part) for name in names}
 
     def _made(self, name: str, state: State, seed: int, copy: bool, partial: bool) -> Tensor | None:
         """An entry of the target; None: what it comes from is missing."""

@@ -390,7 +390,7 @@ def test_weights_that_are_not_registered_are_noted_by_their_place():
     (note,) = graph.notes
     names = note.partition(":")[0]
     assert names == (
-        "hidden[0].weight, hidden[0].bias, more['a'][0][0].weight, more['a'][1], 1 more"
+        "inner.own.weight, hidden[0].weight, hidden[0].bias, more['a'][0][0].weight and 1 more"
     )
     assert "not trained" in note and "nn.ModuleList" in note
     assert ag.trace(nn.Linear(6, 3), torch.randn(3, 6)).graph.notes == ()
