@@ -166,7 +166,7 @@ class Blocks:
         names: list[str] = []
         before: Value = None
         for name, group in groups(runs[0], path):
-            if name is None or name in names:
+            if name is None:
                 return None
             inside = joined(path, name)
             needs, results = plan.needs(inside, group), plan.results(inside, group)

@@ -360,10 +360,11 @@ def _are_leaves_of(layer: TorchLayer, leaves: Mapping[str, Param]) -> bool:
         if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
             return False
     module = layer.module()
-    tensors = {**module._parameters, **module._buffers}
-    return all(
-        (tensor := tensors.get(name)) is not None
-        and tuple(tensor.shape) == param.shape
+    tables = {**module._parameters, **module._buffers}
+    tensors = {name: tensor for name, tensor in tables.items() if tensor is not None}
+    # The counter may be missing: a layer without one does not count.
+    return tensors.keys() - {layer.counter} <= leaves.keys() <= tensors.keys() and all(
+        tuple(tensors[name].shape) == param.shape
         and param.role == ("parameter" if name in module._parameters else "buffer")
         for name, param in leaves.items()
     )

@@ -141,8 +141,6 @@ def convolution(graph: ArchGraph, node: Node) -> TorchLayer | None:
     padding = node.arg("padding", arguments["padding"].default)
     if not 1 <= rank <= 3 or not isinstance(groups, int):
         return None
-    if len(_shape(graph, image)) != rank + 2:  # a layer checks other things without a batch
-        return None
     transposed = "output_padding" in arguments
     channels = (first, second * groups) if transposed else (second * groups, first)
     options: dict[str, Any] = dict(zip(("in_channels", "out_channels"), channels, strict=True))
@@ -172,18 +170,18 @@ def statistics(kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool)
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         names = ("weight", "bias", "running_mean", "running_var")
         leaves = {name: node.arg(name) for name in names}
-        affine, bias, tracks, variance = (leaves[name] is not None for name in names)
+        affine, tracks = leaves["weight"] is not None, leaves["running_mean"] is not None
         image = node.arg("input")
         shape = _shape(graph, image)
         kind = kinds.get(len(shape))
-        if kind is None or affine != bias or tracks != variance:
+        if kind is None:
             return None
         options = {"num_features": shape[1], "affine": affine, "track_running_stats": tracks}
         options |= _arguments(node, "eps", "momentum")
-        if tracks:
-            counter = "num_batches_tracked"
-            return TorchLayer(kind, options, leaves, (image,), counter, counts, node.arg(flag))
-        return TorchLayer(kind, options, leaves, (image,)) if node.arg(flag) is True else None
+        if not tracks:  # it takes those of its input in both modes
+            return TorchLayer(kind, options, leaves, (image,))
+        counter = "num_batches_tracked"
+        return TorchLayer(kind, options, leaves, (image,), counter, counts, node.arg(flag))
 
     return rule
 
@@ -193,12 +191,10 @@ def normalised(kind: type[nn.Module]) -> LayerRule:
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = _weights(node)
-        affine, bias = leaves["weight"] is not None, leaves.get("bias") is not None
-        if bias and not affine:
-            return None
+        affine = leaves["weight"] is not None
         options = _arguments(node, "normalized_shape", "eps") | {"elementwise_affine": affine}
         if affine and "bias" in leaves:
-            options["bias"] = bias
+            options["bias"] = leaves["bias"] is not None
         return TorchLayer(kind, options, leaves, (node.arg("input"),))
 
     return rule
@@ -207,10 +203,10 @@ def normalised(kind: type[nn.Module]) -> LayerRule:
 def group_norm(graph: ArchGraph, node: Node) -> TorchLayer | None:
     """Return ``nn.GroupNorm``."""
     leaves, image = _weights(node), node.arg("input")
-    shape, affine = _shape(graph, image), leaves["weight"] is not None
-    if len(shape) < 2 or affine != (leaves["bias"] is not None):
+    shape = _shape(graph, image)
+    if len(shape) < 2:
         return None
-    options = {"num_channels": shape[1], "affine": affine}
+    options = {"num_channels": shape[1], "affine": leaves["weight"] is not None}
     options |= _arguments(node, "num_groups", "eps")
     return TorchLayer(nn.GroupNorm, options, leaves, (image,))
 

@@ -124,11 +124,9 @@ class _Writing:
 
     def stack(self) -> Stack | None:
         """Return the layer, if its operators are those of the path."""
-        if any(len(_leaves(run)) < 2 or run.arg("train") != TRAINING for run in self.runs):
+        if any(len(_leaves(run)) < 2 for run in self.runs):
             return None
         options = self.options()
-        if options.get("proj_size", 0) >= options["hidden_size"]:
-            return None  # a cut may leave as many; torch.nn refuses that
         states = self.states()
         results = self.compared(options) if states is not None else None
         if results is None or self.at < len(self.nodes):

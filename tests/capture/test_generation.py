@@ -12,14 +12,14 @@ from archgraph.errors import TraceError
 
 VOCABULARY, LENGTH = 40, 6
 _SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 24,
 }  # fmt: skip
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 1, "pad_token_id": 0}
 _HEADS: dict[str, Any] = {**_GROUPED, "head_dim": 8}
-_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2}
+_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2}
 _PAIR: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
+    "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
 }  # fmt: skip
@@ -50,9 +50,10 @@ def _features() -> dict[str, Any]:
     return {"input_features": torch.randn(2, 80, 40), "decoder_input_ids": _ids()[:, :4]}
 
 
-# Class, inputs, sizes; everything else is as the library has it.
+# Class, inputs, sizes; everything else is as the library has it. More than one layer where a cache
+# has several, where layers differ, and where one uses what another computes.
 FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", _masked, _GPT),
+    "gpt2": ("GPT2LMHeadModel", _masked, {**_GPT, "n_layer": 2}),
     "gpt_neo": (
         "GPTNeoForCausalLM", _one,
         {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
@@ -63,27 +64,27 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "opt": (
         "OPTForCausalLM", _one,
         {"vocab_size": VOCABULARY, "hidden_size": 16, "word_embed_proj_dim": 16,
-         "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24},
+         "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 24},
     ),
     "bloom": ("BloomForCausalLM", _masked, {"vocab_size": VOCABULARY, "hidden_size": 16,
-                                            "n_layer": 2, "n_head": 2}),
+                                            "n_layer": 1, "n_head": 2}),
     "falcon": ("FalconForCausalLM", _one, {k: v for k, v in _SIZES.items()
                                            if k != "intermediate_size"}),
-    "llama": ("LlamaForCausalLM", _masked, _GROUPED),
+    "llama": ("LlamaForCausalLM", _masked, {**_GROUPED, "num_hidden_layers": 2}),
     "mistral": ("MistralForCausalLM", _one, _GROUPED),
     "qwen3": ("Qwen3ForCausalLM", _one, _HEADS),
     "gemma": ("GemmaForCausalLM", _one, _HEADS),
-    "gemma2": ("Gemma2ForCausalLM", _one, _HEADS),
+    "gemma2": ("Gemma2ForCausalLM", _one, {**_HEADS, "num_hidden_layers": 2}),
     "phi": ("PhiForCausalLM", _one, _GROUPED),
     "cohere": ("CohereForCausalLM", _one, _GROUPED),
     "starcoder2": ("Starcoder2ForCausalLM", _one, _GROUPED),
     "xglm": (
         "XGLMForCausalLM", _one,
-        {"vocab_size": VOCABULARY, "d_model": 16, "num_layers": 2, "attention_heads": 2,
+        {"vocab_size": VOCABULARY, "d_model": 16, "num_layers": 1, "attention_heads": 2,
          "ffn_dim": 24},
     ),
     "t5": ("T5ForConditionalGeneration", _two, _T5),
-    "bart": ("BartForConditionalGeneration", _two, _PAIR),
+    "bart": ("BartForConditionalGeneration", _two, {**_PAIR, "decoder_layers": 2}),
     "pegasus": ("PegasusForConditionalGeneration", _two, _PAIR),
     "marian": ("MarianMTModel", _two, {**_PAIR, "pad_token_id": 0}),
     "whisper": (

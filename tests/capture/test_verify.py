@@ -408,6 +408,7 @@ def test_differences_are_relative_to_the_largest_value():
     assert difference(torch.tensor([1.0, 98.0]), torch.tensor([2.0, 100.0])) == 0.02
     assert difference(ones, torch.zeros(3)) == math.inf
     assert difference(ones, torch.zeros(3), floor=lambda: 4.0) == 0.25
+    assert difference(2 * ones, ones, floor=lambda: 4.0) == 0.25
     assert difference(torch.tensor([2]), torch.tensor([1])) == 1
     assert difference(torch.tensor([1j]), torch.tensor([2j])) == 0.5
     nan, infinite = torch.tensor([math.nan, 1]), torch.tensor([math.inf, 1])

@@ -213,13 +213,23 @@ def test_types_of_a_long_graph_are_inferred_in_linear_time():
 
 
 def test_sizes_follow_the_batch():
-    class Folded(nn.Module):
+    class Pairs(nn.Module):
+        """A block that is called with three rows for each example."""
+
         def forward(self, x):
-            pairs = x.reshape(x.shape[0] * 3, 2)
-            return pairs.reshape(x.shape[0], 6) + x.new_zeros(x.shape[0] * 3, 2).sum()
+            batch = x.shape[0] // 3
+            return x.reshape(batch, 6) + x.new_ones(batch * batch).sum()
+
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pairs = Pairs()
+
+        def forward(self, x):
+            return self.pairs(x.reshape(x.shape[0] * 3, 2))
 
     graph, state = ag.trace(Folded(), torch.randn(2, 6))
     assert any(n.shape[:1] == (Batch(3),) for n in graph.nodes)
     for batch in (1, 4):
         x = torch.randn(batch, 6)
-        torch.testing.assert_close(ag.build(graph, state)(x), x, rtol=0, atol=0)
+        torch.testing.assert_close(ag.build(graph, state)(x), x + batch**2, rtol=0, atol=0)

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import archgraph as ag
 from archgraph.errors import ArchGraphError, GraphError
+from archgraph.graph.ir import Ref
 from archgraph.module.build import load_state
 
 
@@ -294,8 +295,10 @@ def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
 
 def test_a_model_that_is_one_layer():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    layer.bias.requires_grad_(False)
     net = build(*ag.trace(layer, x))
     assert list(net.state_dict()) == ["weight", "bias"]
+    assert net.weight.requires_grad and not net.bias.requires_grad
     torch.testing.assert_close(net(x), layer(x), rtol=0, atol=0)
 
 
@@ -337,6 +340,7 @@ def test_modules_of_lists_stand_at_their_numbers():
     turned = Reversed()
     net = build(*ag.trace(turned, x))
     assert [type(m) for m in net.layers] == [type(m) for m in turned.layers]
+    assert type(net.layers) is nn.ModuleList  # no chain: out of order
     equal_both_modes(turned, net, x)
     assert copy.deepcopy(net).layers[1] is not net.layers[1]
 
@@ -398,6 +402,27 @@ def test_a_module_under_two_names_is_one():
         one.first[2].eval()
         results.append(one(x.double()))
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+class Doubled(nn.BatchNorm1d):
+    """A norm that does more for sequences."""
+
+    def forward(self, x):
+        return super().forward(x) * 2 if x.dim() == 3 else super().forward(x)
+
+
+class Unlike(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = Doubled(4)
+
+    def forward(self, x):
+        return self.second(self.first(x)[..., None])
+
+
+def test_a_norm_of_which_only_one_name_is_a_layer_counts_both_calls():
+    model, x = Unlike(), torch.randn(6, 4)
+    equal_both_modes(model, build(*ag.trace(model, x)), x)
 
 
 class Functional(nn.Module):
@@ -466,13 +491,14 @@ class Recurrent(nn.Module):
         ]
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize(
-    ("how", "options"),
+    ("kind", "how", "options"),
     [
-        ("all", {"num_layers": 2, "bidirectional": True, "dropout": 0.3}),
-        ("last", {"num_layers": 3}),
-        ("both", {"num_layers": 2, "bidirectional": True, "bias": False}),
+        (nn.LSTM, "all", {"num_layers": 2, "bidirectional": True, "dropout": 0.3}),
+        (nn.LSTM, "last", {"num_layers": 2}),
+        (nn.GRU, "all", {"num_layers": 2, "dropout": 0.3}),
+        (nn.GRU, "last", {"num_layers": 3}),
+        (nn.RNN, "both", {"num_layers": 2, "bidirectional": True, "bias": False}),
     ],
 )
 def test_recurrent_layers_come_back_whole(kind, how, options):
@@ -498,6 +524,43 @@ def test_recurrent_layers_of_unequal_sizes_are_functional():
     assert not isinstance(net.get_submodule("0.rnn"), nn.LSTM)
     assert "(rnn): ArchBlock(LSTM as single layers, hidden sizes 2, 3)" in repr(net)
     assert net(torch.randn(3, 5, 4)).shape == (3, 5, 2)
+
+
+class Loud(nn.GRU):
+    """A recurrent layer that does more."""
+
+    def forward(self, x):  # type: ignore[override]  # one argument is enough here
+        y, state = super().forward(x)
+        return y * 2, state
+
+
+def test_a_recurrent_layer_with_other_work_is_functional():
+    model, x = nn.Sequential(Recurrent(Loud, "all", num_layers=2)), torch.randn(3, 5, 4)
+    net = build(*ag.trace(model, x))
+    assert not isinstance(net[0].rnn, nn.GRU)
+    equal_both_modes(model, net, x)
+
+
+def test_operators_of_a_recurrent_layer_may_be_apart_or_be_results():
+    x = torch.randn(3, 5, 4)
+    graph, state = ag.trace(
+        nn.Sequential(nn.Linear(4, 4), Recurrent(nn.GRU, "all", num_layers=2)), x
+    )
+    expected = build(graph, state)(x)
+    nodes = list(graph.nodes)
+    start = next(i for i, n in enumerate(nodes) if n.op == "aten.zeros")
+    nodes.insert(1, nodes.pop(start))
+    first = next(n for n in nodes if n.op == "getitem")
+    for other in (
+        graph.replace(nodes=tuple(nodes)),  # the states are there before the layer's input
+        graph.replace(outputs=(graph.outputs, Ref(first.name))),
+    ):
+        net = build(other, state)
+        assert not isinstance(net.get_submodule("1.rnn"), nn.GRU)
+        results = net(x)
+        torch.testing.assert_close(
+            results if other.outputs == graph.outputs else results[0], expected
+        )
 
 
 class First(nn.Module):

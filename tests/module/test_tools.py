@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
+from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError
 
 CUTS = ("whole", "half")
@@ -75,10 +77,16 @@ X = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6)
 
 
+@functools.cache
+def traced(kind: Any) -> Traced:
+    """A traced model."""
+    torch.manual_seed(0)
+    return ag.trace(kind(), X)
+
+
 def built(kind: type[nn.Module], cut: str) -> tuple[Any, Any]:
     """A built module, and what was built once more."""
-    torch.manual_seed(0)
-    graph, state = ag.trace(kind(), X)
+    graph, state = traced(kind)
     if cut == "half":
         small = ag.take(graph, 0.5)
         graph, state = small.graph, small.transfer.pull(state)

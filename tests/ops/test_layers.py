@@ -19,6 +19,7 @@ LAYERS = [
     (nn.Conv2d(4, 6, (3, 2), padding=(1, 0), bias=False), IMAGE),
     (nn.Conv2d(4, 4, 3, padding="same", groups=4), IMAGE),
     (nn.Conv2d(4, 4, 3, padding="valid"), IMAGE),
+    (nn.Conv2d(4, 4, 3), IMAGE[1:]),
     (nn.Conv3d(4, 2, 2), (2, 4, 3, 3, 3)),
     (nn.ConvTranspose1d(4, 6, 3, groups=2), (2, 4, 9)),
     (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), IMAGE),
@@ -124,7 +125,7 @@ class Table(nn.Module):
         return self.layer(ids)
 
 
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}])
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"scale_grad_by_freq": True}])
 def test_an_embedding_keeps_what_concerns_its_gradient(options):
     ids = torch.tensor([[0, 2], [2, 2]])
     model = Table(nn.Embedding(5, 3, **options))
@@ -187,6 +188,11 @@ class Other(nn.Module):
         self.kind = kind
         if kind == "extra":
             self.scale = nn.Parameter(torch.ones(1))
+        if kind == "scaled":
+            del self.bias
+            self.weight = nn.Parameter(torch.randn(4))
+        if kind == "shifted":
+            del self.weight
         if kind == "buffer":
             del self.bias
             self.register_buffer("bias", torch.randn(4))
@@ -196,29 +202,34 @@ class Other(nn.Module):
             return F.linear(F.linear(x, self.weight, self.bias), self.weight)
         if self.kind == "names":
             return F.linear(x, self.weight.T, self.bias)
+        if self.kind == "scaled":
+            return F.batch_norm(x, None, None, self.weight, training=True)
+        if self.kind == "shifted":
+            return F.layer_norm(x, (4,), None, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
-@pytest.mark.parametrize("kind", ["extra", "buffer", "twice unlike", "names"])
+@pytest.mark.parametrize("kind", ["extra", "buffer", "twice unlike", "names", "scaled", "shifted"])
 def test_what_is_not_quite_a_layer_stays_as_it_is(kind):
     torch.manual_seed(0)
     model, x = nn.Sequential(Other(kind), nn.ReLU()), torch.randn(3, 4)
     graph, state = ag.trace(model, x)
     net = ag.build(graph, state)
-    assert not isinstance(net.get_submodule("0"), nn.Linear)
+    assert not isinstance(net.get_submodule("0"), nn.Linear | nn.BatchNorm1d | nn.LayerNorm)
     assert list(net.state_dict()) == list(model.state_dict())
     torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
 
 
 class Uncounted(nn.Module):
-    """A norm that leaves its counter alone, or advances it in steps of two."""
+    """A norm that leaves its counter alone, or advances it in steps of two, or has none."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int | None) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
         self.register_buffer("running_mean", torch.zeros(4))
         self.register_buffer("running_var", torch.ones(4))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        if step is not None:
+            self.register_buffer("num_batches_tracked", torch.tensor(0))
         self.step = step
 
     def forward(self, x):
@@ -228,15 +239,17 @@ class Uncounted(nn.Module):
         return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
 
 
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", [None, 0, 2])
 def test_a_norm_that_counts_otherwise_is_not_a_layer(step):
     model, x = nn.Sequential(Uncounted(step), nn.ReLU()), torch.randn(3, 4)
-    net = ag.build(*ag.trace(model, x))
+    net: Any = ag.build(*ag.trace(model, x))
     for one in (model, net):
         one.train()(x)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
-    assert int(net.state_dict()["0.num_batches_tracked"]) == step
+    assert net.state_dict().keys() == model.state_dict().keys()
+    assert net.state_dict().get("0.num_batches_tracked") == step
+    assert isinstance(net[0], nn.BatchNorm1d) == (step is None)
 
 
 class Softmax(nn.Module):
