@@ -84,7 +84,7 @@ def traced(kind: Any) -> Traced:
     return ag.trace(kind(), X)
 
 
-def built(kind: type[nn.Module], cut: str) -> tuple[Any, Any]:
+def built(kind: Any, cut: str) -> tuple[Any, Any]:
     """A built module, and what was built once more."""
     graph, state = traced(kind)
     if cut == "half":
