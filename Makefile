@@ -10,7 +10,7 @@
 #        hours on two cores in all, goes on where it stopped; needs data)
 # bench  timings as ratios against baselines measured in the same run
 # trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
-#        of one core); writes the figures into docs/trust.md
+#        of one core); writes the figures into docs/measured/trust.md
 
 PYTHON ?= python3
 VENV   := .venv
@@ -64,7 +64,7 @@ bench: $(VENV)/.installed-dev
 
 trust: $(VENV)/.installed-dev
 	for script in kills fuzz mutants; do \
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/trust.md || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/measured/trust.md || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
